@@ -1,0 +1,1 @@
+"""Benchmarks: `kvscope-engine bench NAME`."""

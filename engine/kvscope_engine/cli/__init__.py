@@ -1,0 +1,1 @@
+"""The commands of `kvscope-engine`, one file each."""

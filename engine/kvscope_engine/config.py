@@ -1,0 +1,79 @@
+"""How an engine is set up. Frozen; what can be derived is a property of who needs it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput
+
+DEVICES: Final = ("auto", "cpu", "cuda")
+DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES: Final = ("auto",)
+ALLOCATORS: Final = ("paged",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of an engine, with vLLM's names where they mean the same.
+
+    Raises BadInput for a value outside its range; what only the device or the model can tell (memory that is
+    not there, a length the model cannot do) is checked at load.
+    """
+
+    model: str = "default"
+    """`default`, a Hugging Face id, a folder, a `.gguf` file, or `dummy:CONFIG.json`."""
+    device: str = "auto"
+    dtype: str = "auto"
+    """Of weights and activations."""
+    kv_cache_dtype: str = "auto"
+    """Of the blocks; `auto` is that of the activations."""
+    block_size: int = 16
+    """Slots (tokens) a block."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output together; None is the model's own limit."""
+    max_num_seqs: int = 64
+    """Requests that run in one step."""
+    max_num_batched_tokens: int | None = None
+    """Tokens computed in one step; None chooses by device."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory the engine may take."""
+    num_gpu_blocks_override: int | None = None
+    """Exactly this many blocks, whatever the memory says (also on a CPU)."""
+    kv_memory_bytes: int | None = None
+    """Bytes for the block pool; None chooses by device."""
+    enable_prefix_caching: bool = True
+    allocator: str = "paged"
+    seed: int = 0
+    """For requests that bring none."""
+    num_threads: int | None = None
+    """CPU threads; None is torch's choice."""
+
+    def __post_init__(self) -> None:
+        _one_of("device", self.device, DEVICES)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
+        _one_of("allocator", self.allocator, ALLOCATORS)
+        _whole("block_size", self.block_size, 1, 1024)
+        _whole("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
+        for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "num_threads"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1, 1 << 31)
+        if self.kv_memory_bytes is not None:
+            _whole("kv_memory_bytes", self.kv_memory_bytes, 1, 1 << 50)
+        share = self.gpu_memory_utilization
+        if not (math.isfinite(share) and 0.0 < share <= 1.0):
+            raise BadInput(f"gpu_memory_utilization={share!r} is not accepted: above 0 and at most 1")
+        if not self.model:
+            raise BadInput("model='' is not accepted: a name, a folder or a file")
+
+
+def _one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise BadInput(f"{name}={value!r} is not accepted: one of {', '.join(accepted)}")
+
+
+def _whole(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise BadInput(f"{name}={value!r} is not accepted: a whole number from {low} to {high}")

@@ -1,0 +1,1 @@
+"""Finding and loading a model, and running steps of it on the device."""

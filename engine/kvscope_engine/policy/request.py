@@ -1,0 +1,64 @@
+"""A request: prompt, tokens so far, sampling, state, its block table. Knows no tensors.
+
+The scheduler owns `state`, `block_table` and `num_computed_tokens`; the engine's commit appends to
+`output_token_ids` and ends the request. Nobody else writes here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvscope_telemetry.commands import FinishReason
+from kvscope_telemetry.requests import RequestState
+from kvscope_telemetry.sampling_params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One completion of one prompt. `number` counts from 1 within an engine's life."""
+
+    number: int
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    """Resolved: `sampling.max_tokens`, bounded by what the model's limit leaves."""
+    arrival_ns: int
+    index: int = 0
+    priority: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
+    state: RequestState = RequestState.WAITING
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    """Tokens, from the first, whose KV is in the blocks of the table."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache gave, at the first admission."""
+    num_preemptions: int = 0
+    admitted_ns: int | None = None
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it ended, for whatever reason."""
+        return self.state is RequestState.FINISHED
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids of positions `start` to `stop` (exclusive) over prompt and output."""
+        prompt = len(self.prompt_token_ids)
+        if stop <= prompt:
+            return self.prompt_token_ids[start:stop]
+        if start >= prompt:
+            return self.output_token_ids[start - prompt : stop - prompt]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt]

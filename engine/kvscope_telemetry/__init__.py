@@ -1,0 +1,1 @@
+"""What an engine says about itself: messages, ledger, mirror, sources. No torch, no Qt."""

@@ -1,0 +1,106 @@
+"""The ledger: one row a block, one numpy array a column.
+
+The engine's block pool writes rows in place; the desktop's mirror holds the same columns and applies
+changed rows by fancy indexing. This file owns the columns' names, types and meaning, and the packing of
+rows to little-endian bytes. It knows neither who writes the rows nor who draws them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+NO_OWNER: Final = -1
+"""`owner` of a block that no request holds."""
+
+
+class BlockState(IntEnum):
+    """What a block is doing. Shared is not a state: it is `ref_count > 1`."""
+
+    FREE = 0
+    """Holds nothing."""
+    ACTIVE = 1
+    """Held by at least one request (`ref_count >= 1`)."""
+    CACHED = 2
+    """Held by nobody (`ref_count == 0`), full, hashed: may be reused by a later prompt, or evicted."""
+
+
+class Tier(IntEnum):
+    """Where the bytes of a block are."""
+
+    HBM = 0
+    HOST = 1
+    DISK = 2
+
+
+COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
+    "state": np.dtype("u1"),  # BlockState
+    "ref_count": np.dtype("<i4"),  # how many block tables hold the block
+    "filled": np.dtype("<u2"),  # slots that hold a token, 0..block_size
+    "owner": np.dtype("<i4"),  # number of the request that last wrote it, NO_OWNER when free
+    "tier": np.dtype("u1"),  # Tier
+    "last_used_step": np.dtype("<u4"),  # step of the last write, hit or release
+    "heat": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
+    "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
+}
+
+Column = npt.NDArray[np.generic]
+
+
+class BlockRows(msgspec.Struct, frozen=True, gc=False):
+    """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, same length."""
+
+    ids: bytes = b""
+    state: bytes = b""
+    ref_count: bytes = b""
+    filled: bytes = b""
+    owner: bytes = b""
+    tier: bytes = b""
+    last_used_step: bytes = b""
+    heat: bytes = b""
+    hash: bytes = b""
+
+
+class Ledger:
+    """Columns of `num_blocks` rows, all free at first.
+
+    Attributes are the columns, each shape `(num_blocks,)` with the dtype in `COLUMNS`.
+    """
+
+    __slots__ = (*COLUMNS, "num_blocks")
+
+    state: npt.NDArray[np.uint8]
+    ref_count: npt.NDArray[np.int32]
+    filled: npt.NDArray[np.uint16]
+    owner: npt.NDArray[np.int32]
+    tier: npt.NDArray[np.uint8]
+    last_used_step: npt.NDArray[np.uint32]
+    heat: npt.NDArray[np.uint16]
+    hash: npt.NDArray[np.uint64]
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        for name, dtype in COLUMNS.items():
+            setattr(self, name, np.zeros(num_blocks, dtype))
+        self.owner.fill(NO_OWNER)
+
+    def pack(self, ids: npt.NDArray[np.uint32]) -> BlockRows:
+        """The rows `ids`, shape `(n,)`, as bytes that no longer change with the ledger."""
+        columns = {name: getattr(self, name)[ids].tobytes() for name in COLUMNS}
+        return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), **columns)
+
+    def pack_all(self) -> BlockRows:
+        """Every row, in order of block id; `ids` is left empty, which means 0..num_blocks-1."""
+        return BlockRows(**{name: getattr(self, name).tobytes() for name in COLUMNS})
+
+    def equals(self, other: Ledger) -> bool:
+        """Whether every column of every row is the same."""
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in COLUMNS)
+
+    def differences(self, other: Ledger) -> list[str]:
+        """The names of the columns that differ, for messages and tests."""
+        return [n for n in COLUMNS if not np.array_equal(getattr(self, n), getattr(other, n))]

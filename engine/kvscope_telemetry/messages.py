@@ -1,0 +1,273 @@
+"""The messages of the telemetry socket: frozen tagged structs in one union with one typed decoder.
+
+Schema evolution: a new field has a default; a field's name, type and meaning never change; a new message is
+a new tag. Golden bytes in the tests guard this. Numbers of blocks and requests travel as packed little-endian
+bytes. No message carries the text of a prompt or an answer: that is asked for on the command socket.
+
+All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs one with the wall clock.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from kvscope_telemetry.ledger import BlockRows
+
+PROTOCOL_VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 256 << 20
+"""Receivers refuse anything larger (a snapshot of 4 million blocks is 104 MB)."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    pass
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What model runs and what its KV costs."""
+
+    name: str
+    architecture: str = ""
+    dtype: str = ""
+    num_layers: int = 0
+    num_query_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    vocab_size: int = 0
+    num_parameters: int = 0
+    max_model_len: int = 0
+
+
+class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Shape of the block pool and limits of the scheduler."""
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int = 0
+    """Bytes of one block over all layers, K and V."""
+    dtype: str = ""
+    allocator: str = "paged"
+    prefix_caching: bool = False
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the engine runs."""
+
+    kind: str
+    """"cpu" or "cuda"."""
+    name: str = ""
+    total_bytes: int = 0
+    num_threads: int = 0
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """First message of an epoch; also inside each snapshot."""
+
+    epoch: int
+    """Random number of this engine start."""
+    time_ns: int
+    wall_time_ns: int
+    """`time.time_ns()` at `time_ns`."""
+    model: ModelInfo
+    cache: CacheInfo
+    device: DeviceInfo
+    protocol_version: int = PROTOCOL_VERSION
+    engine_version: str = ""
+    pid: int = 0
+
+
+class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What never changes about a request. `number` counts from 1 within an epoch."""
+
+    number: int
+    request_id: str
+    arrival_ns: int
+    num_prompt_tokens: int
+    max_tokens: int = 0
+    priority: int = 0
+    index: int = 0
+    """Which of the `n` completions of the same prompt."""
+
+
+class RequestRows(msgspec.Struct, frozen=True, gc=False):
+    """Requests that changed, packed little-endian, one entry a request in each column.
+
+    A request's block table becomes `table[:table_start]` followed by its next `table_count` ids of
+    `table_blocks`.
+    """
+
+    number: bytes = b""  # u4
+    state: bytes = b""  # u1, RequestState
+    num_computed_tokens: bytes = b""  # u4, tokens whose KV is in blocks
+    num_cached_tokens: bytes = b""  # u4, prompt tokens taken from the prefix cache
+    num_output_tokens: bytes = b""  # u4
+    num_preemptions: bytes = b""  # u2
+    table_start: bytes = b""  # u4
+    table_count: bytes = b""  # u4
+    table_blocks: bytes = b""  # u4, concatenated
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Who ran in this step, and with how many tokens. Packed little-endian."""
+
+    number: bytes = b""  # u4
+    num_tokens: bytes = b""  # u4
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, gc=False):
+    """How long the parts of the step took."""
+
+    schedule_ns: int = 0
+    run_ns: int = 0
+    forward_ns: int = 0
+    """The part of `run_ns` inside the model's forward pass."""
+    commit_ns: int = 0
+    record_ns: int = 0
+    """The previous step's: this one is not over when it is written down."""
+
+
+class Counters(msgspec.Struct, frozen=True, gc=False):
+    """Totals since the epoch began, except the three `num_…` that say how things stand."""
+
+    prompt_tokens: int = 0
+    """Prompt tokens computed, so without those from the prefix cache."""
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    admitted: int = 0
+    finished: int = 0
+    aborted: int = 0
+    refused: int = 0
+    evicted_blocks: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    frames_dropped: int = 0
+    """Frames the engine itself threw away because its publisher was behind."""
+
+
+EventKind: TypeAlias = Literal[
+    "admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note"
+]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that happened to a request, with its cause in words a person reads."""
+
+    kind: EventKind
+    time_ns: int
+    number: int = 0
+    """The request it happened to, 0 for none."""
+    other: int = 0
+    """The request that caused it (for whom a block was needed), 0 for none."""
+    cause: str = ""
+    num_blocks: int = 0
+    num_tokens: int = 0
+
+
+class Frame(_Message, frozen=True, kw_only=True):
+    """One step of the engine: everything that changed since the frame before."""
+
+    epoch: int
+    seq: int
+    """Counts frames of the epoch from 1. A hole means: ask for a snapshot."""
+    step: int
+    time_ns: int
+    blocks: BlockRows = BlockRows()
+    new_requests: tuple[RequestInfo, ...] = ()
+    requests: RequestRows = RequestRows()
+    batch: Batch = Batch()
+    timings: Timings = Timings()
+    counters: Counters = Counters()
+    events: tuple[Event, ...] = ()
+    first_token_ns: bytes = b""
+    """u8 a request that got its first token in this step: time since its arrival."""
+    inter_token_ns: bytes = b""
+    """u8 a request that got a later token in this step: time since the one before."""
+
+
+class Snapshot(_Message, frozen=True, kw_only=True):
+    """The whole state after frame `seq`: frames up to it are dropped, later ones applied."""
+
+    hello: Hello
+    seq: int
+    step: int
+    time_ns: int
+    blocks: BlockRows
+    """All rows in order; `ids` is empty."""
+    requests_info: tuple[RequestInfo, ...] = ()
+    """Requests that are not finished."""
+    requests: RequestRows = RequestRows()
+    counters: Counters = Counters()
+    tag: int = 0
+    """The number the asker gave."""
+
+
+class Heartbeat(_Message, frozen=True, kw_only=True):
+    """Sent every half second by the publisher, even while a step runs: quiet and stuck look different."""
+
+    epoch: int
+    time_ns: int
+    seq: int
+    """The last frame published: a subscriber that lost the last one before a pause sees it here."""
+    step: int
+    num_unfinished: int = 0
+    step_started_ns: int = 0
+    """When the step in progress began, 0 between steps."""
+
+
+class DeviceSample(_Message, frozen=True, kw_only=True):
+    """What the device and the process say of themselves; -1 means unknown, never zero."""
+
+    epoch: int
+    time_ns: int
+    memory_total_bytes: int = -1
+    memory_used_bytes: int = -1
+    """By everybody on the device (host memory when the device is a CPU)."""
+    process_bytes: int = -1
+    """By the engine: device memory on a GPU, resident set on a CPU."""
+    utilization: float = -1.0
+    """0 to 1: GPU busy, or the engine's share of all CPUs."""
+    power_watts: float = -1.0
+    temperature_celsius: float = -1.0
+
+
+class MemoryBreakdown(_Message, frozen=True, kw_only=True):
+    """Where the memory went, in bytes. KV in use, cached and free follow from the ledger."""
+
+    epoch: int
+    time_ns: int
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    """The whole pool: num_blocks x block_bytes."""
+    workspace_bytes: int = -1
+    """Activations, graphs and buffers, where the allocator can tell; -1 unknown."""
+
+
+class Progress(_Message, frozen=True, kw_only=True):
+    """How far a download or the load of a model is, before there is an engine to speak of."""
+
+    stage: str
+    """"download", "convert", "load", "warm up", or "ready"."""
+    detail: str = ""
+    done: int = 0
+    total: int = 0
+    """0: unknown."""
+    unit: str = ""
+    """"bytes", "tensors", or ""."""
+
+
+class Goodbye(_Message, frozen=True, kw_only=True):
+    """The engine ends: `reason` is empty after an orderly stop, otherwise the error in one line."""
+
+    epoch: int
+    reason: str = ""
+
+
+TelemetryMessage: TypeAlias = (
+    Hello | Frame | Snapshot | Heartbeat | DeviceSample | MemoryBreakdown | Progress | Goodbye
+)

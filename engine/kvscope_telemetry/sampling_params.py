@@ -1,0 +1,99 @@
+"""How a completion is sampled: vLLM's names and meanings, checked where they are made."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from kvscope_telemetry.errors import BadInput
+
+MAX_COMPLETIONS: Final = 64
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_LENGTH: Final = 256
+MAX_LOGPROBS: Final = 20
+MAX_TOKENS: Final = 1 << 24
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling options of one request.
+
+    Raises BadInput (msgspec.ValidationError when decoded from the wire) for a value outside its range.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy; otherwise logits are divided by it. 0 to 100."""
+    top_p: float = 1.0
+    """Smallest set of tokens whose probability reaches it. Above 0, at most 1."""
+    top_k: int = 0
+    """Number of most likely tokens kept; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the most likely one are dropped. 0 to 1."""
+    seed: int | None = None
+    """The same seed gives the same tokens whatever else runs beside the request."""
+    n: int = 1
+    """Completions of the same prompt, 1 to 64."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the completion; the text ends before them."""
+    max_tokens: int | None = 256
+    """Tokens to generate at most; None means as many as the model's limit leaves."""
+    min_tokens: int = 0
+    """Tokens to generate before an end-of-sequence token or stop string may end it."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token generated already. -2 to 2."""
+    frequency_penalty: float = 0.0
+    """The same, times how often it was generated. -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides positive, multiplies negative logits of tokens seen so far. Above 0, at most 10."""
+    logprobs: int | None = None
+    """Log-probabilities of the chosen token and this many of the most likely, 0 to 20."""
+    ignore_eos: bool = False
+    """Go on past the end-of-sequence token."""
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, -1, 1 << 31)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(1 << 63), (1 << 63) - 1)
+        _integer("n", self.n, 1, MAX_COMPLETIONS)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens or MAX_TOKENS)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        _stop_strings(self.stop)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+def _number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and low <= value <= high and not (open_low and value == low):
+        return
+    bounds = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
+    raise BadInput(f"{name}={value!r} is not accepted: a number {bounds}")
+
+
+def _integer(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return
+    raise BadInput(f"{name}={value!r} is not accepted: a whole number from {low} to {high}")
+
+
+def _stop_strings(stop: tuple[str, ...]) -> None:
+    if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
+        raise BadInput(f"stop={stop!r:.80} is not accepted: a tuple of strings")
+    if len(stop) > MAX_STOP_STRINGS:
+        raise BadInput(f"stop has {len(stop)} strings: at most {MAX_STOP_STRINGS} are accepted")
+    for text in stop:
+        if not 0 < len(text) <= MAX_STOP_LENGTH:
+            raise BadInput(f"stop string {text!r:.40} is not accepted: 1 to {MAX_STOP_LENGTH} characters")

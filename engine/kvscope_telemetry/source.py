@@ -1,0 +1,127 @@
+"""Where frames come from: the one interface that live engines, other engines and recordings share.
+
+A source reads in its own thread, decodes, and coalesces what came into at most one `Update`; the desktop
+takes it once a display frame and applies it to its `Mirror`. Nothing here draws, and nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import Column
+from kvscope_telemetry.messages import (
+    DeviceSample,
+    Event,
+    Heartbeat,
+    MemoryBreakdown,
+    Progress,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+)
+
+
+class SourceState(StrEnum):
+    """What a person is told about the other end."""
+
+    CONNECTING = "connecting"
+    LOADING = "loading"
+    """The engine answers, its model is not ready."""
+    LIVE = "live"
+    STUCK = "stuck"
+    """Heartbeats come, unfinished requests exist, and the step count stands still."""
+    STALE = "stale"
+    """No heartbeat for 1.5 s."""
+    ENDED = "ended"
+    """The engine said goodbye, or its process is gone; the reason is in `SourceStatus`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """The state and the numbers of the status bar."""
+
+    state: SourceState
+    reason: str = ""
+    frames_received: int = 0
+    frames_dropped: int = 0
+    """Frames that never came (holes in `seq`), over all epochs."""
+    resyncs: int = 0
+    messages_rejected: int = 0
+    """Messages that could not be decoded."""
+    latency_ns: int = -1
+    """From the frame's `time_ns` to its receipt, the latest; -1 across machines."""
+    last_message_ns: int = 0
+
+
+SERIES_FIELDS = (
+    "time_ns",
+    "seq",
+    "step",
+    "prefill_tokens",
+    "decode_tokens",
+    "num_running",
+    "num_waiting",
+    "batch_size",
+    "schedule_ns",
+    "run_ns",
+    "forward_ns",
+    "commit_ns",
+    "record_ns",
+    "preemptions",
+    "generation_tokens",
+    "prompt_tokens",
+    "cached_tokens",
+)
+"""Columns of `Update.series`, int64, one entry a frame. The last four are totals of the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Everything that came since the last `take()`, coalesced, in the order it must be applied.
+
+    First `snapshot` (when not None, it replaces all state: a new epoch or a resync), then the rest.
+    """
+
+    snapshot: Snapshot | None = None
+    block_ids: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Changed blocks, shape (n,); an id may occur twice, the later row wins."""
+    block_columns: Mapping[str, Column] = field(default_factory=dict)
+    """Each ledger column of those rows, shape (n,)."""
+    new_requests: tuple[RequestInfo, ...] = ()
+    requests: tuple[RequestRows, ...] = ()
+    """Changes of requests, oldest first."""
+    series: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    """`SERIES_FIELDS` of the frames, shape (num_frames,) each."""
+    last_batch_numbers: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """Requests that ran in the newest frame."""
+    first_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    inter_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    events: tuple[Event, ...] = ()
+    samples: tuple[DeviceSample, ...] = ()
+    memory: MemoryBreakdown | None = None
+    progress: Progress | None = None
+    heartbeat: Heartbeat | None = None
+
+
+class Source(Protocol):
+    """One place frames come from. `take` and `status` never block; `close` is idempotent."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: an endpoint, or a file."""
+
+    @property
+    def status(self) -> SourceStatus:
+        """How it is now."""
+
+    def take(self) -> Update | None:
+        """What came since the last call, None when nothing did."""
+
+    def close(self) -> None:
+        """End the thread and free the sockets within a second."""
