@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import Column
 from kvscope_telemetry.messages import (
+    Counters,
     DeviceSample,
     Event,
     Heartbeat,
@@ -103,6 +104,8 @@ class Update:
     first_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     inter_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     events: tuple[Event, ...] = ()
+    counters: Counters | None = None
+    """Totals as of the newest frame; None when no frame came."""
     samples: tuple[DeviceSample, ...] = ()
     memory: MemoryBreakdown | None = None
     progress: Progress | None = None

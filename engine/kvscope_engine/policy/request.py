@@ -34,6 +34,9 @@ class Request:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache gave, at the first admission."""
     num_preemptions: int = 0
+    block_digests: list[bytes] = field(default_factory=list)
+    """Chained digests of its full blocks, as far as they were needed; the scheduler's, empty without a prefix
+    cache. They follow from the tokens, so they outlive preemption."""
     admitted_ns: int | None = None
     first_token_ns: int | None = None
     last_token_ns: int | None = None

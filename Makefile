@@ -1,0 +1,39 @@
+# make run    sets everything up in .venv and starts the desktop
+# make test   sets everything up and runs every check
+# make bench  prints the benchmark tables
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check bench clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.kvscope-installed
+ARGS ?=
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" scripts/setup.sh $(VENV)
+	@touch $@
+
+setup: $(STAMP)
+
+run: $(STAMP)
+	@$(BIN)/kvscope $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(STAMP)
+	$(BIN)/kvscope-engine bench decode
+	$(BIN)/kvscope bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The desktop: windows, views and console. Knows neither torch nor the engine."""

@@ -1,0 +1,79 @@
+"""A ring of fixed time bins, one row of a 2-D array a column. Owns the storage and the gaps.
+
+A bin has an absolute number (`time_ns // bin_ns`); the ring keeps the newest `num_bins`. Sums count what
+happened inside a bin, gauges say how things stood at its end. A bin nobody reported on is NaN: a gap in a
+curve, never a zero. Knows no messages and no Qt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+class BinRing:
+    """Columns `sums + gauges` over the newest `num_bins` bins."""
+
+    def __init__(self, sums: Sequence[str], gauges: Sequence[str], num_bins: int) -> None:
+        self.num_bins = num_bins
+        self.newest = -1
+        """Absolute number of the newest bin, -1 while there is none."""
+        self._sums = tuple(sums)
+        self._gauges = tuple(gauges)
+        self._row = {name: row for row, name in enumerate((*sums, *gauges))}
+        self._data = np.full((len(self._row), num_bins), np.nan)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the ring."""
+        return self._data.nbytes
+
+    def advance(self, bin_number: int, *, carry: bool) -> None:
+        """Make `bin_number` the newest bin. Bins on the way hold zero sums and the gauges before them
+        when `carry`, NaN otherwise. An older number changes nothing."""
+        if bin_number <= self.newest:
+            return
+        first = max(self.newest + 1, bin_number - self.num_bins + 1) if self.newest >= 0 else bin_number
+        fresh = np.arange(first, bin_number + 1) % self.num_bins
+        gauges = self._data[len(self._sums) :, self.newest % self.num_bins].copy()
+        self._data[:, fresh] = np.nan
+        if carry and self.newest >= 0:
+            self._data[: len(self._sums), fresh] = 0.0
+            self._data[len(self._sums) :, fresh] = gauges[:, None]
+        else:
+            self._data[: len(self._sums), fresh[-1]] = 0.0
+        self.newest = bin_number
+
+    def add(self, bin_numbers: IntArray, values: Mapping[str, IntArray]) -> None:
+        """Add one entry a frame, shape (n,), to the sums. Bins that left the ring are dropped."""
+        inside = (bin_numbers > self.newest - self.num_bins) & (bin_numbers <= self.newest)
+        slots = bin_numbers[inside] % self.num_bins
+        for name, column in values.items():
+            row = self._data[self._row[name]]
+            row[slots] = np.nan_to_num(row[slots])
+            np.add.at(row, slots, column[inside])
+
+    def put(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:
+        """Set gauges, shape (n,), oldest first; the last of a bin stands."""
+        inside = (bin_numbers > self.newest - self.num_bins) & (bin_numbers <= self.newest)
+        slots = bin_numbers[inside] % self.num_bins
+        for name, column in values.items():
+            self._data[self._row[name], slots] = column[inside]
+
+    def put_one(self, bin_number: int, values: Mapping[str, float]) -> None:
+        """Set gauges of one bin."""
+        if self.newest - self.num_bins < bin_number <= self.newest:
+            for name, value in values.items():
+                self._data[self._row[name], bin_number % self.num_bins] = value
+
+    def read(self, first: int, last: int) -> dict[str, FloatArray]:
+        """Every column over bins `first` to `last` inclusive; NaN outside what the ring holds."""
+        numbers = np.arange(first, last + 1)
+        held = (numbers > self.newest - self.num_bins) & (numbers <= self.newest)
+        block = np.where(held, self._data[:, numbers % self.num_bins], np.nan)
+        return {name: block[row] for name, row in self._row.items()}

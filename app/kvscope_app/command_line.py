@@ -1,0 +1,77 @@
+"""The desktop's command line: what is accepted, and one line for what is not. Imports no Qt."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Final, NoReturn
+
+from kvscope_app.engine_options import add_engine_options, engine_arguments
+from kvscope_telemetry.errors import BadInput
+
+PROGRAM: Final = "kvscope"
+THEME_CHOICES: Final = ("auto", "dark", "light")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the desktop was asked to do."""
+
+    attach: tuple[str, ...] = ()
+    engine: tuple[str, ...] = ()
+    """Arguments for the engine of our own."""
+    keep_engine: bool = False
+    theme: str | None = None
+    """None: what was chosen last time."""
+    debug: bool = False
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises BadInput where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message} (see `{PROGRAM} --help`)")
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Raises BadInput for what is not accepted; prints and exits for --help and --version."""
+    args = build_parser().parse_args(arguments)
+    engine = engine_arguments(args)
+    if args.attach and (engine or args.keep_engine):
+        given = engine[0].partition("=")[0] if engine else "--keep-engine"
+        raise BadInput(f"{given} is for an engine of our own and cannot go with --attach")
+    for endpoint in args.attach:
+        _check_endpoint(endpoint)
+    return Options(tuple(args.attach), tuple(engine), args.keep_engine, args.theme, args.debug)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `kvscope` itself; `kvscope bench` has its own."""
+    parser = Parser(
+        prog=PROGRAM,
+        allow_abbrev=False,
+        description="See inside the KV cache of language-model inference. Starts its own engine on the default"
+        " model, unless told to attach to one that runs.",
+        epilog="`kvscope bench` measures how smoothly this machine draws.",
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('kvscope')}")
+    parser.add_argument(
+        "--attach",
+        metavar="ENDPOINT",
+        action="append",
+        default=[],
+        help="watch an engine that runs: ipc:///DIR/telemetry or tcp://HOST:PORT; each gets a window (repeatable)",
+    )
+    parser.add_argument("--keep-engine", action="store_true", help="leave the engine running when the desktop closes")
+    parser.add_argument("--theme", choices=THEME_CHOICES, help="colours (default: as last time, at first auto)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_engine_options(parser)
+    return parser
+
+
+def _check_endpoint(endpoint: str) -> None:
+    from kvscope_telemetry.endpoints import endpoints
+
+    endpoints(endpoint)

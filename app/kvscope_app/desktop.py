@@ -1,0 +1,141 @@
+"""The running desktop: the application, its windows, and their orderly end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import Final
+
+from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
+from PySide6.QtWidgets import QApplication
+
+from kvscope_app.command_line import PROGRAM, Options
+from kvscope_app.engine_keeper import EngineKeeper
+from kvscope_app.engine_process import EngineProcess
+from kvscope_app.fonts import apply_fonts
+from kvscope_app.icons import app_icon
+from kvscope_app.main_window import MainWindow
+from kvscope_app.session import Session
+from kvscope_app.theme_keeper import ThemeKeeper
+from kvscope_telemetry.commands import Control
+from kvscope_telemetry.live_source import LiveSource
+
+STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
+"""Environment variable with a monotonic time in ns: at the first exposure the time since is printed, as JSON."""
+
+
+class Desktop(QObject):
+    """Opens a window an engine; the application ends with the last of them."""
+
+    def __init__(self, app: QApplication, options: Options, settings: QSettings) -> None:
+        super().__init__(app)
+        self._settings = settings
+        self._themes = ThemeKeeper(app, settings, options.theme)
+        self.windows: list[MainWindow] = []
+        self.sessions: list[Session] = []
+
+    def open_window(self, endpoint: str, engine: EngineProcess | None = None) -> MainWindow:
+        """Watch `endpoint`; `engine` is the process behind it when it is ours."""
+        session = Session(LiveSource(endpoint), self)
+        keeper = None if engine is None else EngineKeeper(engine, self)
+        window = MainWindow(session, self._themes, self._settings, keeper, self.attach)
+        window.closing.connect(lambda: self._closed(window))
+        self.windows.append(window)
+        self.sessions.append(session)
+        session.start()
+        window.show()
+        return window
+
+    def attach(self, endpoint: str) -> None:
+        """Another window on another engine."""
+        self.open_window(endpoint)
+
+    def close(self) -> None:
+        """End all sessions."""
+        for session in self.sessions:
+            session.close()
+
+    def _closed(self, window: MainWindow) -> None:
+        if window not in self.windows:
+            return
+        self.windows.remove(window)
+        if window.keeper is None:
+            window.session.close()
+        elif not window.keeper.engine.keep:
+            window.session.send(Control(action="shutdown"))
+
+
+def run_desktop(options: Options, engine: EngineProcess | None) -> int:
+    """Open the windows and run until the last is closed; ends `engine` unless it is to be kept."""
+    app = make_application()
+    _tell_exceptions_in_one_line(options.debug)
+    desktop = Desktop(app, options, QSettings())
+    for endpoint in options.attach or ((engine.endpoint,) if engine is not None else ()):
+        desktop.open_window(endpoint, engine)
+    _quit_on_signals(app)
+    _probe_startup(app, desktop.windows[0])
+    code = app.exec()
+    if engine is not None:
+        engine.close(was_asked=True)  # while the session is open: its thread still sends the request
+    desktop.close()
+    return code
+
+
+def make_application() -> QApplication:
+    """The QApplication with name, font and icon; settings are an INI file in the user's folder."""
+    QSettings.setDefaultFormat(QSettings.Format.IniFormat)
+    app = QApplication([PROGRAM])
+    app.setApplicationName(PROGRAM)
+    app.setOrganizationName(PROGRAM)
+    app.setDesktopFileName(PROGRAM)
+    app.setWindowIcon(app_icon())
+    apply_fonts(app)
+    return app
+
+
+def _quit_on_signals(app: QApplication) -> None:
+    """Ctrl-C and SIGTERM close the windows, in the event loop; Python sees them between the session's ticks."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: QTimer.singleShot(0, app, app.closeAllWindows))
+
+
+def _tell_exceptions_in_one_line(debug: bool) -> None:
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if debug:
+            traceback.print_exception(kind, error, trace)
+        else:
+            print(f"{PROGRAM}: internal error, {kind.__name__}: {error} (--debug tells more)", file=sys.stderr)
+
+    sys.excepthook = tell
+
+
+def _probe_startup(app: QApplication, window: MainWindow) -> None:
+    since = os.environ.get(STARTUP_PROBE)
+    if since:
+        window.windowHandle().installEventFilter(_ExposeProbe(int(since), app))
+
+
+class _ExposeProbe(QObject):
+    """Prints how long it took to the first exposure, once painted, and quits."""
+
+    def __init__(self, since_ns: int, app: QApplication) -> None:
+        super().__init__(app)
+        self._since_ns = since_ns
+        self._app = app
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Expose:
+            watched.removeEventFilter(self)
+            QTimer.singleShot(0, self, self._tell)
+        return False
+
+    def _tell(self) -> None:
+        heavy = [name for name in ("torch", "triton", "transformers", "kvscope_engine") if name in sys.modules]
+        seconds = (time.monotonic_ns() - self._since_ns) / 1e9
+        print(json.dumps({"first_expose_s": round(seconds, 3), "heavy_modules": heavy}), flush=True)
+        self._app.closeAllWindows()

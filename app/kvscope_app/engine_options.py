@@ -1,0 +1,138 @@
+"""The engine's options as the desktop's command line takes them, checked, and passed on to its engine.
+
+The desktop may not import the engine (it runs without torch), so their names, kinds and bounds are listed here;
+an end-to-end test holds them against the engine's own. What only a device or a model can tell is the engine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+_SIZE: Final = re.compile(r"\d+(\.\d+)?\s*([KMGT]?i?B?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOption:
+    """One option; `check` raises ValueError with what is accepted."""
+
+    flag: str
+    metavar: str
+    help: str
+    check: Callable[[str], str]
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add them in one group."""
+    group = parser.add_argument_group("engine", "passed on to the engine that the desktop starts")
+    for option in ENGINE_OPTIONS:
+        group.add_argument(option.flag, metavar=option.metavar, help=option.help, type=_typed(option))
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="reuse the blocks of prompts that begin alike (default: yes)",
+    )
+
+
+def engine_arguments(args: argparse.Namespace) -> list[str]:
+    """The engine's command line for what was given, without what was not."""
+    result: list[str] = []
+    for option in ENGINE_OPTIONS:
+        value: str | None = getattr(args, _dest(option.flag))
+        if value is not None:
+            result.append(f"{option.flag}={value}")
+    caching: bool | None = args.enable_prefix_caching
+    if caching is not None:
+        result.append("--enable-prefix-caching" if caching else "--no-enable-prefix-caching")
+    return result
+
+
+def _typed(option: EngineOption) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        try:
+            return option.check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not accepted: {error}") from None
+
+    return convert
+
+
+def _dest(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _some(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a name, a folder or a file")
+    return text
+
+
+def _one_of(*accepted: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in accepted:
+            raise ValueError(f"one of {', '.join(accepted)}")
+        return text
+
+    return check
+
+
+def _whole(low: int, high: int) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if not re.fullmatch(r"-?\d{1,20}", text) or not low <= int(text) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return text
+
+    return check
+
+
+def _share(text: str) -> str:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value <= 1.0:
+        raise ValueError("a number above 0 and at most 1")
+    return text
+
+
+def _size(text: str) -> str:
+    if not _SIZE.fullmatch(text.strip()) or not float(re.split(r"[^\d.]", text.strip())[0]):
+        raise ValueError("a size such as 512MiB or 2GB")
+    return text
+
+
+_MANY: Final = 1 << 31
+ENGINE_OPTIONS: Final = (
+    EngineOption("--model", "M", "`default`, a Hugging Face id, a folder, a .gguf file, or dummy:CONFIG.json", _some),
+    EngineOption("--device", "D", "auto, cpu or cuda", _one_of("auto", "cpu", "cuda")),
+    EngineOption(
+        "--dtype",
+        "T",
+        "of weights and activations: auto, float32, bfloat16 or float16",
+        _one_of("auto", "float32", "bfloat16", "float16"),
+    ),
+    EngineOption("--kv-cache-dtype", "T", "of the blocks: auto", _one_of("auto")),
+    EngineOption("--block-size", "SLOTS", "slots, one token each, in a block (default: 16)", _whole(1, 1024)),
+    EngineOption(
+        "--max-model-len", "TOKENS", "tokens of prompt and output together (default: the model's)", _whole(1, _MANY)
+    ),
+    EngineOption(
+        "--max-num-seqs", "REQUESTS", "requests that run in one step at most (default: 64)", _whole(1, 1 << 16)
+    ),
+    EngineOption(
+        "--max-num-batched-tokens",
+        "TOKENS",
+        "tokens computed in one step at most (default: by device)",
+        _whole(1, _MANY),
+    ),
+    EngineOption("--gpu-memory-utilization", "SHARE", "share of the GPU's memory it may take (default: 0.9)", _share),
+    EngineOption("--num-gpu-blocks-override", "BLOCKS", "exactly this many blocks, on a CPU too", _whole(1, _MANY)),
+    EngineOption("--kv-memory", "SIZE", "memory for the blocks, such as 512MiB (default: by device)", _size),
+    EngineOption("--allocator", "A", "how a request gets its blocks: paged", _one_of("paged")),
+    EngineOption("--seed", "N", "for requests that bring none (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
+    EngineOption("--num-threads", "N", "CPU threads (default: torch's choice)", _whole(1, _MANY)),
+)

@@ -1,0 +1,62 @@
+"""Icons: our own SVG files drawn in the theme's colour, as plain pixmaps (no Python icon engine)."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Final
+
+from PySide6.QtCore import QByteArray, QRectF, QSize, Qt
+from PySide6.QtGui import QIcon, QPainter, QPixmap
+from PySide6.QtSvg import QSvgRenderer
+
+_INK: Final = "#000001"
+"""The colour in the SVG files that stands for the theme's."""
+_SCALES: Final = (1, 2, 3)
+_FOLDER: Final = resources.files("kvscope_resources") / "icons"
+
+
+def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> QIcon:
+    """Icon `name` in `color` (`#rrggbb`), `size` device-independent pixels, sharp up to three times that."""
+    result = QIcon()
+    _add(result, name, color, size, QIcon.Mode.Normal)
+    if disabled is not None:
+        _add(result, name, disabled, size, QIcon.Mode.Disabled)
+    return result
+
+
+def app_icon() -> QIcon:
+    """The application's own icon, in its own colours."""
+    result = QIcon()
+    for size in (16, 24, 32, 48, 64, 128, 256):
+        result.addPixmap(pixmap("kvscope", _INK, size, 1))
+    return result
+
+
+def pixmap(name: str, color: str, size: int, scale: int = 2) -> QPixmap:
+    """One drawing of icon `name`; `scale` device pixels a device-independent pixel."""
+    source = (_FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace(_INK, color)
+    renderer = QSvgRenderer(QByteArray(source.encode()))
+    result = QPixmap(QSize(size, size) * scale)
+    result.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(result)
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    renderer.render(painter, QRectF(0, 0, size * scale, size * scale))
+    painter.end()
+    result.setDevicePixelRatio(scale)
+    return result
+
+
+def names() -> list[str]:
+    """Names of all icons there are."""
+    return sorted(entry.name.removesuffix(".svg") for entry in _FOLDER.iterdir() if entry.name.endswith(".svg"))
+
+
+def chevron_path(is_dark: bool) -> str:
+    """A file for stylesheets, which take no pixmap."""
+    with resources.as_file(_FOLDER / ("chevron-on-dark.svg" if is_dark else "chevron-on-light.svg")) as path:
+        return path.as_posix()
+
+
+def _add(target: QIcon, name: str, color: str, size: int, mode: QIcon.Mode) -> None:
+    for scale in _SCALES:
+        target.addPixmap(pixmap(name, color, size, scale), mode)

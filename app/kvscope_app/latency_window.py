@@ -1,0 +1,60 @@
+"""The newest latencies with the time each came, bounded, and percentiles over them. Knows no Qt."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+def percentiles(values_ns: IntArray) -> tuple[float, float]:
+    """Median and 95th percentile in seconds; NaN of nothing."""
+    if not values_ns.size:
+        return np.nan, np.nan
+    p50, p95 = np.percentile(values_ns, (50, 95))
+    return float(p50) / 1e9, float(p95) / 1e9
+
+
+class LatencyWindow:
+    """A ring of `capacity` values in ns. Values of the bin in progress are also kept apart until it ends."""
+
+    def __init__(self, capacity: int) -> None:
+        self._values = np.zeros(capacity, np.int64)
+        self._times_ns = np.full(capacity, np.iinfo(np.int64).min)
+        self._next = 0
+        self._bin = -1
+        self._bin_values: list[IntArray] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the ring."""
+        return self._values.nbytes + self._times_ns.nbytes
+
+    def add(self, values_ns: IntArray, time_ns: int, bin_number: int) -> tuple[int, float, float] | None:
+        """Append values; what `close_bin` says of the bin they ended, if they ended one."""
+        closed = self.close_bin(bin_number)
+        if values_ns.size:
+            self._bin = bin_number
+            self._bin_values.append(values_ns)
+            self._store(values_ns[-self._values.size :], time_ns)
+        return closed
+
+    def close_bin(self, bin_number: int) -> tuple[int, float, float] | None:
+        """Bin number, p50 and p95 in seconds of the bin in progress when it is older than `bin_number`."""
+        if not self._bin_values or bin_number <= self._bin:
+            return None
+        p50, p95 = percentiles(np.concatenate(self._bin_values))
+        self._bin_values.clear()
+        return self._bin, p50, p95
+
+    def recent(self, since_ns: int) -> tuple[float, float]:
+        """p50 and p95 in seconds of the values that came after `since_ns`, as far as they are held."""
+        return percentiles(self._values[self._times_ns >= since_ns])
+
+    def _store(self, values_ns: IntArray, time_ns: int) -> None:
+        slots = (self._next + np.arange(values_ns.size)) % self._values.size
+        self._values[slots] = values_ns
+        self._times_ns[slots] = time_ns
+        self._next = int(slots[-1] + 1) % self._values.size

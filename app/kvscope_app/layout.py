@@ -1,0 +1,97 @@
+"""Which views there are, where they are docked at first, and how a layout is saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+from PySide6.QtCore import QByteArray, QSettings, QSize, Qt
+from PySide6.QtWidgets import QMainWindow
+
+from kvscope_app.dock import Dock
+from kvscope_app.views.base import View
+
+LAYOUT_VERSION: Final = 1
+"""A saved layout of another version is not restored."""
+_DEFAULT_SIZE: Final = QSize(1560, 960)
+_LEFT, _RIGHT, _BOTTOM = (
+    Qt.DockWidgetArea.LeftDockWidgetArea,
+    Qt.DockWidgetArea.RightDockWidgetArea,
+    Qt.DockWidgetArea.BottomDockWidgetArea,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DockSpec:
+    """A docked view. Its module is imported after the window is up."""
+
+    name: str
+    title: str
+    module: str
+    cls: str
+    area: Qt.DockWidgetArea
+    size: int
+    """Width at the sides, height at the bottom, at first."""
+    icon: str
+
+    def view_class(self) -> type[View]:
+        """The class, imported now."""
+        found: type[View] = getattr(import_module(self.module), self.cls)
+        return found
+
+
+DOCKS: Final = (
+    DockSpec("console", "Console", "kvscope_app.views.console", "ConsoleView", _LEFT, 400, "chat"),
+    DockSpec("requests", "Requests", "kvscope_app.views.requests", "RequestsView", _BOTTOM, 300, "requests"),
+    DockSpec("throughput", "Throughput", "kvscope_app.views.throughput", "ThroughputView", _RIGHT, 400, "chart"),
+    DockSpec("memory", "Memory", "kvscope_app.views.memory", "MemoryView", _RIGHT, 400, "memory"),
+)
+
+
+def prepare(window: QMainWindow) -> None:
+    """Dock options and corners."""
+    window.setDockOptions(QMainWindow.DockOption.AllowNestedDocks | QMainWindow.DockOption.AllowTabbedDocks)
+    window.setCorner(Qt.Corner.BottomLeftCorner, _LEFT)
+    window.setCorner(Qt.Corner.BottomRightCorner, _RIGHT)
+
+
+def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
+    """The layout of the first start."""
+    for spec in DOCKS:
+        dock = docks[spec.name]
+        dock.setFloating(False)
+        window.addDockWidget(spec.area, dock)
+        dock.show()
+    share_out(window, docks)
+
+
+def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
+    """The sizes of the first start."""
+    small = window.width() < 1200
+    for spec in DOCKS:
+        direction = Qt.Orientation.Vertical if spec.area is _BOTTOM else Qt.Orientation.Horizontal
+        window.resizeDocks([docks[spec.name]], [spec.size * 3 // 4 if small else spec.size], direction)
+    sides = [docks["throughput"], docks["memory"]]
+    window.resizeDocks(sides, [window.height() * 6 // 10, window.height() * 4 // 10], Qt.Orientation.Vertical)
+
+
+def save(window: QMainWindow, settings: QSettings) -> None:
+    """Remember the window's place and layout."""
+    settings.setValue("window/geometry", window.saveGeometry())
+    settings.setValue("window/state", window.saveState(LAYOUT_VERSION))
+
+
+def restore(window: QMainWindow, settings: QSettings) -> bool:
+    """Put the window as it was; False when nothing fitting is remembered."""
+    geometry, state = settings.value("window/geometry"), settings.value("window/state")
+    if isinstance(geometry, QByteArray):
+        window.restoreGeometry(geometry)
+    return isinstance(state, QByteArray) and window.restoreState(state, LAYOUT_VERSION)
+
+
+def default_size(window: QMainWindow) -> None:
+    """A comfortable size that fits the screen."""
+    available = window.screen().availableGeometry().size() * 0.94
+    window.resize(_DEFAULT_SIZE.boundedTo(available))

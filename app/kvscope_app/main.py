@@ -1,0 +1,67 @@
+"""`kvscope`: reads the command line, starts the engine, opens the window, prints errors, chooses the exit code.
+
+The order is for speed: the engine starts first and loads while Qt is imported; plots are imported after the window
+is up. Nothing here, or imported from here, knows torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from kvscope_app.command_line import PROGRAM, Options, parse
+from kvscope_telemetry.errors import KvscopeError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the desktop until its windows are closed; the exit code is returned."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["bench"]:
+            from kvscope_app.bench.command import run_bench
+
+            return run_bench(arguments[1:])
+        return run(parse(arguments))
+    except KeyboardInterrupt:
+        return 130
+    except KvscopeError as error:
+        return _failed(arguments, str(error), error.exit_code)
+    except Exception as error:
+        return _failed(arguments, f"{type(error).__name__}: {error}", 1)
+
+
+def run(options: Options) -> int:
+    """Open the windows; returns when the last one is closed."""
+    from kvscope_app.display import require_display, require_qt, require_sound_qt
+
+    require_display(os.environ)
+    engine = None
+    if not options.attach:
+        from kvscope_app.engine_process import EngineProcess
+
+        engine = EngineProcess(options.engine, options.keep_engine)
+        engine.start()
+    try:
+        require_qt()
+        require_sound_qt()
+        from kvscope_app.desktop import run_desktop
+
+        return run_desktop(options, engine)
+    finally:
+        if engine is not None:
+            engine.close()  # nothing is left to do after an orderly end
+            if engine.keep and engine.is_running:
+                print(f"The engine runs on; watch it with: {PROGRAM} --attach {engine.endpoint}")
+
+
+def _failed(arguments: Sequence[str], message: str, exit_code: int) -> int:
+    if "--debug" in arguments:
+        traceback.print_exc()
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

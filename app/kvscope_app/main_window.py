@@ -1,0 +1,191 @@
+"""The main window: the page map in the middle, the other views docked around it.
+
+Owns layout and the wiring between session, views and actions. Knows neither how views draw nor how an engine runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from PySide6.QtCore import QSettings, Qt, QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QShowEvent
+from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
+
+from kvscope_app import layout
+from kvscope_app.actions import Actions
+from kvscope_app.banner import Banner
+from kvscope_app.corner import Corner
+from kvscope_app.dock import Dock
+from kvscope_app.engine_keeper import EngineKeeper
+from kvscope_app.engine_notices import EngineNotices
+from kvscope_app.layout import DOCKS, DockSpec
+from kvscope_app.refresher import Refresher
+from kvscope_app.session import Session
+from kvscope_app.status_bar import StatusBar
+from kvscope_app.theme import Theme
+from kvscope_app.theme_keeper import ThemeKeeper
+from kvscope_app.views.base import View
+from kvscope_app.views.page_map import PageMapView
+from kvscope_app.welcome import Welcome
+from kvscope_app.window_actions import add_actions, build_menus
+
+
+class MainWindow(QMainWindow):
+    """Shows one session. `keeper` is there when the engine is the desktop's own."""
+
+    closing = Signal()
+    views_loaded = Signal()
+    """All docked views are there (they are imported after the first paint)."""
+
+    def __init__(
+        self,
+        session: Session,
+        themes: ThemeKeeper,
+        settings: QSettings,
+        keeper: EngineKeeper | None = None,
+        attach: Callable[[str], None] | None = None,
+    ) -> None:
+        """`attach` opens another window on an endpoint; without it that is not offered."""
+        super().__init__()
+        self.session = session
+        self.keeper = keeper
+        self.themes = themes
+        self.attach = attach
+        self.views: dict[str, View] = {}
+        self.docks: dict[str, Dock] = {}
+        self._settings = settings
+        self._unloaded = list(DOCKS)
+        self.setWindowTitle("kvscope")
+        self.banner = Banner(self)
+        self.welcome = Welcome()
+        self.page_map = PageMapView(session)
+        self.refresher = Refresher(session, self)
+        self._build_body()
+        self._build_docks()
+        self.notices = EngineNotices(self, keeper)
+        self.actions_by_name = Actions(self)
+        add_actions(self, self.actions_by_name)
+        build_menus(self, self.actions_by_name)
+        self._corner = self._build_corner()
+        self._status = StatusBar(session, self)
+        self.setStatusBar(self._status)
+        self._add_view("page_map", self.page_map)
+        self._restore_layout()
+        themes.changed.connect(self._apply_theme)
+        self._apply_theme(themes.theme)
+        if session.live_mirror.hello is not None:
+            self.show_map()
+
+    def show_map(self) -> None:
+        """There is a pool to look at."""
+        if self._stack.currentWidget() is not self.page_map:
+            self._stack.setCurrentWidget(self.page_map)
+            self.refresher.touch(self.page_map)
+            self.setWindowTitle(self._title())
+
+    def reset_layout(self) -> None:
+        """Everything where it was at the first start."""
+        layout.arrange(self, self.docks)
+
+    def focus_view(self, name: str) -> None:
+        """Bring a dock up and give it the keyboard."""
+        dock = self.docks[name]
+        dock.show()
+        dock.raise_()
+        if name in self.views:
+            self.views[name].setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    # Qt's side
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if self._unloaded:
+            self.page_map.canvas.setFocus()
+            QTimer.singleShot(40, self, self._load_next_view)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        layout.save(self, self._settings)
+        self.notices.forget()
+        self.closing.emit()
+        super().closeEvent(event)
+
+    # private
+
+    def _build_body(self) -> None:
+        self._stack = QStackedWidget()
+        self._stack.addWidget(self.welcome)
+        self._stack.addWidget(self.page_map)
+        body = QWidget()
+        body.setObjectName("central")
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.banner)
+        column.addWidget(self._stack, 1)
+        self.setCentralWidget(body)
+
+    def _build_docks(self) -> None:
+        layout.prepare(self)
+        for spec in DOCKS:
+            dock = Dock(spec.title, spec.name, self)
+            dock.visibilityChanged.connect(partial(self._dock_seen, spec.name))
+            self.docks[spec.name] = dock
+
+    def _build_corner(self) -> Corner:
+        actions = self.actions_by_name
+        names = ("pause", "palette", "theme_toggle", "shortcuts")
+        corner = Corner(self.session, actions["go_live"], [actions[name] for name in names], self)
+        self.menuBar().setCornerWidget(corner, Qt.Corner.TopRightCorner)
+        return corner
+
+    def _restore_layout(self) -> None:
+        layout.default_size(self)
+        layout.arrange(self, self.docks)
+        if not layout.restore(self, self._settings):
+            # Views bring sizes of their own when they are loaded.
+            self.views_loaded.connect(lambda: layout.share_out(self, self.docks))
+
+    def _load_next_view(self) -> None:
+        """One view a turn of the event loop, so that the window answers in between."""
+        if not self._unloaded:
+            return
+        spec = self._unloaded.pop(0)
+        done = self.views_loaded.emit if not self._unloaded else self._load_next_view
+        QTimer.singleShot(0, self, done)
+        self._load(spec)
+
+    def _load(self, spec: DockSpec) -> None:
+        view = spec.view_class()(self.session)
+        dock = self.docks[spec.name]
+        placeholder = dock.widget()
+        dock.setWidget(view)
+        placeholder.deleteLater()
+        self._add_view(spec.name, view)
+        view.apply_theme(self.themes.theme)
+        if spec is DOCKS[0]:
+            view.setFocus()  # the prompt is where one begins
+
+    def _add_view(self, name: str, view: View) -> None:
+        self.views[name] = view
+        self.refresher.add(view)
+
+    def _dock_seen(self, name: str, seen: bool) -> None:
+        if seen and name in self.views:
+            self.refresher.touch(self.views[name])
+
+    def _apply_theme(self, theme: Theme) -> None:
+        self.actions_by_name.apply_theme(theme)
+        for part in (self._corner, self._status, self.banner, self.welcome):
+            part.apply_theme(theme)
+        for dock in self.docks.values():
+            dock.apply_theme(theme)
+        for view in self.views.values():
+            view.apply_theme(theme)
+        self.refresher.touch_all()
+
+    def _title(self) -> str:
+        hello = self.session.live_mirror.hello
+        name = "" if hello is None else hello.model.name.rstrip("/").rpartition("/")[2]
+        where = "" if self.keeper is not None else f" at {self.session.source.name}"
+        return f"{name}{where} – kvscope" if name else "kvscope"

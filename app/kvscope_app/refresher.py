@@ -1,0 +1,78 @@
+"""Refreshes the views: each at most `refresh_hz`, only while it is seen and something changed, one slow one a frame.
+
+Plots take milliseconds to draw; were all of them drawn in the same turn of the event loop, keys would wait.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer
+
+from kvscope_app.session import Session
+from kvscope_app.views.base import View
+
+_FAST_HZ: Final = 30.0
+"""Views from this rate on are refreshed in every turn, the others one after another."""
+_TURN_MS: Final = 8
+
+
+class Refresher(QObject):
+    """Refreshes `views` of one session."""
+
+    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._last_ns: dict[View, int] = {}
+        self._dirty: set[View] = set()
+        self._later = QTimer(self, singleShot=True, interval=_TURN_MS)
+        self._later.timeout.connect(self.run)
+        session.updated.connect(self._on_update)
+        session.selection_changed.connect(self.touch_all)
+        session.paused_changed.connect(self.touch_all)
+
+    def add(self, view: View) -> None:
+        """Refresh this view from now on."""
+        self._last_ns[view] = 0
+        self.touch(view)
+
+    def remove(self, view: View) -> None:
+        """No more."""
+        self._last_ns.pop(view, None)
+        self._dirty.discard(view)
+
+    def touch(self, view: View) -> None:
+        """Something this view shows may have changed."""
+        self._dirty.add(view)
+        self._schedule()
+
+    def touch_all(self) -> None:
+        """Something every view shows may have changed."""
+        self._dirty.update(self._last_ns)
+        self.run()
+
+    def run(self) -> None:
+        """Refresh what is due."""
+        now_ns = time.monotonic_ns()
+        due = [view for view in self._dirty if view.isVisible() and self._is_due(view, now_ns)]
+        slow = [view for view in due if view.refresh_hz < _FAST_HZ]
+        chosen = [view for view in due if view.refresh_hz >= _FAST_HZ]
+        chosen += sorted(slow, key=lambda view: self._last_ns[view])[:1]
+        for view in chosen:
+            self._dirty.discard(view)
+            self._last_ns[view] = now_ns
+            view.refresh()
+        self._schedule()
+
+    def _on_update(self) -> None:
+        if not self._session.paused:
+            self.touch_all()
+
+    def _is_due(self, view: View, now_ns: int) -> bool:
+        # Half a frame of grace: a view of 60 Hz is refreshed on every 16 ms turn.
+        return now_ns - self._last_ns[view] >= 1e9 / view.refresh_hz - 8_000_000
+
+    def _schedule(self) -> None:
+        if any(view.isVisible() for view in self._dirty) and not self._later.isActive():
+            self._later.start()

@@ -1,0 +1,26 @@
+"""The sample prompts that come with kvscope: our own texts, short to long, for the console and the load."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Final
+
+SHORT_CHARACTERS: Final = 120
+LONG_CHARACTERS: Final = 800
+
+
+def sample_prompts() -> tuple[str, ...]:
+    """All of them, as they are in `prompts.jsonl`: a line each, `{"prompt": …}`."""
+    text = (resources.files("kvscope_resources") / "prompts.jsonl").read_text(encoding="utf-8")
+    return tuple(json.loads(line)["prompt"] for line in text.splitlines() if line.strip())
+
+
+def short_prompts(prompts: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of a line."""
+    return tuple(prompt for prompt in prompts if len(prompt) <= SHORT_CHARACTERS)
+
+
+def long_prompts(prompts: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of a page."""
+    return tuple(prompt for prompt in prompts if len(prompt) >= LONG_CHARACTERS)

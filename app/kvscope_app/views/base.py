@@ -1,0 +1,40 @@
+"""What the main window asks of each view. Views hold no state but what the user chose."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QWidget
+
+from kvscope_app.session import Session
+from kvscope_app.theme import DARK, Theme
+
+
+class View(QWidget):
+    """One panel of the window.
+
+    The main window calls `refresh` at most `refresh_hz` times a second, only while the view is visible, the
+    session is not paused and something changed; `apply_theme` once at the start and whenever the theme changes.
+    """
+
+    title: ClassVar[str] = ""
+    """What a person reads on the dock."""
+    object_name: ClassVar[str] = ""
+    """Name of the dock in saved layouts: never changes."""
+    refresh_hz: ClassVar[float] = 10.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.session = session
+        self.theme: Theme = DARK
+        self.setObjectName(self.object_name)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)  # the stylesheet's background is painted
+        self.setAccessibleName(self.title)
+
+    def refresh(self) -> None:
+        """Paint what the session's mirror and history hold now."""
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`; subclasses recolour what does not follow the palette."""
+        self.theme = theme

@@ -1,0 +1,100 @@
+"""Axes that name few, round values, with units. Times are read backwards from now, or as clock times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyqtgraph as pg  # type: ignore[import-untyped]
+from PySide6.QtCore import QRectF
+
+from kvscope_app.fonts import sans
+from kvscope_app.theme import Theme
+
+VALUE_AXIS_WIDTH = 50
+TIME_AXIS_HEIGHT = 20
+_TIME_STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600)
+_TICK_FONT_SCALE = 0.86
+_HALF_LINE = 10
+
+
+class ValueAxis(pg.AxisItem):  # type: ignore[misc]  # pyqtgraph has no types
+    """The left axis: zero, the middle and the top."""
+
+    def __init__(self, text: Callable[[float], str]) -> None:
+        super().__init__("left")
+        self._text = text
+        self.setWidth(VALUE_AXIS_WIDTH)
+        self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=6, tickAlpha=255)
+
+    def boundingRect(self) -> QRectF:
+        """Half a line more above and below: pyqtgraph leaves out labels that reach beyond."""
+        wider: QRectF = super().boundingRect().adjusted(0, -_HALF_LINE, 0, _HALF_LINE)
+        return wider
+
+    def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
+        """Three ticks, two when the plot is low."""
+        parts = 2 if size >= 48 else 1
+        step = (maxVal - minVal) / parts
+        return [(step, [minVal + step * index for index in range(parts + 1)])] if step > 0 else []
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        """Values with their unit."""
+        return [self._text(value) for value in values]
+
+
+class TimeAxis(pg.AxisItem):  # type: ignore[misc]
+    """The bottom axis. While following, `−30 s`; otherwise the time of day.
+
+    Plot coordinates are seconds of this machine's monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("bottom")
+        self.now_s: float | None = None
+        """The right edge while following, None otherwise."""
+        self._wall_offset_s = time.time() - time.monotonic()
+        self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=3, tickAlpha=255)
+
+    def clock_text(self, value: float) -> str:
+        """The time of day at second `value` of the monotonic clock."""
+        return time.strftime("%H:%M:%S", time.localtime(value + self._wall_offset_s))
+
+    def show_labels(self, shown: bool) -> None:
+        """Write the times below the plot, or leave just the lines."""
+        self.setHeight(TIME_AXIS_HEIGHT if shown else 1)
+        self.setStyle(showValues=shown)
+
+    def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
+        """Round times, at least 70 px apart."""
+        wanted = (maxVal - minVal) * 70 / max(size, 1)
+        step = next((step for step in _TIME_STEPS_S if step >= wanted), _TIME_STEPS_S[-1])
+        origin = self.now_s if self.now_s is not None else -self._wall_offset_s
+        first = np.ceil((minVal - origin) / step)
+        last = np.floor((maxVal - origin) / step)
+        return [(step, [origin + step * index for index in np.arange(first, last + 1)])]
+
+    def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
+        """`−30 s`, or `14:03:20`."""
+        if self.now_s is None:
+            return [self.clock_text(value) for value in values]
+        return [ago_text(self.now_s - value) for value in values]
+
+
+def ago_text(seconds: float) -> str:
+    """`now`, `−5 s`, `−2 min`."""
+    if seconds < 0.05:
+        return "now"
+    if seconds >= 60 and abs(seconds / 60 - round(seconds / 60)) < 1e-6:
+        return f"−{round(seconds / 60)} min"
+    return f"−{seconds:.3g} s"
+
+
+def color_axis(axis: pg.AxisItem, theme: Theme) -> None:
+    """Faint opaque grid lines (blending them costs 25 ms a frame), muted text."""
+    axis.setPen(pg.mkPen(theme.grid))
+    axis.setTextPen(pg.mkPen(theme.muted))
+    axis.setStyle(tickFont=sans(_TICK_FONT_SCALE))
+    axis.setGrid(255)
+    axis.setZValue(-10)

@@ -1,0 +1,208 @@
+"""One plot under a line with its title and current values. Owns the pyqtgraph items and their colours.
+
+Knows curves as arrays, not where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyqtgraph as pg  # type: ignore[import-untyped]
+from PySide6.QtCore import QPointF, QSize, Qt, Signal
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from kvscope_app.theme import Theme, mix
+from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
+from kvscope_app.views.chart.curves import FloatArray, decimate, join_near, nice_ceiling
+from kvscope_app.views.chart.legend import Legend, LegendEntry
+
+PLOT_MIN_HEIGHT = 64
+TEXT_MARGIN = 7
+"""Half a line of text: the outermost values of the axis reach beyond the plot."""
+_SHRINK_BELOW = 0.45
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSpec:
+    """One curve. `color` names a colour of the theme, or is an index into its series."""
+
+    name: str
+    label: str
+    color: str | int
+    filled: bool = False
+
+    def color_of(self, theme: Theme) -> str:
+        """`#rrggbb`."""
+        return theme.series[self.color] if isinstance(self.color, int) else str(getattr(theme, self.color))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A small triangle at a time, with the text of its tooltip."""
+
+    x: float
+    text: str
+
+
+class ChartPanel(QWidget):
+    """Title, values, plot. Coordinates: x in seconds, y from 0 to `top` or a round number above the data."""
+
+    hovered = Signal(object)
+    """x under the mouse in seconds, None when it left."""
+    range_dragged = Signal(float, float)
+    """The person moved or zoomed the time shown."""
+
+    def __init__(
+        self,
+        title: str,
+        curves: Sequence[CurveSpec],
+        axis_text: Callable[[float], str],
+        *,
+        top: float | None = None,
+        join_gap_s: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.title = title
+        self.curves = tuple(curves)
+        self.setAccessibleName(title)
+        self._fixed_top = top
+        self._join_gap_s = join_gap_s
+        self._top = 0.0
+        self.legend = Legend(title, [LegendEntry(curve.name, curve.label) for curve in self.curves])
+        self._time_axis = TimeAxis()
+        self.plot = pg.PlotWidget(axisItems={"left": ValueAxis(axis_text), "bottom": self._time_axis})
+        self._items = {curve.name: self._add_curve(curve) for curve in self.curves}
+        self._gaps: list[pg.LinearRegionItem] = []
+        self._marks = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
+        self._cursor = pg.InfiniteLine(angle=90, movable=False)
+        self._set_up_plot()
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(2)
+        layout.addWidget(self.legend)
+        layout.addWidget(self.plot, 1)
+
+    def sizeHint(self) -> QSize:
+        return QSize(320, 150)
+
+    def show_time(self, first_s: float, last_s: float, now_s: float | None) -> None:
+        """Show `first_s` to `last_s`; `now_s` is the right edge while following."""
+        self._time_axis.now_s = now_s
+        view = self.plot.getViewBox()
+        view.blockSignals(True)
+        self.plot.setXRange(first_s, last_s, padding=0)
+        view.blockSignals(False)
+        self._time_axis.setRange(first_s, last_s)
+
+    def clock_text(self, x: float) -> str:
+        """The time of day at `x`."""
+        return self._time_axis.clock_text(x)
+
+    def show_time_labels(self, shown: bool) -> None:
+        """Name the times below this plot."""
+        self._time_axis.show_labels(shown)
+        bottom = 0 if shown else TEXT_MARGIN
+        self.plot.getPlotItem().layout.setContentsMargins(0, TEXT_MARGIN, 0, bottom)
+
+    def show_curve(self, name: str, x: FloatArray, y: FloatArray, phase: int) -> float:
+        """Draw a curve, shape (n,), NaN where unknown; `phase` as in `decimate`. Returns its maximum."""
+        x, y = decimate(x, y, max(self.plot.width() - 50, 50), phase)
+        step = (x[-1] - x[0]) / max(x.size - 1, 1) if x.size else 0.0
+        x, y, joined = join_near(x, y, max(self._join_gap_s, 3.5 * step))
+        item = self._items[name]
+        item.setData(x, y, connect="all" if joined[:-1].all() else joined.astype(np.uint8), skipFiniteCheck=True)
+        return float(y.max()) if y.size else 0.0
+
+    def fit(self, highest: float) -> None:
+        """Let the value axis end on a round number above `highest`; it shrinks only when much too high."""
+        if self._fixed_top is not None:
+            return
+        if highest > self._top or highest < self._top * _SHRINK_BELOW or self._top == 0:
+            self._top = nice_ceiling(max(highest * 1.04, 1e-9))
+            self.plot.setYRange(0, self._top, padding=0)
+
+    def show_gaps(self, gaps: Sequence[tuple[float, float]]) -> None:
+        """Shade stretches where nothing was heard of the engine."""
+        while len(self._gaps) < len(gaps):
+            region = pg.LinearRegionItem(movable=False, pen=pg.mkPen(None))
+            region.setZValue(-20)
+            self._gaps.append(region)
+            self.plot.addItem(region)
+            self._color_gap(region)
+        for index, region in enumerate(self._gaps):
+            region.setVisible(index < len(gaps))
+            if index < len(gaps):
+                region.setRegion(gaps[index])
+
+    def show_marks(self, marks: Sequence[Mark]) -> None:
+        """Draw marks near the bottom; hovering one shows its text."""
+        y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
+        self._marks.setData([mark.x for mark in marks], [y] * len(marks), data=[mark.text for mark in marks])
+
+    def show_cursor(self, x: float | None) -> None:
+        """The hover line, the same in every panel."""
+        self._cursor.setVisible(x is not None)
+        if x is not None:
+            self._cursor.setPos(x)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """pyqtgraph does not follow the palette."""
+        self.theme = theme
+        self.plot.setBackground(theme.base)
+        for name in ("left", "bottom"):
+            color_axis(self.plot.getAxis(name), theme)
+        for curve in self.curves:
+            color = curve.color_of(theme)
+            self._items[curve.name].setPen(pg.mkPen(color, width=1))
+            if curve.filled:
+                self._items[curve.name].setBrush(pg.mkBrush(mix(theme.base, color, 0.45)))
+        self._marks.setBrush(pg.mkBrush(theme.bad))
+        self._cursor.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
+        for region in self._gaps:
+            self._color_gap(region)
+        self.legend.apply_theme(theme, {curve.name: curve.color_of(theme) for curve in self.curves})
+
+    def _color_gap(self, region: pg.LinearRegionItem) -> None:
+        theme = getattr(self, "theme", None)
+        if theme is not None:
+            region.setBrush(pg.mkBrush(mix(theme.base, theme.muted, 0.10)))
+
+    def _add_curve(self, curve: CurveSpec) -> pg.PlotCurveItem:
+        item = pg.PlotCurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
+        self.plot.addItem(item)
+        return item
+
+    def _set_up_plot(self) -> None:
+        plot = self.plot
+        plot.setMenuEnabled(False)
+        plot.hideButtons()
+        plot.setMouseEnabled(x=True, y=False)
+        plot.setMinimumHeight(PLOT_MIN_HEIGHT)
+        plot.setFrameShape(pg.QtWidgets.QFrame.Shape.NoFrame)
+        plot.getViewBox().setDefaultPadding(0.0)
+        plot.disableAutoRange()
+        plot.getPlotItem().layout.setContentsMargins(0, TEXT_MARGIN, 0, 0)
+        plot.setYRange(0, self._fixed_top or 1.0, padding=0)
+        plot.addItem(self._marks, ignoreBounds=True)
+        plot.addItem(self._cursor, ignoreBounds=True)
+        self._cursor.hide()
+        plot.scene().sigMouseMoved.connect(self._on_mouse_moved)
+        plot.getViewBox().sigRangeChangedManually.connect(self._on_dragged)
+
+    def leaveEvent(self, event: object) -> None:
+        self.hovered.emit(None)
+
+    def _on_mouse_moved(self, position: QPointF) -> None:
+        view = self.plot.getViewBox()
+        inside = view.sceneBoundingRect().contains(position)
+        self.hovered.emit(float(view.mapSceneToView(position).x()) if inside else None)
+
+    def _on_dragged(self, _axes: object) -> None:
+        (first, last), _ = self.plot.viewRange()
+        self.range_dragged.emit(float(first), float(last))
+
+
+def _mark_tip(x: float, y: float, data: str) -> str:
+    return data

@@ -1,0 +1,45 @@
+"""How much time the plots show, whether they follow the present, and what time the mouse is on."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QWidget
+
+from kvscope_app.views.widgets import label, tool_button
+from kvscope_app.widgets import Segments
+
+RANGES_S = {"10 s": 10.0, "1 min": 60.0, "10 min": 600.0}
+DEFAULT_RANGE = "1 min"
+
+
+class TimeBar(QWidget):
+    """Range buttons at the left, Live at the right, the time under the mouse between them."""
+
+    range_chosen = Signal(float)
+    """Seconds."""
+    live_requested = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranges = Segments(list(RANGES_S), "Time shown")
+        self.ranges.set_current(list(RANGES_S).index(DEFAULT_RANGE))
+        self.ranges.chosen.connect(lambda index: self.range_chosen.emit(list(RANGES_S.values())[index]))
+        self.time = label(look="muted", elastic=True)
+        self.live = tool_button(
+            "Live", "Follow the present. Drag or scroll a plot to look back.", checkable=True, checked=True
+        )
+        self.live.clicked.connect(self._on_live)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(8, 6, 8, 2)
+        layout.setSpacing(8)
+        layout.addWidget(self.ranges)
+        layout.addWidget(self.time, 1)
+        layout.addWidget(self.live)
+
+    def set_following(self, following: bool) -> None:
+        """Show whether the plots follow the present."""
+        self.live.setChecked(following)
+
+    def _on_live(self) -> None:
+        self.live.setChecked(True)
+        self.live_requested.emit()

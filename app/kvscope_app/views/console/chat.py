@@ -1,0 +1,248 @@
+"""The chat: all conversations, the answers on their way, and their link to the session. No widgets.
+
+Several answers may be written at once, one a conversation. Text is handed on in batches, every
+`FLUSH_MS`, however fast tokens come.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.session import Session
+from kvscope_app.views.console.answer import Answer
+from kvscope_app.views.console.conversation import (
+    Conversation,
+    Message,
+    new_conversation,
+    title_from,
+    to_send,
+)
+from kvscope_app.views.console.store import ConversationStore
+from kvscope_telemetry.commands import Abort, Accepted, Command, Finished, Refused, Reply, Submit, Tokens
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.source import SourceState
+
+FLUSH_MS: Final = 40
+SAVE_AFTER_MS: Final = 800
+
+
+class Chat(QObject):
+    """Owns the conversations. Widgets show what it holds and ask it to act."""
+
+    listed = Signal()
+    """Conversations came, went, or changed their title or activity."""
+    messages_changed = Signal(str)
+    """Messages of the conversation with this key were added or removed."""
+    text_added = Signal(str, str)
+    """Key, and text that its answer got since the last time."""
+    answer_changed = Signal(str)
+    """Phase, numbers or end of the answer of this conversation changed."""
+    told = Signal(str)
+    """Something a person must read, in one line."""
+
+    def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.follow_on_map = True
+        """Whether a new request is selected everywhere."""
+        self._session = session
+        self._store = store
+        self._answers: dict[str, Answer] = {}
+        self._unsaved: set[str] = set()
+        self._epoch: int | None = None
+        loaded = store.load()
+        self.warnings = loaded.warnings
+        self.conversations: list[Conversation] = loaded.conversations or [new_conversation()]
+        self._flush_timer = self._timer(FLUSH_MS, self._flush)
+        self._save_timer = self._timer(SAVE_AFTER_MS, self.save)
+        self._save_timer.setSingleShot(True)
+        session.replies.connect(self._on_replies)
+        session.status_changed.connect(self._on_status)
+
+    def find(self, key: str) -> Conversation | None:
+        """The conversation with this key."""
+        return next((c for c in self.conversations if c.key == key), None)
+
+    def answer_of(self, key: str) -> Answer | None:
+        """The answer being written in a conversation, None when there is none."""
+        return next((a for a in self._answers.values() if a.conversation.key == key), None)
+
+    def add(self, like: Conversation | None = None) -> Conversation:
+        """A new conversation at the top; an empty one that is there already is taken."""
+        first = self.conversations[0] if self.conversations else None
+        if first is not None and not first.messages and not first.named:
+            return first
+        fresh = new_conversation(like)
+        self.conversations.insert(0, fresh)
+        self.listed.emit()
+        return fresh
+
+    def delete(self, conversation: Conversation) -> None:
+        """Remove a conversation; what it waits for is aborted. There is always one left."""
+        self.stop(conversation)
+        self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
+        self.conversations.remove(conversation)
+        self._unsaved.discard(conversation.key)
+        self._store.delete(conversation.key)
+        if not self.conversations:
+            self.conversations.append(new_conversation(conversation))
+        self.listed.emit()
+
+    def restore(self, conversation: Conversation) -> None:
+        """Bring back a deleted one."""
+        for message in conversation.messages:
+            if message.role == "assistant" and not message.ending:
+                message.ending = "stopped"
+        self.conversations.insert(0, conversation)
+        self._touch(conversation)
+        self.listed.emit()
+
+    def rename(self, conversation: Conversation, title: str) -> None:
+        """Give it a title; an empty one changes nothing."""
+        if title.strip() and title != conversation.title:
+            conversation.title, conversation.named = title.strip(), True
+            self._touch(conversation)
+            self.listed.emit()
+
+    def touch(self, conversation: Conversation) -> None:
+        """Its options changed."""
+        self._touch(conversation)
+
+    def ask(self, conversation: Conversation, prompt: str) -> None:
+        """Send a prompt; the answer is written into a new message."""
+        if not conversation.named and not conversation.messages:
+            conversation.title = title_from(prompt)
+        conversation.messages.append(Message(role="user", content=prompt))
+        self._submit(conversation)
+
+    def ask_again(self, conversation: Conversation, index: int) -> None:
+        """Write the answer at `index` anew; what comes after it goes."""
+        if self.answer_of(conversation.key) is None and conversation.messages[index].role == "assistant":
+            del conversation.messages[index:]
+            self._submit(conversation)
+
+    def cut(self, conversation: Conversation, index: int) -> None:
+        """Remove the messages from `index` on."""
+        if self.answer_of(conversation.key) is None:
+            del conversation.messages[index:]
+            self._touch(conversation)
+            self.messages_changed.emit(conversation.key)
+
+    def stop(self, conversation: Conversation) -> None:
+        """Ask the engine to stop the answer; it is stopped when the engine says so."""
+        answer = self.answer_of(conversation.key)
+        if answer is None:
+            return
+        answer.stopping()
+        try:
+            self._session.send(Abort(request_id=answer.request_id))
+        except KvscopeError as error:
+            self.told.emit(str(error))
+        self.answer_changed.emit(conversation.key)
+
+    def save(self) -> None:
+        """Write what changed to disk now."""
+        self._save_timer.stop()
+        for key in sorted(self._unsaved):
+            conversation = self.find(key)
+            if conversation is not None and (conversation.messages or conversation.named):
+                try:
+                    self._store.save(conversation)
+                except KvscopeError as error:
+                    self.told.emit(str(error))
+        self._unsaved.clear()
+
+    def _submit(self, conversation: Conversation) -> None:
+        answer_to = Message(role="assistant")
+        turns = to_send(conversation)
+        conversation.messages.append(answer_to)
+        self._epoch = self._session.live_mirror.epoch
+        answer = Answer(f"chat-{secrets.token_hex(6)}", conversation, answer_to, self._epoch or 0)
+        self._answers[answer.request_id] = answer
+        self._send(answer, Submit(request_id=answer.request_id, messages=turns, sampling=conversation.sampling))
+        self._flush_timer.start()
+        self._touch(conversation)
+        self._move_to_top(conversation)
+        self.messages_changed.emit(conversation.key)
+
+    def _send(self, answer: Answer, command: Command) -> None:
+        try:
+            if not self._session.send(command):
+                self._end(answer, "the engine takes no prompts now")
+        except KvscopeError as error:
+            self._end(answer, str(error))
+
+    def _end(self, answer: Answer, reason: str) -> None:
+        answer.end("refused", reason)
+
+    def _on_replies(self, replies: Iterable[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, Tokens | Accepted | Finished | Refused):
+                answer = self._answers.get(reply.request_id)
+                if answer is not None:
+                    self._take(answer, reply)
+
+    def _take(self, answer: Answer, reply: Tokens | Accepted | Finished | Refused) -> None:
+        if isinstance(reply, Tokens):
+            answer.tokens(reply)
+        elif isinstance(reply, Accepted):
+            answer.accepted(reply)
+            self._select(answer)
+            self.answer_changed.emit(answer.conversation.key)
+        elif isinstance(reply, Finished):
+            answer.finished(reply)
+        else:
+            answer.refused(reply)
+
+    def _select(self, answer: Answer) -> None:
+        if self.follow_on_map and answer.message.stats.number:
+            self._session.select_request(answer.message.stats.number)
+
+    def _flush(self) -> None:
+        """Hand on text that came, then the ends."""
+        for answer in list(self._answers.values()):
+            key = answer.conversation.key
+            text = answer.take_pending()
+            if text:
+                self.text_added.emit(key, text)
+            if answer.is_ended:
+                del self._answers[answer.request_id]
+                self._touch(answer.conversation)
+            if text or answer.is_ended:
+                self.answer_changed.emit(key)
+            if answer.is_ended:
+                self.listed.emit()
+        if not self._answers:
+            self._flush_timer.stop()
+
+    def _on_status(self) -> None:
+        """An engine that ended, or another one, does not go on writing: what came is kept, and marked."""
+        status, epoch = self._session.status, self._session.live_mirror.epoch
+        is_other = self._epoch is not None and epoch is not None and epoch != self._epoch
+        if status.state is SourceState.ENDED or is_other:
+            reason = status.reason or "the engine ended"
+            for answer in self._answers.values():
+                if not answer.is_ended:
+                    answer.end("interrupted", reason)
+        self._epoch = epoch if epoch is not None else self._epoch
+
+    def _touch(self, conversation: Conversation) -> None:
+        conversation.changed_s = time.time()
+        self._unsaved.add(conversation.key)
+        if not self._save_timer.isActive():
+            self._save_timer.start()
+
+    def _move_to_top(self, conversation: Conversation) -> None:
+        self.conversations.remove(conversation)
+        self.conversations.insert(0, conversation)
+        self.listed.emit()
+
+    def _timer(self, interval_ms: int, slot: object) -> QTimer:
+        timer = QTimer(self)
+        timer.setInterval(interval_ms)
+        timer.timeout.connect(slot)
+        return timer

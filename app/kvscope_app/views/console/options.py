@@ -1,0 +1,185 @@
+"""System prompt and sampling options of a conversation. What is not accepted is said below the fields.
+
+Values are checked by `SamplingParams` alone, so that the limits are the engine's.
+"""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+from typing import Final
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLineEdit, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
+
+from kvscope_app.theme import Theme
+from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation
+from kvscope_app.views.widgets import label
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A sampling option: its name in `SamplingParams`, what it is called, what it does."""
+
+    name: str
+    text: str
+    tip: str
+    is_whole: bool = False
+    may_be_empty: bool = False
+
+
+FIELDS: Final = (
+    Field("max_tokens", "Max tokens", "Tokens to generate at most; empty: as many as fit", True, True),
+    Field("temperature", "Temperature", "0 always takes the most likely token; higher is more varied. 0 to 100"),
+    Field("top_p", "Top p", "Smallest set of tokens whose probability reaches it. Above 0, at most 1"),
+    Field("top_k", "Top k", "Number of most likely tokens kept; 0 keeps all", True),
+    Field("min_p", "Min p", "Drops tokens less likely than this share of the most likely one. 0 to 1"),
+    Field("seed", "Seed", "The same seed gives the same answer; empty: another each time", True, True),
+    Field("presence_penalty", "Presence", "Taken from tokens that were generated already. −2 to 2"),
+    Field("frequency_penalty", "Frequency", "The same, times how often they were. −2 to 2"),
+    Field("repetition_penalty", "Repetition", "Divides the score of tokens seen so far. Above 0, at most 10"),
+)
+
+
+class OptionsPanel(QWidget):
+    """Fields of one conversation; changes are written into it when they are accepted."""
+
+    changed = Signal()
+    """The conversation's options changed, or what is wrong with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.system = QPlainTextEdit()
+        self.system.setPlaceholderText("System prompt: who should answer, and how")
+        self.system.setAccessibleName("System prompt")
+        self.system.setTabChangesFocus(True)
+        self.system.setFixedHeight(3 * self.system.fontMetrics().lineSpacing() + 18)
+        self.fields = {field.name: _line(field) for field in FIELDS}
+        self.stop = QLineEdit()
+        self.stop.setPlaceholderText("Stop strings: one | two")
+        self.stop.setToolTip(r"Texts that end the answer, with | between them; \n is a new line")
+        self.stop.setAccessibleName("Stop strings")
+        self.reset = QPushButton("Reset")
+        self.error = label(wraps=True)
+        """Placed by whoever shows the panel, so that it is read even while the options are folded away."""
+        self.error.hide()
+        self._conversation: Conversation | None = None
+        self.reset.setToolTip("Back to the default sampling options")
+        self._lay_out()
+        self._connect()
+
+    @property
+    def problem(self) -> str:
+        """Why the options cannot be used, in one line; empty when they can."""
+        return self.error.text()
+
+    def show_conversation(self, conversation: Conversation) -> None:
+        """Show its options."""
+        self._conversation = None  # filling in is no change
+        if self.system.toPlainText() != conversation.system:
+            self.system.setPlainText(conversation.system)
+        self._fill(conversation.sampling)
+        self._conversation = conversation
+        self._check()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Errors are red."""
+        self.error.setStyleSheet(f"color: {theme.bad};")
+
+    def read(self) -> SamplingParams:
+        """The options as they are written. Raises BadInput naming the first that is not accepted."""
+        values: dict[str, object] = {field.name: _parse(field, self.fields[field.name].text()) for field in FIELDS}
+        return SamplingParams(stop=parse_stops(self.stop.text()), **values)  # type: ignore[arg-type]
+
+    def _fill(self, sampling: SamplingParams) -> None:
+        for field in FIELDS:
+            value = getattr(sampling, field.name)
+            text = str(value) if field.is_whole else f"{value:.10g}"
+            self.fields[field.name].setText("" if value is None else text)
+        self.stop.setText("|".join(text.encode("unicode_escape").decode() for text in sampling.stop))
+
+    def _on_edited(self) -> None:
+        if self._conversation is None:
+            return
+        self._conversation.system = self.system.toPlainText()
+        sampling = self._check()
+        if sampling is not None:
+            self._conversation.sampling = sampling
+        self.changed.emit()
+
+    def _check(self) -> SamplingParams | None:
+        try:
+            sampling = self.read()
+        except BadInput as error:
+            self.error.setText(str(error))
+            self.error.show()
+            return None
+        self.error.clear()
+        self.error.hide()
+        return sampling
+
+    def _on_reset(self) -> None:
+        self._fill(DEFAULT_SAMPLING)
+        self._on_edited()
+
+    def _connect(self) -> None:
+        self.system.textChanged.connect(self._on_edited)
+        self.stop.textEdited.connect(self._on_edited)
+        for line in self.fields.values():
+            line.textEdited.connect(self._on_edited)
+        self.reset.clicked.connect(self._on_reset)
+
+    def _lay_out(self) -> None:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(10)
+        grid.setVerticalSpacing(5)
+        for index, field in enumerate(FIELDS):
+            name = label(field.text, "muted")
+            name.setToolTip(field.tip)
+            row, column = divmod(index, 2)
+            grid.addWidget(name, row, 2 * column)
+            grid.addWidget(self.fields[field.name], row, 2 * column + 1)
+        last = QHBoxLayout()
+        last.addWidget(self.stop, 1)
+        last.addWidget(self.reset)
+        column_layout = QVBoxLayout(self)
+        column_layout.setContentsMargins(10, 6, 10, 8)
+        column_layout.setSpacing(6)
+        column_layout.addWidget(self.system)
+        column_layout.addLayout(grid)
+        column_layout.addLayout(last)
+
+
+def parse_stops(text: str) -> tuple[str, ...]:
+    r"""Texts between bars; `\n`, `\t` and `\\` are what they are in most languages."""
+    return tuple(_unescape(part) for part in text.split("|") if part)
+
+
+def _unescape(text: str) -> str:
+    try:
+        return codecs.decode(text.encode("latin-1", "backslashreplace"), "unicode_escape")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"stop string {text!r:.40} is not accepted: it ends inside an escape") from error
+
+
+def _parse(field: Field, text: str) -> object:
+    """A number, or the text as it is: `SamplingParams` then says what is accepted."""
+    text = text.strip()
+    if not text and field.may_be_empty:
+        return None
+    try:
+        return int(text) if field.is_whole else float(text)
+    except ValueError:
+        return text
+
+
+def _line(field: Field) -> QLineEdit:
+    line = QLineEdit()
+    line.setAccessibleName(field.text)
+    line.setToolTip(field.tip)
+    line.setMinimumWidth(line.fontMetrics().horizontalAdvance("00000") + 20)
+    if field.may_be_empty:
+        line.setPlaceholderText("random" if field.name == "seed" else "no limit")
+    return line

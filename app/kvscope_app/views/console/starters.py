@@ -1,0 +1,53 @@
+"""What an empty conversation shows: a few prompts to begin with."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QPushButton, QSizePolicy, QVBoxLayout, QWidget
+
+from kvscope_app.sample_prompts import sample_prompts, short_prompts
+from kvscope_app.views.widgets import label
+
+NUM_STARTERS = 3
+_TEXT_MARGINS = 34
+
+
+class Starters(QWidget):
+    """Buttons that put a prompt into the composer."""
+
+    chosen = Signal(str)
+
+    def __init__(self) -> None:
+        super().__init__()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(24, 24, 24, 24)
+        column.setSpacing(8)
+        column.addStretch(1)
+        hint = label("Ask the model something and watch the cache answer.", "muted", wraps=True)
+        hint.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        column.addWidget(hint)
+        for prompt in short_prompts(sample_prompts())[:NUM_STARTERS]:
+            column.addWidget(self._button(prompt))
+        column.addStretch(2)
+
+    def _button(self, prompt: str) -> QPushButton:
+        button = StarterButton(prompt)
+        button.clicked.connect(lambda: self.chosen.emit(prompt))
+        return button
+
+
+class StarterButton(QPushButton):
+    """A prompt on one line, ended by "…" where there is no room."""
+
+    def __init__(self, prompt: str) -> None:
+        super().__init__()
+        self._prompt = prompt
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.setToolTip(prompt)
+        self.setAccessibleName(prompt)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        room = self.width() - _TEXT_MARGINS
+        self.setText(self.fontMetrics().elidedText(self._prompt, Qt.TextElideMode.ElideRight, room))

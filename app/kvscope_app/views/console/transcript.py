@@ -1,0 +1,120 @@
+"""The messages of one conversation, newest below. Follows the end unless the person scrolled up."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
+
+from kvscope_app.theme import DARK, Theme
+from kvscope_app.views.console.answer import Answer
+from kvscope_app.views.console.conversation import Conversation
+from kvscope_app.views.console.message_card import MessageCard
+
+MAX_SHOWN: Final = 40
+"""Messages shown at first; "Show earlier" adds as many again."""
+_NEAR_END_PX: Final = 24
+
+
+class Transcript(QScrollArea):
+    """Shows one conversation at a time."""
+
+    request_wanted = Signal(int, int)
+    again_wanted = Signal(int)
+    """Index of the answer to write anew."""
+    edit_wanted = Signal(int)
+    """Index of the prompt to change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setAccessibleName("Conversation")
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.cards: list[MessageCard] = []
+        self._theme: Theme = DARK
+        self._conversation: Conversation | None = None
+        self._first = 0
+        self._follows = True
+        self._body = QWidget()
+        self._column = QVBoxLayout(self._body)
+        self._column.setContentsMargins(10, 8, 10, 8)
+        self._column.setSpacing(8)
+        self._earlier = QPushButton("Show earlier messages")
+        self._earlier.clicked.connect(self._show_earlier)
+        self._column.addWidget(self._earlier)
+        self._column.addStretch(1)
+        self.setWidget(self._body)
+        self.verticalScrollBar().rangeChanged.connect(self._on_range)
+        self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
+
+    def show_conversation(self, conversation: Conversation, answer: Answer | None) -> None:
+        """Show its messages; the ones that are there already stay."""
+        if conversation is not self._conversation:
+            self._conversation = conversation
+            self._first = max(len(conversation.messages) - MAX_SHOWN, 0)
+            self._follows = True
+        self._rebuild(conversation)
+        self.show_state(answer)
+
+    def add_text(self, text: str) -> None:
+        """Text for the last answer."""
+        if self.cards:
+            self.cards[-1].add(text)
+
+    def show_state(self, answer: Answer | None) -> None:
+        """Phase and numbers of the last answer; whole, and as Markdown, once it is not written any more."""
+        if not self.cards:
+            return
+        card = self.cards[-1]
+        if answer is not None and not answer.is_ended:
+            card.show_state(answer)
+        elif card.message.role == "assistant":
+            card.show_whole()
+            card.apply_theme(self._theme)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Recolour the cards."""
+        self._theme = theme
+        for card in self.cards:
+            card.apply_theme(theme)
+
+    def _rebuild(self, conversation: Conversation) -> None:
+        shown = conversation.messages[self._first :]
+        same = 0
+        while same < min(len(shown), len(self.cards)) and self.cards[same].message is shown[same]:
+            same += 1
+        for card in self.cards[same:]:
+            self._column.removeWidget(card)
+            card.hide()
+            card.deleteLater()
+        del self.cards[same:]
+        for message in shown[same:]:
+            card = MessageCard(message)
+            self._connect(card)
+            card.apply_theme(self._theme)
+            self._column.insertWidget(self._column.count() - 1, card)
+            self.cards.append(card)
+        self._earlier.setVisible(self._first > 0)
+
+    def _connect(self, card: MessageCard) -> None:
+        card.request_wanted.connect(self.request_wanted)
+        card.again_wanted.connect(lambda: self.again_wanted.emit(self._index_of(card)))
+        card.edit_wanted.connect(lambda: self.edit_wanted.emit(self._index_of(card)))
+
+    def _index_of(self, card: MessageCard) -> int:
+        return self._first + self.cards.index(card)
+
+    def _show_earlier(self) -> None:
+        if self._conversation is not None:
+            self._follows = False
+            self._first = max(self._first - MAX_SHOWN, 0)
+            self._rebuild(self._conversation)
+
+    def _on_range(self, _low: int, high: int) -> None:
+        if self._follows:
+            self.verticalScrollBar().setValue(high)
+
+    def _on_scrolled(self, value: int) -> None:
+        self._follows = value >= self.verticalScrollBar().maximum() - _NEAR_END_PX

@@ -1,0 +1,65 @@
+"""The console dock: the chat, and the load beside it. Owns where conversations are kept and when they are saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from PySide6.QtCore import QCoreApplication, QStandardPaths
+from PySide6.QtGui import QHideEvent
+from PySide6.QtWidgets import QTabWidget, QVBoxLayout, QWidget
+
+from kvscope_app.session import Session
+from kvscope_app.theme import Theme
+from kvscope_app.views.base import View
+from kvscope_app.views.console.chat import Chat
+from kvscope_app.views.console.chat_page import ChatPage
+from kvscope_app.views.console.store import ConversationStore
+from kvscope_app.views.load import LoadView
+
+
+class ConsoleView(View):
+    """Two tabs. `folder`: where conversations are kept, the application's data folder by default."""
+
+    title: ClassVar[str] = "Console"
+    object_name: ClassVar[str] = "console"
+    refresh_hz: ClassVar[float] = 4.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None, folder: Path | None = None) -> None:
+        super().__init__(session, parent)
+        self.chat = Chat(session, ConversationStore(folder or _data_folder()), self)
+        self.page = ChatPage(session, self.chat)
+        self.load = LoadView(session)
+        self._tabs = QTabWidget()
+        self._tabs.setDocumentMode(True)
+        self._tabs.addTab(self.page, "Chat")
+        self._tabs.addTab(self.load, "Load")
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self._tabs)
+        self.setFocusProxy(self.page.composer.edit)
+        application = QCoreApplication.instance()
+        if application is not None:
+            application.aboutToQuit.connect(self.chat.save)
+
+    def refresh(self) -> None:
+        """Streaming paints itself; here only what follows from the engine's state."""
+        self.page.show_status()
+        answer = self.chat.answer_of(self.page.current.key)
+        if answer is not None:
+            self.page.transcript.show_state(answer)
+        self.load.refresh()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.page.apply_theme(theme)
+        self.load.apply_theme(theme)
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        self.chat.save()
+        super().hideEvent(event)
+
+
+def _data_folder() -> Path:
+    place = QStandardPaths.StandardLocation.AppDataLocation
+    return Path(QStandardPaths.writableLocation(place)) / "conversations"

@@ -1,0 +1,68 @@
+"""Numbers as a person reads them: a unit on each, thin digits groups, "unknown" never shown as zero."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+UNKNOWN: Final = "unknown"
+NOTHING: Final = "–"
+_NARROW_SPACE: Final = "\u202f"
+
+
+def count(value: float) -> str:
+    """A whole number with grouped digits: `12 345`."""
+    return f"{round(value):,}".replace(",", _NARROW_SPACE)
+
+
+def short(value: float) -> str:
+    """A number in at most four characters and a suffix: `0.4`, `12`, `1.25 k`, `3.4 M`."""
+    if not math.isfinite(value):
+        return NOTHING
+    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(value) >= limit:
+            return f"{value / limit * (10 if limit == 1e4 else 1):.3g}{suffix}"
+    return count(value) if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def rate(value: float, unit: str) -> str:
+    """A number per second: `1 234 tok/s`."""
+    return f"{short(value)} {unit}" if math.isfinite(value) else NOTHING
+
+
+def num_bytes(value: float | None) -> str:
+    """Bytes in binary units: `1.50 GiB`; None and negative numbers are unknown."""
+    if value is None or value < 0 or not math.isfinite(value):
+        return UNKNOWN
+    for limit, unit in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= limit:
+            scaled = value / limit
+            return f"{scaled:.2f} {unit}" if scaled < 10 else f"{scaled:.1f} {unit}"
+    return f"{round(value)} B"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share of 1 as `12.3 %`; None and NaN are unknown."""
+    if share is None or not math.isfinite(share):
+        return UNKNOWN
+    return f"{share * 100:.{digits}f} %"
+
+
+def seconds(value: float | None) -> str:
+    """A duration from microseconds to hours: `640 µs`, `8.2 ms`, `1.25 s`, `3:07 min`."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    if value < 1:
+        return f"{value * 1e3:.1f} ms" if value < 0.1 else f"{value * 1e3:.0f} ms"
+    if value < 60:
+        return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
+    if value < 3600:
+        return f"{int(value // 60)}:{int(value % 60):02d} min"
+    return f"{int(value // 3600)}:{int(value % 3600 // 60):02d} h"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 block`, `2 blocks`."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,158 @@
+"""Where the memory went, as an account: absolute bytes of parts that do not overlap. No Qt.
+
+What nobody measured is None and is shown as unknown, never as zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages import DeviceSample, MemoryBreakdown
+from kvscope_telemetry.mirror import Mirror
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the device's memory. `color` names a colour of the theme."""
+
+    key: str
+    label: str
+    num_bytes: int | None
+    color: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The parts, and the device's whole memory."""
+
+    parts: tuple[Part, ...]
+    total_bytes: int | None
+
+    @property
+    def whole_bytes(self) -> int:
+        """What the bar's length stands for: the device, or the known parts when its size is unknown."""
+        known = sum(part.num_bytes or 0 for part in self.parts)
+        return max(self.total_bytes or 0, known, 1)
+
+    def share(self, part: Part) -> float | None:
+        """The part's share of the device; None when either is unknown."""
+        if part.num_bytes is None or not self.total_bytes:
+            return None
+        return part.num_bytes / self.total_bytes
+
+
+def account(mirror: Mirror, memory: MemoryBreakdown | None, sample: DeviceSample | None) -> Account:
+    """What is known of the device's memory now."""
+    weights = memory.weights_bytes if memory else None
+    workspace = _known(memory.workspace_bytes) if memory else None
+    used, process = (_known(sample.memory_used_bytes), _known(sample.process_bytes)) if sample else (None, None)
+    total = _total(mirror, sample)
+    block_bytes = mirror.hello.cache.block_bytes if mirror.hello else 0
+    kv = [count * block_bytes if block_bytes else None for count in _block_counts(mirror)]
+    owned = (weights, *kv, workspace or 0)
+    parts = (
+        Part("weights", "Weights", weights, "weights", "The model's parameters"),
+        Part("kv_active", "KV in use", kv[0], "block_active", "Blocks that a request holds"),
+        Part(
+            "kv_cached",
+            "KV cached",
+            kv[1],
+            "block_cached",
+            "Blocks nobody holds, kept for prompts that begin the same",
+        ),
+        Part(
+            "kv_free",
+            "KV free",
+            kv[2],
+            "kv_free",
+            "Blocks that hold nothing: reserved by the pool, ready to use",
+        ),
+        Part("workspace", "Workspace", workspace, "workspace", "Activations, graphs and buffers"),
+        Part(
+            "other",
+            "Other, engine",
+            _rest(process, *owned),
+            "other",
+            "The engine's process beyond the parts above",
+        ),
+        Part("others", "Other processes", _rest(used, process), "others", "Everybody else on this device"),
+        Part("free", "Free on device", _rest(total, used), "free", "Nobody uses it"),
+    )
+    return Account(parts, total)
+
+
+@dataclass(frozen=True, slots=True)
+class KVDetail:
+    """How well the pool's blocks are used. Tokens, slots and blocks are counts."""
+
+    block_size: int
+    block_bytes: int
+    num_active_blocks: int
+    num_held_tokens: int
+    num_reserved_slots: int
+    num_cached_tokens: int
+    num_room_tokens: int
+    num_saved_blocks: int
+    """Blocks that would be needed more if nothing were shared."""
+
+    @property
+    def empty_share(self) -> float | None:
+        """Internal fragmentation: empty slots of the blocks in use; None when none is in use."""
+        if not self.num_reserved_slots:
+            return None
+        return 1.0 - self.num_held_tokens / self.num_reserved_slots
+
+    @property
+    def token_bytes(self) -> float | None:
+        """KV of one token over all layers; None when the engine does not tell a block's size."""
+        return self.block_bytes / self.block_size if self.block_bytes and self.block_size else None
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """Memory that sharing saves; None when the engine does not tell a block's size."""
+        return self.num_saved_blocks * self.block_bytes if self.block_bytes else None
+
+
+def kv_detail(mirror: Mirror) -> KVDetail:
+    """Read from the ledger, O(blocks)."""
+    ledger, hello = mirror.ledger, mirror.hello
+    block_size = hello.cache.block_size if hello else 0
+    active = ledger.state == BlockState.ACTIVE
+    return KVDetail(
+        block_size=block_size,
+        block_bytes=hello.cache.block_bytes if hello else 0,
+        num_active_blocks=mirror.num_active,
+        num_held_tokens=int(ledger.filled.sum(where=active, dtype=np.int64)),
+        num_reserved_slots=mirror.num_active * block_size,
+        num_cached_tokens=mirror.num_cached * block_size,
+        num_room_tokens=(mirror.num_free + mirror.num_cached) * block_size,
+        num_saved_blocks=int(np.maximum(ledger.ref_count - 1, 0).sum(dtype=np.int64)),
+    )
+
+
+def _block_counts(mirror: Mirror) -> tuple[int, int, int]:
+    return mirror.num_active, mirror.num_cached, mirror.num_free
+
+
+def _total(mirror: Mirror, sample: DeviceSample | None) -> int | None:
+    sampled = _known(sample.memory_total_bytes) if sample else None
+    told = mirror.hello.device.total_bytes if mirror.hello else 0
+    return sampled or told or None
+
+
+def _known(value: int) -> int | None:
+    """-1 on the wire means unknown."""
+    return value if value >= 0 else None
+
+
+def _rest(whole: int | None, *parts: int | None) -> int | None:
+    """What is left of `whole`. Unknown when a term is, and when the parts are more than the whole: a process
+    has fewer bytes resident than its KV pool reserves until the pool was touched."""
+    if whole is None or any(part is None for part in parts):
+        return None
+    rest = whole - sum(part or 0 for part in parts)
+    return rest if rest >= 0 else None

@@ -1,0 +1,102 @@
+"""One horizontal bar of stacked parts, and the swatch that names a colour. Knows shares and colours only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPainterPath, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+
+BAR_HEIGHT = 30
+_MIN_WIDTH = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the bar: its share of the whole (0 to 1), colour `#rrggbb`, and tooltip."""
+
+    share: float
+    color: str
+    text: str
+
+
+class StackedBar(QWidget):
+    """Segments from the left; what is left over stays empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._segments: tuple[Segment, ...] = ()
+        self._background = QColor()
+        self._line = QColor()
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def show_segments(self, segments: Sequence[Segment]) -> None:
+        """Paint `segments`, left to right."""
+        if tuple(segments) != self._segments:
+            self._segments = tuple(segments)
+            self.setAccessibleDescription("; ".join(segment.text for segment in segments))
+            self.update()
+
+    def set_colors(self, background: str, line: str) -> None:
+        """The empty part, and the line between segments."""
+        self._background, self._line = QColor(background), QColor(line)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(240, BAR_HEIGHT)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        outline = QPainterPath()
+        outline.addRoundedRect(QRectF(self.rect()), 6, 6)
+        painter.setClipPath(outline)
+        painter.fillRect(self.rect(), self._background)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+        for segment, box in self._boxes():
+            painter.fillRect(box, QColor(segment.color))
+            painter.fillRect(QRectF(box.right() - 1, 0, 1, box.height()), self._line)
+        painter.end()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
+            position = event.pos()
+            text = next((s.text for s, box in self._boxes() if box.contains(position.toPointF())), "")
+            QToolTip.showText(event.globalPos(), text, self)
+            return True
+        return super().event(event)
+
+    def _boxes(self) -> list[tuple[Segment, QRectF]]:
+        """Each segment with its place; one that is not empty is at least 2 px wide."""
+        boxes, left = [], 0.0
+        for segment in self._segments:
+            width = max(segment.share * self.width(), _MIN_WIDTH) if segment.share > 0 else 0.0
+            boxes.append((segment, QRectF(round(left), 0, round(left + width) - round(left), self.height())))
+            left += width
+        return boxes
+
+
+class Swatch(QWidget):
+    """A small square of one colour."""
+
+    SIZE = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._color = QColor()
+        self.setFixedSize(self.SIZE, self.SIZE)
+
+    def set_color(self, color: str) -> None:
+        """Show `color`, `#rrggbb`."""
+        self._color = QColor(color)
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(self._color)
+        painter.drawRoundedRect(self.rect(), 2, 2)
+        painter.end()

@@ -1,0 +1,112 @@
+"""The card that floats beside a hovered block: its facts and the text it holds."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Final
+
+from PySide6.QtCore import QPoint, QRect, Qt
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+
+from kvscope_app.fonts import mono
+from kvscope_app.theme import DARK, Theme
+from kvscope_app.views.format import count
+from kvscope_app.views.page_map.block_facts import BlockFacts
+from kvscope_telemetry.commands import BlockContent
+
+_GAP: Final = 14
+_WIDTH: Final = 284
+_MAX_TEXT: Final = 240
+
+
+class BlockCard(QFrame):
+    """Shows one block. Never takes mouse or focus."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setProperty("look", "tip")
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.setFixedWidth(_WIDTH)
+        self._title, self._state, self._text = QLabel(), QLabel(), QLabel()
+        self._title.setProperty("look", "heading")
+        self._text.setWordWrap(True)
+        self._text.setTextFormat(Qt.TextFormat.PlainText)
+        self._rows = QLabel()
+        self._rows.setWordWrap(True)
+        self._theme = DARK
+        self._build()
+        self.hide()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the state colours of `theme`."""
+        self._theme = theme
+        self._text.setFont(mono(0.92))
+        self._text.setStyleSheet(
+            f"background: {theme.base}; border: 1px solid {theme.border}; border-radius: 5px; padding: 5px 7px;"
+        )
+
+    def show_block(self, facts: BlockFacts, content: BlockContent | None, waiting: bool) -> None:
+        """Fill in a block; `waiting`: its text was asked for."""
+        self._title.setText(f"Block {count(facts.block)}")
+        self._state.setText(facts.state)
+        color = getattr(self._theme, f"block_{facts.state}")
+        self._state.setStyleSheet(
+            f"background: {color}; color: {_ink_on(color)}; border-radius: 7px; padding: 1px 8px; font-weight: 600;"
+            f" border: 1px solid {self._theme.border};"
+        )
+        self._fill_rows(facts)
+        self._fill_text(content, waiting)
+        self._take_height()
+
+    def place(self, beside: QRect, within: QRect) -> None:
+        """Move next to the cell `beside`, inside `within` (both in the parent's coordinates)."""
+        x = beside.right() + _GAP
+        if x + self.width() > within.right():
+            x = max(within.left(), beside.left() - _GAP - self.width())
+        y = min(max(within.top(), beside.top() - 8), max(within.top(), within.bottom() - self.height()))
+        self.move(QPoint(x, y))
+        self.show()
+        self.raise_()
+
+    def _build(self) -> None:
+        head = QHBoxLayout()
+        head.addWidget(self._title)
+        head.addStretch()
+        head.addWidget(self._state)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 10, 12, 11)
+        column.setSpacing(7)
+        column.addLayout(head)
+        column.addWidget(self._rows)
+        column.addWidget(self._text)
+
+    def _take_height(self) -> None:
+        layout = self.layout()
+        assert layout is not None, "made in _build"
+        layout.activate()
+        self.resize(_WIDTH, layout.totalHeightForWidth(_WIDTH))
+
+    def _fill_rows(self, facts: BlockFacts) -> None:
+        if not facts.rows:
+            self._rows.setText("Holds nothing; the next request that needs room may take it.")
+            return
+        muted = self._theme.muted
+        lines = (
+            f"<tr><td style='color:{muted}; padding-right:12px'>{escape(label)}</td><td>{escape(value)}</td></tr>"
+            for label, value in facts.rows
+        )
+        self._rows.setText(f"<table cellspacing='0' cellpadding='1'>{''.join(lines)}</table>")
+
+    def _fill_text(self, content: BlockContent | None, waiting: bool) -> None:
+        if content is not None and content.token_ids:
+            text = content.text if len(content.text) <= _MAX_TEXT else content.text[:_MAX_TEXT] + "…"
+            self._text.setText(text.replace("\n", "⏎\n") or "(no printable text)")
+        else:
+            self._text.setText("…" if waiting else "")
+        self._text.setVisible(bool(self._text.text()))
+
+
+def _ink_on(color: str) -> str:
+    """Black or white, whichever is read better on `color`."""
+    return "#0d0f13" if QColor(color).lightnessF() > 0.45 else "#f4f6fa"

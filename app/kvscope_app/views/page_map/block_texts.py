@@ -1,0 +1,88 @@
+"""What text blocks hold: asked of the engine when a person looks, kept a while, never asked twice at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.session import Session
+from kvscope_telemetry.commands import BlockContent, BlockText, GetBlockText, Reply
+
+MAX_KEPT: Final = 512
+ASK_EVERY_MS: Final = 60
+GIVE_UP_MS: Final = 2000
+_FIRST_TAG: Final = 1 << 40
+"""Tags of ours are above those of other askers on the same socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """When this differs, the block's content may too."""
+
+    epoch: int
+    owner: int
+    filled: int
+    hash: int
+
+
+class BlockTexts(QObject):
+    """Cache of block contents by block and stamp."""
+
+    arrived = Signal(int)
+    """The content of this block is there now."""
+
+    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._kept: OrderedDict[tuple[int, Stamp], BlockContent] = OrderedDict()
+        self._asked: tuple[int, Stamp] | None = None
+        self._wanted: tuple[int, Stamp] | None = None
+        self._tag = 0
+        self._tags = itertools.count(_FIRST_TAG)
+        self._timer = QTimer(self, singleShot=True, interval=ASK_EVERY_MS)
+        self._timer.timeout.connect(self._ask)
+        self._give_up = QTimer(self, singleShot=True, interval=GIVE_UP_MS)
+        self._give_up.timeout.connect(self._forget_question)
+        session.replies.connect(self._take)
+
+    def get(self, block: int, stamp: Stamp) -> BlockContent | None:
+        """The content if it is here; otherwise it is asked for and `arrived` tells."""
+        key = (block, stamp)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        if key != self._asked and self._session.takes_commands:
+            self._wanted = key
+            if not self._timer.isActive() and self._asked is None:
+                self._timer.start()
+        return None
+
+    def _ask(self) -> None:
+        if self._wanted is None or self._asked is not None:
+            return
+        self._asked, self._wanted = self._wanted, None
+        self._tag = next(self._tags)
+        self._session.send(GetBlockText(blocks=(self._asked[0],), tag=self._tag))
+        self._give_up.start()
+
+    def _take(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, BlockText) and reply.tag == self._tag and self._asked is not None:
+                self._keep(self._asked, reply)
+
+    def _keep(self, key: tuple[int, Stamp], reply: BlockText) -> None:
+        self._kept[key] = reply.contents[0] if reply.contents else BlockContent(block=key[0])
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        self._forget_question()
+        self.arrived.emit(key[0])
+
+    def _forget_question(self) -> None:
+        self._asked = None
+        self._give_up.stop()
+        if self._wanted is not None:
+            self._timer.start()

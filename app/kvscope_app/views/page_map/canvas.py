@@ -1,0 +1,268 @@
+"""The widget that shows a scene: blits its pixels, and turns mouse and keys into camera, cursor and selection.
+
+Owns the hovered block and the keyboard cursor. All drawing of cells is the scene's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from PySide6.QtCore import QEvent, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QAccessible,
+    QAccessibleAnnouncementEvent,
+    QFocusEvent,
+    QImage,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+    QWheelEvent,
+)
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from kvscope_app.fonts import sans
+from kvscope_app.theme import DARK, Theme
+from kvscope_app.views.page_map.labels import draw_block_numbers, draw_gutter, gutter_width
+from kvscope_app.views.page_map.scene import Scene, Span
+
+ZOOM_STEP: Final = 1.25
+FADE_MS: Final = 40
+_DRAG_FROM: Final = 4
+_ARROWS: Final = {
+    Qt.Key.Key_Left: (-1, 0),
+    Qt.Key.Key_Right: (1, 0),
+    Qt.Key.Key_Up: (0, -1),
+    Qt.Key.Key_Down: (0, 1),
+    Qt.Key.Key_PageUp: (0, -10),
+    Qt.Key.Key_PageDown: (0, 10),
+}
+
+
+class Canvas(QWidget):
+    """Shows `scene`. Positions in signals are block ids; -1 is none."""
+
+    pointed = Signal(int)
+    """The mouse or the keyboard cursor went to this block."""
+    chosen = Signal(int)
+    """This block was clicked, or Enter was pressed on it."""
+    dismissed = Signal()
+    """Escape, or a click beside all blocks."""
+
+    def __init__(self, scene: Scene, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.scene = scene
+        self.theme: Theme = DARK
+        self.pointed_block = -1
+        self._cursor = -1
+        self._gutter = 0
+        self._press: QPointF | None = None
+        self._dragged_to: QPointF | None = None
+        self._image = QImage()
+        self._fader = QTimer(self, interval=FADE_MS)
+        self._fader.timeout.connect(self._fade)
+        self.setMouseTracking(True)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        self.setMinimumSize(QSize(180, 120))
+        self.setAccessibleName("Page map: one cell a block of the KV cache")
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Paint in the colours of `theme`."""
+        self.theme = theme
+        self.scene.set_theme(theme)
+        self.update()
+
+    def show_span(self, span: Span) -> None:
+        """Repaint the pixel rows the scene touched, and keep flashes fading."""
+        if span is not None:
+            ratio = self.devicePixelRatioF()
+            top = int(span[0] / ratio)
+            self.update(0, top, self.width(), int((span[1] - span[0]) / ratio) + 2)
+        if self.scene.is_fading and not self._fader.isActive():
+            self._fader.start()
+
+    def refit_pixels(self) -> None:
+        """Give the scene as many pixels as there are now."""
+        ratio = self.devicePixelRatioF()
+        self._gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
+        width, height = round((self.width() - self._gutter) * ratio), round(self.height() * ratio)
+        span = self.scene.resize(max(1, width), max(1, height))
+        pixels = self.scene.pixels
+        # The image borrows the buffer; the scene keeps the buffer until the next refit_pixels replaces both.
+        self._image = QImage(
+            pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_RGB32
+        )
+        if span is not None:
+            self.update()
+
+    def zoom(self, factor: float, at: QPointF | None = None) -> None:
+        """Closer or farther around a point of the widget, or around the centre."""
+        x, y = self._to_scene(at) if at is not None else (self.scene.width / 2, self.scene.height / 2)
+        self.show_span(self.scene.zoom(factor, x, y))
+        self.update()
+
+    def fit_all(self) -> None:
+        """Show every block."""
+        self.show_span(self.scene.fit_all())
+        self.update()
+
+    def cell_rect(self, block: int) -> QRect:
+        """Where a block's cell is in the widget."""
+        ratio = self.devicePixelRatioF()
+        x, y = self.scene.camera.corner_of(*divmod(block, self.scene.grid.columns))
+        size = max(1.0, self.scene.camera.pitch / ratio)
+        return QRectF(x / ratio + self._gutter, y / ratio, size, size).toAlignedRect()
+
+    def announce(self, sentence: str) -> None:
+        """Tell assistive technology what the cursor is on."""
+        self.setAccessibleDescription(sentence)
+        if QAccessible.isActive():
+            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, sentence))
+
+    # Qt's side
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        ratio = self.devicePixelRatioF()
+        dirty = event.rect()
+        target = QRectF(dirty.intersected(QRect(self._gutter, 0, self.width(), self.height())))
+        source = QRectF(
+            (target.x() - self._gutter) * ratio,
+            target.y() * ratio,
+            target.width() * ratio,
+            target.height() * ratio,
+        )
+        painter.drawImage(target, self._image, source)
+        if self._gutter:
+            painter.fillRect(QRect(0, dirty.y(), self._gutter, dirty.height()), self.theme.color("base"))
+            draw_gutter(painter, self.scene, self.theme, self._gutter, ratio, dirty)
+        painter.setFont(sans(0.82))
+        draw_block_numbers(painter, self.scene, self._gutter, ratio)
+        self._draw_pointer(painter)
+        painter.end()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self.refit_pixels()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.DevicePixelRatioChange:
+            self.refit_pixels()
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        steps = event.angleDelta().y() / 120
+        if steps and self.scene.cells is not None:
+            self.zoom(ZOOM_STEP**steps, event.position())
+            self._point_at(event.position())
+        event.accept()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() in (Qt.MouseButton.LeftButton, Qt.MouseButton.MiddleButton):
+            self._press = event.position()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        if self._press is not None and self._is_drag(event.position()):
+            before = self._dragged_to or self._press
+            self._dragged_to = event.position()
+            self.setCursor(Qt.CursorShape.ClosedHandCursor)
+            ratio, moved = self.devicePixelRatioF(), event.position() - before
+            self.show_span(self.scene.pan(moved.x() * ratio, moved.y() * ratio))
+            self.update()
+        elif self._press is None:
+            self._point_at(event.position())
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        was_click = self._press is not None and self._dragged_to is None
+        self._press = self._dragged_to = None
+        self.unsetCursor()
+        if was_click and event.button() == Qt.MouseButton.LeftButton:
+            block = self._block_at(event.position())
+            self._cursor = block
+            if block >= 0:
+                self.chosen.emit(block)
+            else:
+                self.dismissed.emit()
+            self.update()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._point(-1)
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self._point(-1)
+        self.update()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        key = Qt.Key(event.key())
+        if key in _ARROWS and self.scene.cells is not None:
+            self._arrow(*_ARROWS[key], pan=bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier))
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self._cursor >= 0:
+            self.chosen.emit(self._cursor)
+        elif key == Qt.Key.Key_Escape:
+            self._cursor = -1
+            self._point(-1)
+            self.dismissed.emit()
+        else:
+            super().keyPressEvent(event)
+
+    # private
+
+    def _arrow(self, dx: int, dy: int, pan: bool) -> None:
+        if pan:
+            step = 48 * self.devicePixelRatioF()
+            self.show_span(self.scene.pan(-dx * step, -dy * step))
+            self.update()
+            return
+        grid = self.scene.grid
+        start = self._cursor if self._cursor >= 0 else -dx - dy * grid.columns
+        block = min(max(0, start + dx + dy * grid.columns), grid.num_blocks - 1)
+        self._cursor = block
+        self.show_span(self.scene.reveal(block))
+        self._point(block)
+        self.update()
+
+    def _point_at(self, position: QPointF) -> None:
+        self._point(self._block_at(position))
+
+    def _point(self, block: int) -> None:
+        if block == self.pointed_block:
+            return
+        for old_or_new in (self.pointed_block, block):
+            if old_or_new >= 0:
+                self.update(self.cell_rect(old_or_new).adjusted(-4, -4, 4, 4))
+        self.pointed_block = block
+        self.pointed.emit(block)
+
+    def _block_at(self, position: QPointF) -> int:
+        if position.x() < self._gutter:
+            return -1
+        block = self.scene.block_at(*self._to_scene(position))
+        return -1 if block is None else block
+
+    def _to_scene(self, position: QPointF) -> tuple[float, float]:
+        ratio = self.devicePixelRatioF()
+        return (position.x() - self._gutter) * ratio, position.y() * ratio
+
+    def _is_drag(self, position: QPointF) -> bool:
+        if self._dragged_to is not None:
+            return True
+        return self._press is not None and (position - self._press).manhattanLength() >= _DRAG_FROM
+
+    def _fade(self) -> None:
+        self.show_span(self.scene.fade(time.monotonic_ns()))
+        if not self.scene.is_fading:
+            self._fader.stop()
+
+    def _draw_pointer(self, painter: QPainter) -> None:
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        if self.pointed_block >= 0:
+            painter.setPen(QPen(self.theme.color("text"), 1.5))
+            painter.drawRect(self.cell_rect(self.pointed_block).adjusted(-2, -2, 1, 1))
+        if self._cursor >= 0 and self.hasFocus():
+            painter.setPen(QPen(self.theme.color("accent"), 2))
+            painter.drawRect(self.cell_rect(self._cursor).adjusted(-3, -3, 2, 2))

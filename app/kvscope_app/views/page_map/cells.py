@@ -1,0 +1,81 @@
+"""The rank of every block: what mode and selection make of the ledger. One owner of the ranks; numpy alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.views.page_map.color_modes import ColorMode, keys
+from kvscope_app.views.page_map.grid import Grid
+from kvscope_app.views.page_map.ink import Emphasis
+from kvscope_telemetry.ledger import Ledger
+
+Ids = npt.NDArray[np.uint32]
+Ranks = npt.NDArray[np.uint16]
+
+_NO_IDS = np.empty(0, np.uint32)
+
+
+class Cells:
+    """Ranks of `grid`'s cells, padded with 0 to full rows.
+
+    `ledger` is read, never written. Call `refresh` for blocks that changed, `refresh_all` for everything.
+    """
+
+    def __init__(self, ledger: Ledger, grid: Grid, block_size: int, mode: ColorMode) -> None:
+        self.ledger = ledger
+        self.grid = grid
+        self.block_size = block_size
+        self.mode = mode
+        self.step = 0
+        self.selected: Ids = _NO_IDS
+        self.has_selection = False
+        self._ranks: Ranks = np.zeros(grid.rows * grid.columns, np.uint16)
+        self._emphasis = np.full(grid.num_blocks, Emphasis.NORMAL << 8, np.uint16)
+
+    @property
+    def ranks(self) -> Ranks:
+        """Rank of each cell, shape (rows * columns,)."""
+        return self._ranks
+
+    @property
+    def table(self) -> Ranks:
+        """The same, shape (rows, columns)."""
+        return self._ranks.reshape(self.grid.rows, self.grid.columns)
+
+    def refresh(self, ids: Ids) -> None:
+        """Take the rows `ids`, shape (n,), from the ledger."""
+        fresh = keys(self.mode, self.ledger, ids, self.block_size, self.step)
+        self._ranks[ids] = self._emphasis[ids] | fresh
+
+    def refresh_all(self) -> None:
+        """Take every row from the ledger."""
+        fresh = keys(self.mode, self.ledger, slice(None), self.block_size, self.step)
+        np.bitwise_or(self._emphasis, fresh, out=self._ranks[: self.grid.num_blocks])
+
+    def select(self, ids: Ids | None) -> Ids:
+        """Let `ids` stand out from all others, or nothing (None). Returns the ids whose look changed.
+
+        An empty selection still dims the rest: the selected request holds no block now.
+        """
+        fresh = _NO_IDS if ids is None else np.unique(ids[ids < self.grid.num_blocks])
+        if (ids is not None) == self.has_selection:
+            changed = np.setxor1d(fresh, self.selected, assume_unique=True)
+        else:
+            changed = np.arange(self.grid.num_blocks, dtype=np.uint32)
+        self.has_selection = ids is not None
+        self._emphasis[changed] = (Emphasis.DIMMED if self.has_selection else Emphasis.NORMAL) << 8
+        self._emphasis[fresh] = Emphasis.SELECTED << 8
+        self.selected = fresh
+        if changed.size:
+            self.refresh(changed)
+        return changed
+
+    def fill_share(self, ids: Ids) -> npt.NDArray[np.float32]:
+        """Share of each block's slots that hold a token, 0 to 1; 1 for a free block, which has no hollow part."""
+        filled = self.ledger.filled[ids].astype(np.float32) / np.float32(self.block_size)
+        return np.where(self.ledger.state[ids] == 0, np.float32(1), filled)
+
+    def shared(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which blocks more than one request holds."""
+        return self.ledger.ref_count[ids] > 1

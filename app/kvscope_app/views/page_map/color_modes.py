@@ -1,0 +1,118 @@
+"""What a block's colour says: a key of one byte for each block, in five ways. numpy alone.
+
+Keys are ordered by what must not be missed: where several blocks share a pixel, the highest key is shown.
+Key 0 is "no block here", key 1 a free block.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+
+Keys = npt.NDArray[np.uint8]
+Rows = npt.NDArray[np.uint32] | slice
+
+NONE: Final = 0
+FREE: Final = 1
+DISK: Final = 2
+HOST: Final = 3
+CACHED: Final = 4
+ACTIVE: Final = 5
+SHARED: Final = 6
+
+OWNER_CACHED: Final = 2
+OWNER_ACTIVE: Final = 128
+NUM_OWNER_KEYS: Final = 96
+
+FILL_FULL: Final = 2
+FILL_STEPS: Final = 100
+"""Key `FILL_FULL + FILL_STEPS` is an empty block that is held: waste is what one looks for."""
+
+UNHELD: Final = 2
+ONE_HOLDER: Final = 3
+MAX_HOLDERS: Final = 16
+
+OLDEST: Final = 2
+AGE_STEPS: Final = 120
+_MAX_AGE: Final = (1 << 16) - 1
+_HALVINGS: Final = 14.0
+"""Each doubling of the age is one of so many equal steps in colour."""
+
+
+class ColorMode(StrEnum):
+    """What the colour of a cell means."""
+
+    STATE = "state"
+    OWNER = "owner"
+    FILL = "fill"
+    SHARING = "sharing"
+    AGE = "age"
+
+
+def keys(mode: ColorMode, ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
+    """The keys of `rows` (ids of shape (n,), or a slice) in `mode`, shape (n,)."""
+    if mode is ColorMode.STATE:
+        return _state(ledger, rows)
+    if mode is ColorMode.OWNER:
+        return _owner(ledger, rows)
+    if mode is ColorMode.FILL:
+        return _fill(ledger, rows, block_size)
+    if mode is ColorMode.SHARING:
+        return _sharing(ledger, rows)
+    return _age(ledger, rows, step)
+
+
+_STATE_KEYS: Final = np.array([FREE, ACTIVE, CACHED], np.uint8)
+_TIER_KEYS: Final = np.array([0, HOST, DISK], np.uint8)
+
+
+def _state(ledger: Ledger, rows: Rows) -> Keys:
+    state, tier = ledger.state[rows], ledger.tier[rows]
+    result = _STATE_KEYS[state]
+    result[(ledger.ref_count[rows] > 1) & (state == BlockState.ACTIVE)] = SHARED
+    elsewhere = (tier != Tier.HBM) & (state != BlockState.FREE)
+    if elsewhere.any():
+        result[elsewhere] = _TIER_KEYS[tier[elsewhere]]
+    return result
+
+
+def _owner(ledger: Ledger, rows: Rows) -> Keys:
+    state = ledger.state[rows]
+    result = (ledger.owner[rows] % NUM_OWNER_KEYS).astype(np.uint8)
+    result += np.where(state == BlockState.ACTIVE, np.uint8(OWNER_ACTIVE), np.uint8(OWNER_CACHED))
+    result[state == BlockState.FREE] = FREE
+    return result
+
+
+def _fill(ledger: Ledger, rows: Rows, block_size: int) -> Keys:
+    filled = np.minimum(ledger.filled[rows], block_size)
+    by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
+    result = by_filled.astype(np.uint8)[filled]
+    result[ledger.state[rows] == BlockState.FREE] = FREE
+    return result
+
+
+def _sharing(ledger: Ledger, rows: Rows) -> Keys:
+    holders = np.clip(ledger.ref_count[rows], 0, MAX_HOLDERS)
+    result = (holders + UNHELD).astype(np.uint8)
+    result[ledger.state[rows] == BlockState.FREE] = FREE
+    return result
+
+
+_KEY_BY_AGE: Final = (
+    OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _HALVINGS), 0, AGE_STEPS)
+).astype(np.uint8)
+
+
+def _age(ledger: Ledger, rows: Rows, step: int) -> Keys:
+    last_used = ledger.last_used_step[rows]
+    now = np.uint32(step & 0xFFFFFFFF)
+    age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
+    result: Keys = _KEY_BY_AGE[age]
+    result[ledger.state[rows] == BlockState.FREE] = FREE
+    return result

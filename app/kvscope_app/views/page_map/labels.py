@@ -1,0 +1,87 @@
+"""Block numbers around and inside the cells."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QRect, QRectF, Qt
+from PySide6.QtGui import QColor, QFontMetrics, QPainter
+
+from kvscope_app.theme import Theme
+from kvscope_app.views.format import count
+from kvscope_app.views.page_map.grid import Grid
+from kvscope_app.views.page_map.scene import Scene
+
+_MIN_WIDTH_FOR_GUTTER: Final = 340
+_LABEL_EVERY: Final = 40
+_PAD: Final = 10
+_NUMBERS_FROM: Final = 46
+"""Device-independent pixels of pitch from which a cell has room for its number."""
+
+
+def gutter_width(grid: Grid, width: int, metrics: QFontMetrics) -> int:
+    """Room for the number of each row's first block; 0 in a narrow window."""
+    if width < _MIN_WIDTH_FOR_GUTTER:
+        return 0
+    return metrics.horizontalAdvance(count(max(grid.num_blocks, 1000))) + _PAD
+
+
+def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, ratio: float, dirty: QRect) -> None:
+    """The number of the first block of some rows, left of them."""
+    if scene.cells is None:
+        return
+    painter.setPen(theme.color("muted"))
+    left = max(0.0, scene.camera.x / ratio)  # beside the grid where it does not fill the window
+    pitch, height = scene.camera.pitch / ratio, painter.fontMetrics().height()
+    every = _nice_step(_LABEL_EVERY / pitch)
+    first = max(0, int(((dirty.y() - height) * ratio - scene.camera.y) / scene.camera.pitch))
+    for row in range(first - first % every, scene.grid.rows, every):
+        y = (scene.camera.y / ratio) + row * pitch
+        if y > dirty.bottom() + height:
+            break
+        if y + pitch <= 0:
+            continue
+        top = min(max(0.0, y + min(pitch, height) / 2 - height / 2), scene.height / ratio - height)
+        box = QRectF(left, top, gutter - _PAD, height)
+        painter.drawText(
+            box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count(row * scene.grid.columns)
+        )
+
+
+def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: float) -> None:
+    """Each cell's own number, when the cells are large."""
+    pitch = scene.camera.pitch / ratio
+    if pitch < _NUMBERS_FROM or scene.cells is None:
+        return
+    rows, columns = _visible(scene)
+    for row in rows:
+        for column in columns:
+            if (block := scene.grid.block_at(row, column)) is not None:
+                x, y = scene.camera.corner_of(row, column)
+                box = QRectF(x / ratio + gutter, y / ratio, pitch, pitch)
+                painter.setPen(_ink_on(scene, x + scene.camera.pitch / 2, y + scene.camera.pitch / 2))
+                painter.drawText(box, Qt.AlignmentFlag.AlignCenter, str(block))
+
+
+def _ink_on(scene: Scene, x: float, y: float) -> QColor:
+    """Black or white, whichever is read better on the pixel."""
+    inside = (min(max(0, int(y)), scene.height - 1), min(max(0, int(x)), scene.width - 1))
+    color = QColor.fromRgb(int(scene.pixels[inside]))
+    light = 0.299 * color.red() + 0.587 * color.green() + 0.114 * color.blue() > 120
+    return QColor("#0d0f13" if light else "#e6e9ef")
+
+
+def _visible(scene: Scene) -> tuple[range, range]:
+    top, left = scene.camera.cell_at(0, 0)
+    bottom, right = scene.camera.cell_at(scene.width, scene.height)
+    return range(max(0, top), bottom + 1), range(max(0, left), right + 1)
+
+
+def _nice_step(least: float) -> int:
+    """The smallest of 1, 2, 4, 5, 10, 20, 40, 50, … that is at least `least`."""
+    step = 1
+    while True:
+        for factor in (1, 2, 4, 5):
+            if step * factor >= least:
+                return step * factor
+        step *= 10

@@ -1,0 +1,258 @@
+"""The page map: summary, usage bar, colour modes, the map itself, legend, and the card of the block pointed at."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
+
+from kvscope_app.icons import icon
+from kvscope_app.session import Session
+from kvscope_app.theme import Theme
+from kvscope_app.views.base import View
+from kvscope_app.views.format import count, num_bytes, plural
+from kvscope_app.views.page_map.block_card import BlockCard
+from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
+from kvscope_app.views.page_map.block_texts import BlockTexts
+from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.legend import Legend
+from kvscope_app.views.page_map.scene import Scene
+from kvscope_app.views.page_map.usage_bar import UsageBar
+from kvscope_app.widgets import ElidedLabel, Segments
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages import CacheInfo
+from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.source import Update
+
+MODES: Final = tuple(ColorMode)
+_MODE_TIPS: Final = (
+    "What each block does: active, shared, cached or free (1)",
+    "Which request owns it (2)",
+    "How many of its slots hold a token (3)",
+    "How many requests hold it (4)",
+    "How long ago it was used (5)",
+)
+_SLOW_MS: Final = 250
+
+
+class PageMapView(View):
+    """One cell a block."""
+
+    title = "Page map"
+    object_name = "page_map"
+    refresh_hz = 60.0
+
+    mode_changed = Signal(object)
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.scene = Scene()
+        self.canvas = Canvas(self.scene, self)
+        self._texts = BlockTexts(session, self)
+        self._card = BlockCard(self.canvas)
+        self._pending: list[npt.NDArray[np.uint32]] = []
+        self._mirror: Mirror | None = None
+        self._epoch: int | None = None
+        self._seq_shown = -1
+        self._table: npt.NDArray[np.uint32] | None = None
+        self._summary, self._usage, self._legend = ElidedLabel(), UsageBar(), Legend()
+        self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
+        self._buttons = [QToolButton() for _ in range(3)]
+        self._build()
+        self._connect()
+        self._slow = QTimer(self, interval=_SLOW_MS)
+        self._slow.timeout.connect(self._refresh_slowly)
+        self._slow.start()
+
+    @property
+    def mode(self) -> ColorMode:
+        """What colours mean now."""
+        return self.scene.mode
+
+    def set_mode(self, mode: ColorMode) -> None:
+        """Let colours mean something else."""
+        self._modes.set_current(MODES.index(mode))
+        self.canvas.show_span(self.scene.set_mode(mode))
+        self._show_legend()
+        self.mode_changed.emit(mode)
+
+    def set_flashing(self, flashing: bool) -> None:
+        """Whether cells light up when they change."""
+        self.scene.flashing = flashing
+
+    def zoom_in(self) -> None:
+        """One step closer, around the centre."""
+        self.canvas.zoom(ZOOM_STEP)
+
+    def zoom_out(self) -> None:
+        """One step back."""
+        self.canvas.zoom(1 / ZOOM_STEP)
+
+    def fit_all(self) -> None:
+        """Show every block."""
+        self.canvas.fit_all()
+
+    def refresh(self) -> None:
+        """Draw what changed since the last call."""
+        mirror = self.session.mirror
+        if mirror.hello is None:
+            return
+        cells = self.scene.cells
+        if mirror is not self._mirror or cells is None or cells.ledger is not mirror.ledger:
+            self._show_mirror(mirror, mirror.hello.cache)
+        elif self._pending:
+            ids = np.unique(np.concatenate(self._pending))
+            self._pending.clear()
+            self.canvas.show_span(self.scene.change(ids, mirror.step, time.monotonic_ns()))
+        self._show_selection()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.canvas.apply_theme(theme)
+        self._usage.apply_theme(theme)
+        self._card.apply_theme(theme)
+        for button, name in zip(self._buttons, ("zoom-out", "zoom-in", "fit"), strict=True):
+            button.setIcon(icon(name, theme.muted, size=16))
+        self._show_legend()
+
+    # private
+
+    def _build(self) -> None:
+        heading = QLabel(self.title)
+        heading.setProperty("look", "heading")
+        self._summary.setProperty("look", "muted")
+        top = QHBoxLayout()
+        top.setSpacing(8)
+        top.addWidget(heading)
+        top.addStretch()
+        top.addWidget(self._modes)
+        for index, tip in enumerate(_MODE_TIPS):
+            self._modes.set_tip(index, tip)
+        bottom = QHBoxLayout()
+        bottom.setSpacing(2)
+        bottom.addWidget(self._legend, 1)
+        for button, tip in zip(self._buttons, ("Zoom out (−)", "Zoom in (+)", "Show all blocks (F)"), strict=True):
+            button.setToolTip(tip)
+            button.setAccessibleName(tip)
+            bottom.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(14, 10, 14, 8)
+        column.setSpacing(8)
+        column.addLayout(top)
+        column.addWidget(self._summary)
+        column.addWidget(self._usage)
+        column.addWidget(self.canvas, 1)
+        column.addLayout(bottom)
+
+    def _connect(self) -> None:
+        self.session.updated.connect(self._remember)
+        self.session.selection_changed.connect(self._show_selection)
+        self._modes.chosen.connect(lambda index: self.set_mode(MODES[index]))
+        for button, slot in zip(self._buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
+            button.clicked.connect(slot)
+        self.canvas.pointed.connect(self._show_card)
+        self.canvas.chosen.connect(self._choose)
+        self.canvas.dismissed.connect(lambda: self.session.select_request(None))
+        self._texts.arrived.connect(self._text_arrived)
+
+    def _remember(self, update: Update) -> None:
+        if update.snapshot is not None:
+            self._mirror = None
+            self._pending.clear()
+        if update.block_ids.size and not self.session.paused:
+            self._pending.append(update.block_ids)
+
+    def _show_mirror(self, mirror: Mirror, cache: CacheInfo) -> None:
+        self._mirror = mirror
+        self._pending.clear()
+        self.scene.show(mirror.ledger, cache.block_size, mirror.step)
+        self.canvas.refit_pixels()
+        self.canvas.update()
+        self._refresh_slowly()
+
+    def _show_selection(self) -> None:
+        number = self.session.selected_request
+        table = None if number is None else self._blocks_of(number)
+        if table is None and self._table is None:
+            return
+        if table is not None and self._table is not None and np.array_equal(table, self._table):
+            return
+        self._table = table
+        self.canvas.show_span(self.scene.select(table))
+
+    def _blocks_of(self, number: int) -> npt.NDArray[np.uint32]:
+        """Blocks a request holds; of one that ended, those it left in the cache."""
+        mirror = self.session.mirror
+        table = mirror.requests.table(number).astype(np.uint32)
+        if table.size:
+            return table
+        left = (mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)
+        return np.flatnonzero(left).astype(np.uint32)
+
+    def _refresh_slowly(self) -> None:
+        """What need not follow each frame: words, the bar, ages."""
+        mirror = self.session.mirror
+        if mirror.hello is None or not self.isVisible():
+            return
+        self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_free)
+        self._summary.setText(summary(mirror, mirror.hello.cache))
+        self.canvas.show_span(self.scene.grow_older(mirror.step))
+        if self.canvas.pointed_block >= 0:
+            self._show_card(self.canvas.pointed_block)
+
+    def _show_legend(self) -> None:
+        tiers = self._mirror is not None and bool((self._mirror.ledger.tier != Tier.HBM).any())
+        self._legend.show_mode(self.scene.mode, self.theme, tiers)
+
+    def _facts(self, block: int) -> BlockFacts | None:
+        mirror = self.session.mirror
+        if mirror.hello is None or not 0 <= block < mirror.num_blocks:
+            return None
+        return block_facts(mirror, block, mirror.hello.cache.block_size)
+
+    def _show_card(self, block: int) -> None:
+        facts = self._facts(block)
+        if facts is None:
+            self._card.hide()
+            return
+        content = None if facts.stamp is None else self._texts.get(block, facts.stamp)
+        waiting = facts.stamp is not None and content is None and self.session.takes_commands
+        self._card.show_block(facts, content, waiting)
+        self._card.place(self.canvas.cell_rect(block), self.canvas.rect())
+        if self.canvas.hasFocus():
+            self.canvas.announce(facts.sentence)
+
+    def _text_arrived(self, block: int) -> None:
+        if block == self.canvas.pointed_block:
+            self._show_card(block)
+
+    def _choose(self, block: int) -> None:
+        """Select who holds the block; another click on a shared block goes on to its next holder."""
+        facts = self._facts(block)
+        candidates = () if facts is None else facts.holders or ((facts.owner,) if facts.owner is not None else ())
+        selected = self.session.selected_request
+        if not candidates:
+            self.session.select_request(None)
+        elif selected in candidates:
+            self.session.select_request(candidates[(candidates.index(selected) + 1) % len(candidates)])
+        else:
+            self.session.select_request(candidates[0])
+
+
+def summary(mirror: Mirror, cache: CacheInfo) -> str:
+    """The pool in one line."""
+    parts = [
+        plural(cache.num_blocks, "block"),
+        f"{count(mirror.num_active)} active",
+        f"{count(mirror.num_cached)} cached",
+        f"{count(mirror.num_free)} free",
+        f"{plural(cache.block_size, 'token')} each",
+    ]
+    if cache.block_bytes:
+        parts.append(f"{num_bytes(cache.block_bytes)} each")
+    return "  ·  ".join(parts)

@@ -1,0 +1,61 @@
+"""Small widgets several views share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QWidget
+
+
+class ElidedLabel(QLabel):
+    """A label that ends in "…" where there is no room, and never asks for more; the tooltip has it all."""
+
+    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(text, parent)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(24, super().minimumSizeHint().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        elided = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        painter.setPen(self.palette().color(self.foregroundRole()))
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, elided)
+        painter.end()
+        self.setToolTip(self.text() if elided != self.text() else "")
+
+
+class Segments(QFrame):
+    """A row of buttons of which one is down."""
+
+    chosen = Signal(int)
+    """Index of the button the person pressed."""
+
+    def __init__(self, labels: Sequence[str], name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAccessibleName(name)
+        self.setProperty("look", "segments")
+        self._group = QButtonGroup(self)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(2, 2, 2, 2)
+        row.setSpacing(1)
+        for index, label in enumerate(labels):
+            button = QToolButton()
+            button.setText(label)
+            button.setCheckable(True)
+            button.setAccessibleName(f"{name}: {label}")
+            self._group.addButton(button, index)
+            row.addWidget(button)
+        self._group.button(0).setChecked(True)
+        self._group.idClicked.connect(self.chosen)
+
+    def set_current(self, index: int) -> None:
+        """Press the button without telling."""
+        self._group.button(index).setChecked(True)
+
+    def set_tip(self, index: int, tip: str) -> None:
+        """Tooltip of one button."""
+        self._group.button(index).setToolTip(tip)

@@ -1,0 +1,1 @@
+"""What `bench decode` compares: our engine and its peers, behind one small interface."""

@@ -1,0 +1,65 @@
+"""Our engine as a contender. Prefix caching is off: each run computes all that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvscope_engine.bench.workloads import Workload
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.engine import Engine
+from kvscope_telemetry.commands import Finished, Submit
+from kvscope_telemetry.messages import Frame, TelemetryMessage
+from kvscope_telemetry.sampling_params import SamplingParams
+
+
+class OurEngine:
+    """Runs a workload on the step loop and keeps where each step's time went."""
+
+    name = "kvscope"
+
+    def __init__(
+        self,
+        model: str,
+        dtype: str,
+    ) -> None:
+        self._forward_ns = 0
+        self._step_ns = 0
+        self._publish: Callable[[TelemetryMessage], None] | None = None
+        config = EngineConfig(
+            model=model,
+            dtype=dtype,
+            device="cpu",
+            num_threads=1,
+            max_num_seqs=64,
+            max_model_len=1024,
+            num_gpu_blocks_override=2048,
+            enable_prefix_caching=False,
+        )
+        self.engine = Engine(config, publish=self._take)
+
+    def publish_to(self, publish: Callable[[TelemetryMessage], None] | None) -> None:
+        """Where frames go from now on, besides the books kept here."""
+        self._publish = publish
+
+    def run(self, workload: Workload) -> None:
+        """Submit everything at once, step until it is done."""
+        self._forward_ns = self._step_ns = 0
+        for index, (prompt, count) in enumerate(zip(workload.prompts, workload.output_tokens, strict=True)):
+            sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+            self.engine.submit(Submit(request_id=str(index), prompt_token_ids=prompt, sampling=sampling))
+        left = workload.num_requests
+        while left:
+            left -= sum(isinstance(message, Finished) for message in self.engine.step())
+
+    @property
+    def overhead_share(self) -> float:
+        """Share of the last run's step time that was not the model's forward pass."""
+        return 1.0 - self._forward_ns / self._step_ns
+
+    def _take(self, message: TelemetryMessage) -> None:
+        if isinstance(message, Frame) and message.timings.forward_ns:
+            parts = message.timings
+            self._forward_ns += parts.forward_ns
+            self._step_ns += parts.schedule_ns + parts.run_ns + parts.commit_ns + parts.record_ns
+        if self._publish is not None:
+            self._publish(message)

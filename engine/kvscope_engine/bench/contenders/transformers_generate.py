@@ -1,0 +1,51 @@
+"""`model.generate` of transformers as a contender: a left-padded batch that runs until its longest is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvscope_engine.bench.workloads import Workload
+
+PAD_ID = 0
+
+
+class TransformersGenerate:
+    """A model of transformers with its own attention (sdpa), greedy."""
+
+    name = "transformers"
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def run(self, workload: Workload) -> None:
+        """One padded batch, all sequences as long as the longest that is asked for."""
+        width = max(len(prompt) for prompt in workload.prompts)
+        ids = torch.full((workload.num_requests, width), PAD_ID)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(workload.prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        count = max(workload.output_tokens)
+        with torch.inference_mode():
+            self._module.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=count,
+                min_new_tokens=count,
+                pad_token_id=PAD_ID,
+            )
+
+
+def plain_default_model(dtype: torch.dtype) -> Any:
+    """The default model's weights, as our loader has them, in an untouched transformers model with sdpa."""
+    from transformers import AutoModelForCausalLM
+
+    from kvscope_engine.model.default_model import default_gguf
+
+    gguf = default_gguf(lambda progress: None)
+    module = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=dtype)
+    module.requires_grad_(False)
+    return module

@@ -1,0 +1,132 @@
+"""`kvscope-engine bench decode`: tokens a CPU-second, ours beside transformers and llama.cpp, in one run.
+
+One thread, the default model, the contenders one after the other in each round, medians of the rounds, ratios
+within a round. llama.cpp takes part when llama-cpp-python is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates
+from kvscope_engine.bench.table import table
+from kvscope_engine.bench.workloads import Workload, equal, mixed
+
+Rounds = dict[str, list[Rate]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (default: 3)")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="of both ours and transformers (default: auto, what the engine takes on this CPU)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=("1", "8", "32", "telemetry"),
+        help="a part of it; repeatable (default: all)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; 0 when all ran."""
+    import torch
+
+    torch.set_num_threads(1)
+    from kvscope_engine.bench.contenders.ours import OurEngine
+
+    ours = OurEngine("default", args.dtype)
+    workloads = _workloads(_text_ids(ours), args.only or ["1", "8", "32", "telemetry"])
+    report: dict[str, Any] = {"dtype": str(ours.engine.dtype), "load_average": os.getloadavg()[0], "workloads": {}}
+    contenders: list[Contender] = [ours, *_peers(ours)]
+    for workload in workloads:
+        found = rates(contenders, workload, args.repeats, _tell(args))
+        report["workloads"][workload.name] = _summary(found)
+        report["overhead_share"] = ours.overhead_share
+    if "telemetry" in (args.only or ["telemetry"]):
+        report["telemetry"] = _telemetry(ours, args)
+    print(json.dumps(report) if args.json else _text(report))
+    return 0
+
+
+def _workloads(ids: list[int], wanted: list[str]) -> list[Workload]:
+    made = {"1": equal(1, ids), "8": equal(8, ids), "32": mixed(32, ids)}
+    return [workload for name, workload in made.items() if name in wanted]
+
+
+def _text_ids(ours: Any) -> list[int]:
+    """Ids of a real text: this package's own documentation strings."""
+    package = files("kvscope_telemetry")
+    sources = [package.joinpath(name).read_text("utf-8") for name in ("messages.py", "sampling_params.py")]
+    ids: list[int] = ours.engine.tokenizer.encode("\n".join(sources))
+    return ids
+
+
+def _peers(ours: Any) -> list[Contender]:
+    from kvscope_engine.bench.contenders import llama_cpp
+    from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate, plain_default_model
+    from kvscope_engine.model.default_model import default_gguf
+
+    peers: list[Contender] = [TransformersGenerate(plain_default_model(ours.engine.dtype))]
+    if llama_cpp.is_installed():
+        peers.append(llama_cpp.LlamaCpp(default_gguf(lambda progress: None), 32, 32 * 1024))
+    return peers
+
+
+def _summary(found: Rounds) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for name, rounds in found.items():
+        rate = median_rate(rounds)
+        ratio = median_ratio(found["kvscope"], rounds)
+        summary[name] = {
+            "tokens_per_cpu_second": rate.per_cpu_second,
+            "tokens_per_second": rate.per_second,
+            "ours_over_it": ratio,
+        }
+    return summary
+
+
+def _telemetry(ours: Any, args: argparse.Namespace) -> dict[str, float]:
+    """8 equal prompts with frames published to an attached subscriber, against frames thrown away."""
+    from kvscope_engine.bench.telemetry_tax import telemetry_ratio
+
+    return telemetry_ratio(ours, equal(8, _text_ids(ours)), max(5, args.repeats), _tell(args))
+
+
+def _tell(args: argparse.Namespace) -> Callable[[str], None]:
+    if args.json or not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _text(report: dict[str, Any]) -> str:
+    rows = [
+        [
+            workload,
+            name,
+            f"{row['tokens_per_cpu_second']:.1f}",
+            f"{row['tokens_per_second']:.1f}",
+            "" if name == "kvscope" else f"{row['ours_over_it']:.2f} x",
+        ]
+        for workload, contenders in report["workloads"].items()
+        for name, row in contenders.items()
+    ]
+    lines = ["\r\033[K" if sys.stderr.isatty() else ""]
+    lines.append(f"default model, {report['dtype']}, CPU, 1 thread, load average {report['load_average']:.1f}\n")
+    lines.append(table(["requests", "", "tokens/CPU-s", "tokens/s", "ours against it"], rows))
+    if "overhead_share" in report:
+        share = 100 * report["overhead_share"]
+        lines.append(f"\nengine work outside the forward pass, last workload: {share:.1f} % of a step")
+    if "telemetry" in report:
+        lines.append(f"telemetry on against off, 8 equal: {report['telemetry']['ratio']:.3f} x")
+    return "\n".join(lines)

@@ -1,0 +1,71 @@
+"""Measuring contenders side by side: interleaved rounds, medians, wall and CPU seconds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvscope_engine.bench.workloads import Workload
+
+
+class Contender(Protocol):
+    """Something that runs a workload to its end."""
+
+    name: str
+
+    def run(self, workload: Workload) -> None:
+        """Generate exactly the tokens that the workload asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens generated a second: by the process's CPU time and by the clock on the wall."""
+
+    per_cpu_second: float
+    per_second: float
+
+
+def rates(
+    contenders: Sequence[Contender],
+    workload: Workload,
+    repeats: int,
+    tell: Callable[[str], None],
+) -> dict[str, list[Rate]]:
+    """Each contender's rate in each round; one after the other within a round, after a warm-up each."""
+    found: dict[str, list[Rate]] = {contender.name: [] for contender in contenders}
+    for contender in contenders:
+        tell(f"{workload.name}: {contender.name} warms up")
+        contender.run(_shortened(workload))
+    for round_ in range(repeats):
+        for contender in contenders:
+            tell(f"{workload.name}: round {round_ + 1} of {repeats}, {contender.name}")
+            found[contender.name].append(_timed(contender, workload))
+    return found
+
+
+def median_rate(rounds: Sequence[Rate]) -> Rate:
+    """The median of each number."""
+    return Rate(
+        statistics.median(rate.per_cpu_second for rate in rounds),
+        statistics.median(rate.per_second for rate in rounds),
+    )
+
+
+def median_ratio(ours: Sequence[Rate], theirs: Sequence[Rate]) -> float:
+    """Median over the rounds of our tokens a CPU-second over theirs in the same round."""
+    pairs = zip(ours, theirs, strict=True)
+    return statistics.median(a.per_cpu_second / b.per_cpu_second for a, b in pairs)
+
+
+def _timed(contender: Contender, workload: Workload) -> Rate:
+    wall, cpu = time.perf_counter(), time.process_time()
+    contender.run(workload)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Rate(workload.num_output_tokens / cpu, workload.num_output_tokens / wall)
+
+
+def _shortened(workload: Workload) -> Workload:
+    return Workload(workload.name, workload.prompts, tuple(min(4, n) for n in workload.output_tokens))

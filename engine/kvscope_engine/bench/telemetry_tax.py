@@ -1,0 +1,75 @@
+"""What watching costs: the same work with telemetry published to an attached subscriber, and without."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvscope_engine.bench.measure import Contender, rates
+from kvscope_engine.bench.workloads import Workload
+from kvscope_telemetry.messages import Heartbeat, TelemetryMessage
+from kvscope_telemetry.server_sockets import ServerSockets
+
+WATCHER = """
+import sys, time
+from kvscope_telemetry.live_source import LiveSource
+source = LiveSource(sys.argv[1])
+print("watching", flush=True)
+while True:
+    source.take()
+    time.sleep(0.016)
+"""
+
+
+class _Switched:
+    """The engine with its publishing switched on or off for the run."""
+
+    def __init__(self, name: str, ours: Any, publish: Callable[[TelemetryMessage], None] | None) -> None:
+        self.name = name
+        self._ours = ours
+        self._publish = publish
+
+    def run(self, workload: Workload) -> None:
+        self._ours.publish_to(self._publish)
+        self._ours.run(workload)
+        self._ours.publish_to(None)
+
+
+def telemetry_ratio(ours: Any, workload: Workload, repeats: int, tell: Callable[[str], None]) -> dict[str, float]:
+    """Tokens a CPU-second (the publisher's thread counted in) with telemetry over those without; medians."""
+    with _watched() as publish:
+        contenders: list[Contender] = [_Switched("on", ours, publish), _Switched("off", ours, None)]
+        found = rates(contenders, workload, repeats, tell)
+    pairs = zip(found["on"], found["off"], strict=True)
+    ratios = [on.per_cpu_second / off.per_cpu_second for on, off in pairs]
+    return {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+
+
+@contextmanager
+def _watched() -> Iterator[Callable[[TelemetryMessage], None]]:
+    """A publisher on a private endpoint with one subscriber in another process."""
+    with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
+        endpoint = f"ipc://{folder}/engine/telemetry"
+        sockets = ServerSockets(endpoint, on_command=_ignore, heartbeat=_no_heartbeat)
+        watcher = subprocess.Popen([sys.executable, "-c", WATCHER, endpoint], stdout=subprocess.PIPE)
+        try:
+            assert watcher.stdout is not None, "the watcher's output is a pipe"
+            watcher.stdout.readline()
+            yield sockets.publish
+        finally:
+            watcher.kill()
+            watcher.wait()
+            sockets.close()
+
+
+def _ignore(client: bytes, command: object) -> None:
+    """The watcher asks for a snapshot; this benchmark has none to give."""
+
+
+def _no_heartbeat() -> Heartbeat | None:
+    return None

@@ -1,0 +1,49 @@
+"""What the benchmarks run: prompts as token ids and how many tokens to generate after each."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+EQUAL_PROMPT_TOKENS = 64
+EQUAL_OUTPUT_TOKENS = 64
+MIXED_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests that all arrive at once."""
+
+    name: str
+    prompts: tuple[tuple[int, ...], ...]
+    output_tokens: tuple[int, ...]
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in it."""
+        return len(self.prompts)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that are asked for, so what a run is worth."""
+        return sum(self.output_tokens)
+
+
+def equal(num_requests: int, text_ids: list[int]) -> Workload:
+    """`num_requests` prompts of 64 tokens, 64 tokens each to generate; the prompts differ."""
+    prompts = tuple(_cut(text_ids, index * 37, EQUAL_PROMPT_TOKENS) for index in range(num_requests))
+    return Workload(f"{num_requests} equal", prompts, (EQUAL_OUTPUT_TOKENS,) * num_requests)
+
+
+def mixed(num_requests: int, text_ids: list[int]) -> Workload:
+    """Prompts of 16 to 400 tokens, 8 to 256 tokens to generate, both uniform, the same in each run."""
+    rng = random.Random(MIXED_SEED)
+    lengths = [rng.randint(16, 400) for _ in range(num_requests)]
+    prompts = tuple(_cut(text_ids, rng.randrange(len(text_ids)), length) for length in lengths)
+    outputs = tuple(rng.randint(8, 256) for _ in range(num_requests))
+    return Workload(f"{num_requests} mixed", prompts, outputs)
+
+
+def _cut(text_ids: list[int], start: int, length: int) -> tuple[int, ...]:
+    """`length` ids from `start`, going round at the end."""
+    return tuple(text_ids[(start + offset) % len(text_ids)] for offset in range(length))

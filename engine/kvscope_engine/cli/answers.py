@@ -1,0 +1,159 @@
+"""Completions as `generate` shows them: collected piece by piece, printed in the order of the prompts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from kvscope_telemetry.commands import (
+    Finished,
+    FinishReason,
+    RequestTiming,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+from kvscope_telemetry.messages import Progress
+
+TITLE_CHARACTERS = 60
+
+
+@dataclass(slots=True)
+class Answer:
+    """One completion of one prompt. `index` is the prompt's place, `completion` which of its `n` it is."""
+
+    index: int
+    submit: Submit
+    prompt_token_ids: list[int]
+    completion: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    usage: Usage = field(default_factory=Usage)
+    timing: RequestTiming = field(default_factory=RequestTiming)
+    error: str = ""
+
+    @property
+    def request_id(self) -> str:
+        """Of the submission."""
+        return self.submit.request_id
+
+    def take(self, output: Tokens | Finished) -> None:
+        """Add what the engine said."""
+        if isinstance(output, Tokens):
+            self.token_ids += output.token_ids
+            self.text += output.text
+            self.logprobs += output.logprobs
+        else:
+            self.finish_reason, self.error = output.finish_reason, output.error
+            self.usage, self.timing = output.usage, output.timing
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `--json`; `messages`, `completion`, `logprobs`, `error` only where they apply."""
+        entry: dict[str, Any] = {"index": self.index, "prompt": self.submit.prompt}
+        if self.submit.messages is not None:
+            entry["messages"] = self.submit.messages
+        if self.submit.sampling.n > 1:
+            entry["completion"] = self.completion
+        entry |= {
+            "prompt_token_ids": self.prompt_token_ids,
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "usage": self.usage,
+            "timing": self.timing,
+        }
+        if self.submit.sampling.logprobs is not None:
+            entry["logprobs"] = self.logprobs
+        if self.error:
+            entry["error"] = self.error
+        return entry
+
+
+class Printer(Protocol):
+    """Shows answers while they grow. `show` is called after each step, `close` once at the end."""
+
+    def show(self, answers: Sequence[Answer]) -> None:
+        """Print what is new."""
+
+    def close(self, answers: Sequence[Answer]) -> None:
+        """Print what is left."""
+
+
+class JsonPrinter:
+    """A line each, in order, as soon as the order allows."""
+
+    def __init__(self) -> None:
+        self._num_printed = 0
+
+    def show(self, answers: Sequence[Answer]) -> None:
+        """Print every answer that has ended and follows those printed."""
+        while self._num_printed < len(answers) and answers[self._num_printed].finish_reason is not None:
+            line = msgspec.json.encode(answers[self._num_printed].as_json()).decode()
+            print(line, flush=True)
+            self._num_printed += 1
+
+    def close(self, answers: Sequence[Answer]) -> None:
+        """Everything has ended by now."""
+        self.show(answers)
+
+
+class StreamPrinter:
+    """One completion, its text as it comes."""
+
+    def __init__(self) -> None:
+        self._num_shown = 0
+
+    def show(self, answers: Sequence[Answer]) -> None:
+        """Print the text that is new."""
+        text = answers[0].text
+        print(text[self._num_shown :], end="", flush=True)
+        self._num_shown = len(text)
+
+    def close(self, answers: Sequence[Answer]) -> None:
+        """End the line; say why when there is no text."""
+        self.show(answers)
+        print()
+        _tell_error(answers[0])
+
+
+class TextPrinter:
+    """Several completions: a bar on a terminal while they run, then each under its prompt."""
+
+    def __init__(self, num_completions: int) -> None:
+        from kvscope_engine.model.progress import TerminalProgress
+
+        self._bar = TerminalProgress()
+        self._num_completions = num_completions
+
+    def show(self, answers: Sequence[Answer]) -> None:
+        """Move the bar."""
+        done = sum(answer.finish_reason is not None for answer in answers)
+        self._bar(Progress(stage="generate", done=done, total=self._num_completions, unit="completions"))
+
+    def close(self, answers: Sequence[Answer]) -> None:
+        """Print all."""
+        self._bar.close()
+        for answer in answers:
+            if answer.error:
+                _tell_error(answer)
+            else:
+                print(f"[{answer.index + 1}] {_title(answer)}\n{answer.text.strip()}\n", flush=True)
+
+
+def _title(answer: Answer) -> str:
+    messages = answer.submit.messages
+    prompt = answer.submit.prompt or (messages[-1].content if messages else "")
+    title = " ".join(prompt.split())
+    return title if len(title) <= TITLE_CHARACTERS else f"{title[: TITLE_CHARACTERS - 1]}…"
+
+
+def _tell_error(answer: Answer) -> None:
+    if answer.error:
+        print(f"kvscope-engine: prompt {answer.index + 1}: {answer.error}", file=sys.stderr)

@@ -1,0 +1,52 @@
+"""`kvscope-engine bench NAME`: hands the rest of the line to `kvscope_engine.bench.NAME`.
+
+A benchmark is a module there with `add_arguments(parser)` and `run(args) -> int`; `--json` is added here. It
+is imported only when it is asked for, so that neither `--help` nor another command pays for torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+from types import ModuleType
+from typing import Any, Final
+
+from kvscope_engine.cli.parser import CommandParser
+from kvscope_telemetry.errors import BadInput
+
+BENCHMARKS: Final = ("decode", "serve", "kernels", "telemetry", "memory")
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bench", help="measure, beside the alternatives", description="Measure; print a table, or --json."
+    )
+    names = ", ".join(benchmark_names())
+    parser.add_argument("name", metavar="NAME", help=f"what to measure: {names}")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="its own options, with --help for a list")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark; its exit code is ours."""
+    module = _benchmark(args.name)
+    parser = CommandParser(prog=f"kvscope-engine bench {args.name}", description=module.__doc__)
+    module.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    code: int = module.run(parser.parse_args(args.options))
+    return code
+
+
+def benchmark_names() -> list[str]:
+    """The benchmarks that this version has."""
+    return [name for name in BENCHMARKS if importlib.util.find_spec(f"kvscope_engine.bench.{name}")]
+
+
+def _benchmark(name: str) -> ModuleType:
+    if name not in benchmark_names():
+        raise BadInput(f"bench {name!r} is not known: one of {', '.join(benchmark_names())}")
+    return importlib.import_module(f"kvscope_engine.bench.{name}")

@@ -1,0 +1,121 @@
+"""`kvscope-engine generate`: prompts in, completions out on the terminal, run together on one engine."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvscope_engine.cli.answers import Answer, JsonPrinter, Printer, StreamPrinter, TextPrinter
+from kvscope_engine.cli.options import add_engine_options, engine_config
+from kvscope_engine.cli.prompts import read_prompts
+from kvscope_engine.cli.sampling_options import add_sampling_options, sampling_params
+from kvscope_telemetry.commands import Submit
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_engine.engine import Engine
+
+INTERRUPTED = 130
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "generate",
+        help="completions on the terminal",
+        description="Run prompts together and print their completions in the order given.",
+    )
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; repeatable")
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE.jsonl",
+        help='a line each: {"prompt": TEXT} or {"messages": [{"role": ROLE, "content": TEXT}]};'
+        " sampling options beside it override the command's",
+    )
+    parser.add_argument("--raw", action="store_true", help="send prompts as they are, without chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a completion, a line each")
+    add_sampling_options(parser)
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every prompt was run, 2 when one was refused, 130 after Ctrl-C."""
+    config = engine_config(args)
+    submits = read_prompts(args.prompt, args.prompts, sampling_params(args), raw=args.raw)
+
+    from kvscope_engine.engine import Engine
+    from kvscope_engine.model.progress import TerminalProgress
+
+    bar = TerminalProgress()
+    with Engine(config, progress=bar) as engine:
+        bar.close()
+        return _generate(engine, submits, _printer(args, submits))
+
+
+def _printer(args: argparse.Namespace, submits: list[Submit]) -> Printer:
+    if args.json:
+        return JsonPrinter()
+    if len(submits) == 1 and submits[0].sampling.n == 1:
+        return StreamPrinter()
+    return TextPrinter(sum(submit.sampling.n for submit in submits))
+
+
+def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
+    answers = [answer for index, submit in enumerate(submits) for answer in _submit(engine, index, submit)]
+    by_key = {(answer.request_id, answer.completion): answer for answer in answers}
+    printer.show(answers)
+    with _noted_interrupt() as interrupted:
+        while engine.has_unfinished:
+            if interrupted:
+                for submit in submits:
+                    engine.abort(submit.request_id)
+            for output in engine.step():
+                answer = by_key[output.request_id, output.index]
+                answer.take(output)
+            printer.show(answers)
+    printer.close(answers)
+    if interrupted:
+        return INTERRUPTED
+    return 2 if any(answer.finish_reason == "error" for answer in answers) else 0
+
+
+def _submit(engine: Engine, index: int, submit: Submit) -> list[Answer]:
+    """The answers to come; one that says why when the prompt is refused."""
+    from kvscope_engine.inputs import prompt_token_ids
+
+    model = engine.hello.model
+    ids: list[int] = []
+    try:
+        ids = prompt_token_ids(submit, engine.tokenizer, model.vocab_size, model.max_model_len)
+        tokens = msgspec.structs.replace(submit, prompt=None, messages=None, prompt_token_ids=tuple(ids))
+        accepted = engine.submit(tokens)
+    except BadInput as error:
+        return [Answer(index, submit, ids, 0, finish_reason="error", error=str(error))]
+    return [Answer(index, submit, ids, completion) for completion in range(len(accepted.numbers))]
+
+
+@contextmanager
+def _noted_interrupt() -> Iterator[list[int]]:
+    """The list is empty until Ctrl-C; a second one interrupts at once."""
+    interrupted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

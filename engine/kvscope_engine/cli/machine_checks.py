@@ -1,0 +1,208 @@
+"""What a machine has of the things kvscope uses. Looks and never raises; needs none of them to be there."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+GIB: Final = 1 << 30
+MIN_MEMORY_BYTES: Final = 1 * GIB
+MIN_DISK_BYTES: Final = 1 * GIB
+INSTALL: Final = "pip install 'kvscope[engine]'"
+ENGINE_PACKAGES: Final = ("transformers", "tokenizers", "safetensors", "accelerate", "gguf", "tqdm")
+QT_LIBRARIES: Final = {
+    "libEGL.so.1": "libegl1",
+    "libGL.so.1": "libgl1",
+    "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
+    "libdbus-1.so.3": "libdbus-1-3",
+    "libfontconfig.so.1": "libfontconfig1",
+    "libxcb-cursor.so.0": "libxcb-cursor0",
+    "libxcb-icccm.so.4": "libxcb-icccm4",
+    "libxcb-keysyms.so.1": "libxcb-keysyms1",
+    "libxcb-shape.so.0": "libxcb-shape0",
+    "libxcb-xinerama.so.0": "libxcb-xinerama0",
+    "libxcb-image.so.0": "libxcb-image0",
+    "libxcb-render-util.so.0": "libxcb-render-util0",
+    "libxcb-xkb.so.1": "libxcb-xkb1",
+}
+"""What Qt's wheels do not bring, and the Debian package of each."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing looked at. `needed`: without it the engine cannot run, not even on a CPU."""
+
+    name: str
+    ok: bool
+    detail: str
+    needed: bool = False
+    mend: str = ""
+
+
+def check_machine() -> list[Check]:
+    """Everything, in the order a person reads it."""
+    checks: tuple[Callable[[], Check], ...] = (
+        _python,
+        _memory,
+        _torch,
+        _triton,
+        *(partial(_package, name) for name in ENGINE_PACKAGES),
+        _gpu,
+        _cache_folder,
+        _default_model,
+        _qt,
+        _qt_libraries,
+        _display,
+    )
+    return [_guarded(check) for check in checks]
+
+
+def _guarded(check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:  # whatever is broken here must not hide the rest
+        name = getattr(check, "__name__", "package").strip("_").replace("_", " ")
+        return Check(name=name, ok=False, detail=f"cannot be looked at: {error!r:.200}")
+
+
+def _python() -> Check:
+    ok = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    detail = f"{platform.python_version()} at {sys.executable}"
+    mend = "install Python 3.11 or 3.12, then make PYTHON=python3.12 run"
+    return Check(name="Python", ok=ok, detail=detail, needed=True, mend=mend)
+
+
+def _memory() -> Check:
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    available = _available_bytes(free)
+    detail = f"{_gib(available)} of {_gib(total)} available, {os.cpu_count()} CPUs"
+    mend = f"end other programs: the default model needs about {_gib(MIN_MEMORY_BYTES)}"
+    return Check(name="memory", ok=available >= MIN_MEMORY_BYTES, detail=detail, needed=True, mend=mend)
+
+
+def _torch() -> Check:
+    try:
+        torch = importlib.import_module("torch")
+    except Exception as error:
+        return Check(name="torch", ok=False, detail=_why(error), needed=True, mend=INSTALL)
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    usable = f"{torch.cuda.device_count()} GPU usable" if torch.cuda.is_available() else "no GPU usable"
+    return Check(name="torch", ok=True, detail=f"{torch.__version__}, {build}, {usable}", needed=True)
+
+
+def _triton() -> Check:
+    found = _version("triton")
+    detail = found or "not installed: needed on a GPU alone"
+    return Check(name="Triton", ok=bool(found), detail=detail, mend="pip install triton")
+
+
+def _package(name: str) -> Check:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        return Check(name=name, ok=False, detail=_why(error), needed=True, mend=INSTALL)
+    return Check(name=name, ok=True, detail=_version(name) or "unknown version", needed=True)
+
+
+def _gpu() -> Check:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    if shutil.which(query[0]) is None:
+        detail = "no NVIDIA driver (nvidia-smi is not there): the engine runs on the CPU"
+        return Check(name="GPU", ok=False, detail=detail)
+    found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    lines = [line.strip() for line in found.stdout.splitlines() if line.strip()]
+    if found.returncode or not lines:
+        detail = f"nvidia-smi fails: {(found.stdout + found.stderr).strip().splitlines()[:1]}"
+        return Check(name="GPU", ok=False, detail=detail, mend="reinstall or restart the NVIDIA driver")
+    return Check(name="GPU", ok=True, detail="; ".join(lines) + " (name, driver, memory)")
+
+
+def _cache_folder() -> Check:
+    from kvscope_engine.model.cache_folder import cache_folder
+
+    mend = "set KVSCOPE_CACHE to a folder you may write to, with room"
+    try:
+        folder = cache_folder()
+    except Exception as error:
+        return Check(name="cache folder", ok=False, detail=_why(error), needed=True, mend=mend)
+    free = shutil.disk_usage(folder).free
+    ok = os.access(folder, os.W_OK) and free >= MIN_DISK_BYTES
+    detail = f"{folder}, {_gib(free)} free{'' if os.access(folder, os.W_OK) else ', not writable'}"
+    return Check(name="cache folder", ok=ok, detail=detail, needed=True, mend=mend)
+
+
+def _default_model() -> Check:
+    from kvscope_engine.model.cache_folder import cache_folder
+    from kvscope_engine.model.default_model import DEFAULT_GGUF
+
+    place: Path = cache_folder() / "default" / DEFAULT_GGUF
+    there = place.is_file()
+    detail = str(place) if there else "not here yet: downloaded at the first start (93 MB)"
+    return Check(name="default model", ok=there, detail=detail, mend="kvscope-engine generate --prompt Hello")
+
+
+def _qt() -> Check:
+    found = _version("PySide6-Essentials")
+    detail = f"PySide6 {found}" if found else "not installed: the desktop needs it, the engine does not"
+    return Check(name="Qt", ok=bool(found), detail=detail, mend="pip install 'kvscope[app]'")
+
+
+def _qt_libraries() -> Check:
+    missing = [library for library in QT_LIBRARIES if not _can_load(library)]
+    packages = " ".join(QT_LIBRARIES[library] for library in missing)
+    return Check(
+        name="Qt libraries",
+        ok=not missing,
+        detail=f"missing {', '.join(missing)}" if missing else f"all {len(QT_LIBRARIES)} can be loaded",
+        mend=f"sudo apt-get install {packages}",
+    )
+
+
+def _display() -> Check:
+    display = os.environ.get("WAYLAND_DISPLAY") or os.environ.get("DISPLAY")
+    detail = display or "none (neither DISPLAY nor WAYLAND_DISPLAY is set): the desktop cannot open a window"
+    mend = "xvfb-run kvscope, or run the desktop elsewhere and attach it to this engine"
+    return Check(name="display", ok=bool(display), detail=detail, mend=mend)
+
+
+def _can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _available_bytes(free: int) -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return free
+
+
+def _why(error: Exception) -> str:
+    return f"cannot be used: {' '.join(str(error).split())[:200] or type(error).__name__}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"

@@ -1,0 +1,87 @@
+"""`kvscope-engine`: finds the command, prints its errors, chooses the exit code. Imports no torch.
+
+Exit codes: 0 done, 1 a failure at run time, 2 bad usage or input, 130 interrupted by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from kvscope_engine.cli import bench, doctor, generate, serve
+from kvscope_engine.cli.parser import CommandParser
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+PROGRAM = "kvscope-engine"
+COMMANDS = (serve, generate, bench, doctor)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is returned. Without `argv` it is the process's own, and ends it."""
+    code = _guarded(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        _leave(code)
+    return code
+
+
+def _guarded(arguments: list[str]) -> int:
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return _failed(arguments, "interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit
+        return 1
+    except KvscopeError as error:
+        return _failed(arguments, str(error), error.exit_code)
+    except Exception as error:
+        return _failed(arguments, f"{type(error).__name__}: {error}", 1)
+
+
+def _leave(code: int) -> None:
+    """End the process. Torch takes seconds to take itself apart, and there is nothing left to be done."""
+    if "torch" in sys.modules:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command. Each sets `run`: arguments in, exit code out."""
+    parser = CommandParser(prog=PROGRAM, description="A model on a paged KV cache that tells all about it.")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('kvscope')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for module in COMMANDS:
+        command = module.add_parser(commands)
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _run(arguments: list[str]) -> int:
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        raise BadInput(f"no command is given: one of {', '.join(_names())} (see `{PROGRAM} --help`)")
+    code: int = args.run(args)
+    return code
+
+
+def _names() -> list[str]:
+    return [module.__name__.rpartition(".")[2] for module in COMMANDS]
+
+
+def _failed(arguments: list[str], message: str, code: int) -> int:
+    if "--debug" in arguments:
+        traceback.print_exc()
+    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The options of an engine, shared by every command that starts one; vLLM's names where they mean the same.
+
+Owns their names and help; what they mean is `EngineConfig`'s, and so are the defaults and the checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Final
+
+from kvscope_engine.cli.parser import number, parse_size, whole_number
+from kvscope_engine.config import ALLOCATORS, DEVICES, DTYPES, KV_DTYPES, EngineConfig
+
+DEFAULTS: Final = EngineConfig()
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add them in groups of their own."""
+    _add_model_options(parser.add_argument_group("model"))
+    _add_cache_options(parser.add_argument_group("KV cache"))
+    _add_scheduler_options(parser.add_argument_group("scheduler"))
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The configuration that the options ask for; raises BadInput for a value outside its range."""
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    return EngineConfig(**given)
+
+
+def _add_model_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--model",
+        metavar="M",
+        default=DEFAULTS.model,
+        help="`default` (SmolLM2-135M-Instruct), a Hugging Face id, a folder with safetensors,"
+        " a .gguf file, or dummy:CONFIG.json for random weights",
+    )
+    group.add_argument("--device", choices=DEVICES, default="auto", help="where the model runs")
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations")
+    group.add_argument(
+        "--max-model-len",
+        type=whole_number,
+        metavar="TOKENS",
+        help="tokens of prompt and output together (without it: the model's own limit)",
+    )
+    group.add_argument(
+        "--seed",
+        type=whole_number,
+        metavar="N",
+        help=f"of the random numbers of requests that bring no seed (without it: {DEFAULTS.seed})",
+    )
+    group.add_argument("--num-threads", type=whole_number, metavar="N", help="CPU threads (without it: torch's choice)")
+
+
+def _add_cache_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--block-size",
+        type=whole_number,
+        metavar="SLOTS",
+        default=DEFAULTS.block_size,
+        help="slots, one token each, in a block",
+    )
+    group.add_argument(
+        "--kv-memory",
+        dest="kv_memory_bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help="memory for the block pool, such as 512MiB (without it: chosen by device)",
+    )
+    group.add_argument(
+        "--num-gpu-blocks-override",
+        type=whole_number,
+        metavar="BLOCKS",
+        help="exactly this many blocks, on a CPU too (without it: as many as the memory holds)",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=number,
+        metavar="SHARE",
+        default=DEFAULTS.gpu_memory_utilization,
+        help="share of the GPU's memory the engine may take, above 0 and at most 1",
+    )
+    group.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default="auto", help="of the blocks")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.enable_prefix_caching,
+        help="reuse the blocks of prompts that begin alike",
+    )
+    group.add_argument("--allocator", choices=ALLOCATORS, default="paged", help="how a request gets its blocks")
+
+
+def _add_scheduler_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-num-seqs",
+        type=whole_number,
+        metavar="REQUESTS",
+        default=DEFAULTS.max_num_seqs,
+        help="requests that run in one step at most",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=whole_number,
+        metavar="TOKENS",
+        help="tokens computed in one step at most; prefill is cut to fit (without it: chosen by device)",
+    )

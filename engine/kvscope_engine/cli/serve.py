@@ -1,0 +1,114 @@
+"""`kvscope-engine serve`: the engine alone on its sockets, until a signal, a client or the parent ends it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from kvscope_engine.cli.options import add_engine_options, engine_config
+from kvscope_engine.cli.parser import whole_number
+from kvscope_engine.server.parent_watch import watch_parent
+from kvscope_engine.server.served_engine import BuildEngine, FramesDropped, OnProgress, Publish, ServedEngine
+from kvscope_engine.server.service import EngineService, Interrupted
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve", help="the engine alone, on its sockets", description="Run the engine until it is stopped."
+    )
+    parser.add_argument(
+        "--endpoint",
+        metavar="ENDPOINT",
+        help="where to listen: ipc:///DIR, or tcp://HOST:PORT for telemetry with commands on PORT + 1"
+        f" (without it: {default_endpoint()})",
+    )
+    parser.add_argument(
+        "--curve-key",
+        type=Path,
+        metavar="FILE",
+        help="CURVE secret certificate of the engine, as zmq.auth.create_certificates writes it;"
+        " needed for tcp outside loopback",
+    )
+    parser.add_argument(
+        "--exit-with-parent",
+        nargs="?",
+        type=whole_number,
+        const=0,
+        metavar="PID",
+        help="end when the process that started this one ends; PID is its id, so that an end before the"
+        " first look is noticed too",
+    )
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the real engine."""
+    config = engine_config(args)
+    if args.exit_with_parent is not None:
+        watch_parent(args.exit_with_parent or None)
+
+    def build(progress: OnProgress, publish: Publish, frames_dropped: FramesDropped) -> ServedEngine:
+        from kvscope_engine.engine import Engine  # torch is imported here, after the sockets are up
+
+        return Engine(config, progress=progress, publish=publish, frames_dropped=frames_dropped)
+
+    from kvscope_engine.model.progress import TerminalProgress
+
+    bar = TerminalProgress()
+    return serve(args.endpoint or default_endpoint(), build, curve_key=args.curve_key, on_progress=bar)
+
+
+def serve(
+    endpoint: str,
+    build: BuildEngine,
+    *,
+    curve_key: Path | None = None,
+    on_progress: OnProgress = lambda progress: None,
+) -> int:
+    """Serve the engine of `build` until it is stopped: 0. Raises what it died of."""
+    service = EngineService(
+        endpoint,
+        build,
+        curve_key=curve_key,
+        on_progress=on_progress,
+        interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
+    print(f"listening on {service.telemetry_endpoint}", flush=True)
+    with _stopped_by_signals(service):
+        service.run()
+    return 0
+
+
+def default_endpoint() -> str:
+    """The user's own directory for sockets: one engine a user, unless told otherwise."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "kvscope" if runtime else Path(f"/tmp/kvscope-{os.getuid()}")
+    return f"ipc://{folder}"
+
+
+@contextmanager
+def _stopped_by_signals(service: EngineService) -> Iterator[None]:
+    """SIGTERM and SIGINT end the service in an orderly way: at once while it loads, else after the step."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        service.stop()
+        if service.is_loading:
+            raise Interrupted
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except Interrupted:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

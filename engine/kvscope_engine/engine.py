@@ -1,0 +1,252 @@
+"""The engine: `step()` is schedule, run, commit, record.
+
+Owns the parts and the streams of the requests; the policy is in `policy`, the tensors in `model`. One thread
+drives an engine; whoever serves several clients hands it their commands between steps.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from kvscope_engine.block_text import with_text
+from kvscope_engine.completion import Completion, collect
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.inputs import prompt_token_ids
+from kvscope_engine.model.tokenizer import Tokenizer
+from kvscope_engine.outputs import OutputStream
+from kvscope_engine.parts import Parts, build_parts
+from kvscope_engine.policy.block_contents import block_content
+from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.request import Request
+from kvscope_engine.recorder import Recorder
+from kvscope_engine.submission import child_requests
+from kvscope_telemetry.commands import Accepted, BlockContent, Finished, FinishReason, Submit, Tokens
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages import (
+    MemoryBreakdown,
+    Progress,
+    Snapshot,
+    TelemetryMessage,
+    Timings,
+)
+from kvscope_telemetry.sampling_params import SamplingParams
+
+ProgressCallback = Callable[[Progress], None]
+Publish = Callable[[TelemetryMessage], None]
+
+
+class Engine:
+    """A model, its paged KV cache, and the requests that run on it.
+
+    `publish` takes each telemetry message and must not block, `frames_dropped` says how many frames it threw away;
+    `progress` is told how far the load is.
+    Raises BadInput for a configuration or model that cannot be accepted, KvscopeError when the load fails.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        progress: ProgressCallback | None = None,
+        publish: Publish | None = None,
+        frames_dropped: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._config = config
+        self._epoch = secrets.randbits(63)
+        self._publish = publish or _discard
+        self._parts: Parts = build_parts(config, self._epoch, progress or _discard)
+        self._recorder = Recorder(
+            self._epoch, self._parts.pool, self._parts.scheduler, self._publish, frames_dropped=frames_dropped
+        )
+        self._streams: dict[int, OutputStream] = {}
+        self._clients: dict[str, list[Request]] = {}
+        self._next_number = 1
+        self._record_ns = 0
+        self.step_count = 0
+        self.step_started_ns = 0
+        self.hello = self._parts.hello
+        self._publish(self.hello)
+        self._publish(self.memory())
+
+    def submit(self, submit: Submit) -> Accepted:
+        """Take a request into the queue.
+
+        Raises BadInput, leaving nothing behind, when the prompt or an option cannot be accepted, when the
+        request can never fit, or when its id is in use.
+        """
+        requests = self._requests_of(submit)
+        for request in requests:
+            self._parts.scheduler.add(request)
+            self._streams[request.number] = self._stream(request, submit)
+        self._clients[submit.request_id] = requests
+        return Accepted(
+            request_id=submit.request_id,
+            numbers=tuple(request.number for request in requests),
+            num_prompt_tokens=requests[0].num_prompt_tokens,
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it is; unknown and finished ones are left alone. Its last message follows."""
+        now_ns = time.monotonic_ns()
+        for request in self._clients.get(request_id, ()):
+            if not request.is_finished:
+                self._parts.scheduler.abort(request, now_ns)
+                self._streams[request.number].finish("abort", now_ns)
+
+    def step(self) -> list[Tokens | Finished]:
+        """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first."""
+        started_ns = self.step_started_ns = time.monotonic_ns()
+        plan = self._parts.scheduler.schedule(self.step_count + 1, started_ns)
+        scheduled_ns = time.monotonic_ns()
+        if not plan.scheduled:
+            return self._idle()
+        self.step_count += 1
+        result = self._parts.runner.run(plan)
+        ran_ns = time.monotonic_ns()
+        self._commit(plan, result, ran_ns)
+        committed_ns = time.monotonic_ns()
+        timings = Timings(
+            schedule_ns=scheduled_ns - started_ns,
+            run_ns=ran_ns - scheduled_ns,
+            forward_ns=result.forward_ns,
+            commit_ns=committed_ns - ran_ns,
+            record_ns=self._record_ns,
+        )
+        self._recorder.record(plan, result, timings, self.step_count, ran_ns)
+        self._record_ns = time.monotonic_ns() - committed_ns
+        self.step_started_ns = 0
+        return self._take_outputs()
+
+    def generate(self, prompts: Sequence[str | Submit], sampling: SamplingParams | None = None) -> Iterator[Completion]:
+        """Run prompts together; completions come in the order of the prompts.
+
+        A text goes through the model's chat template. A prompt that is refused gives a completion with
+        `finish_reason` "error" and the reason in `error`; the others go on.
+        """
+        return collect(self, prompts, sampling or SamplingParams())
+
+    def snapshot(self, tag: int = 0) -> Snapshot:
+        """The whole state, exact after the last published frame."""
+        return self._recorder.snapshot(self.hello, tag, time.monotonic_ns())
+
+    def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
+        """What blocks hold, in the order asked. Ids outside the pool hold nothing."""
+        pool, requests = self._parts.pool, self._parts.scheduler.requests
+        return tuple(with_text(block_content(block, pool, requests), self.tokenizer) for block in blocks)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every idle cached block."""
+        self._parts.scheduler.reset_prefix_cache(time.monotonic_ns())
+        self._record_idle()
+
+    def memory(self) -> MemoryBreakdown:
+        """Where the memory went, in bytes."""
+        return self._parts.memory_breakdown()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        return self._parts.loaded.dtype
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's, None when it has none."""
+        return self._parts.loaded.tokenizer
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has something to do, or something to say."""
+        return self.num_unfinished > 0 or bool(self._streams)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests waiting or running."""
+        return self._parts.scheduler.num_running + self._parts.scheduler.num_waiting
+
+    @property
+    def last_seq(self) -> int:
+        """The last frame published."""
+        return self._recorder.seq
+
+    def close(self) -> None:
+        """Give the memory back; the engine is of no use afterwards."""
+        self._streams.clear()
+        self._clients.clear()
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _requests_of(self, submit: Submit) -> list[Request]:
+        """The requests of a submission, numbered, not yet in the queue. They are alike: all fit, or none."""
+        try:
+            if submit.request_id in self._clients:
+                raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
+            loaded, limits = self._parts.loaded, self._parts.limits
+            ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, limits.max_model_len)
+            requests = child_requests(submit, ids, limits, self._next_number, self._config.seed)
+        except BadInput as refusal:
+            self._parts.scheduler.refuse(str(refusal), time.monotonic_ns())
+            raise
+        self._next_number += len(requests)
+        return requests
+
+    def _stream(self, request: Request, submit: Submit) -> OutputStream:
+        loaded = self._parts.loaded
+        detokenizer = None
+        if loaded.tokenizer is not None:
+            detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop)
+        return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids)
+
+    def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
+        self._parts.scheduler.commit(plan, self.step_count)
+        logprobs = result.logprobs or (None,) * len(plan.scheduled)
+        for item, token_id, token_logprobs in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
+            if token_id is None:
+                continue
+            stream = self._streams[item.request.number]
+            reason = stream.add(token_id, token_logprobs, now_ns)
+            if reason is not None:
+                self._finish(item.request, stream, reason, now_ns)
+
+    def _finish(self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int) -> None:
+        self._parts.scheduler.finish(request, reason, now_ns)
+        stream.finish(reason, now_ns)
+
+    def _idle(self) -> list[Tokens | Finished]:
+        self._record_idle()
+        self.step_started_ns = 0
+        return self._take_outputs()
+
+    def _record_idle(self) -> None:
+        self._recorder.record_idle(self.step_count, time.monotonic_ns())
+
+    def _take_outputs(self) -> list[Tokens | Finished]:
+        outputs: list[Tokens | Finished] = []
+        for number, stream in list(self._streams.items()):
+            outputs += stream.take()
+            if stream.request.is_finished:
+                del self._streams[number]
+                self._forget(stream)
+        return outputs
+
+    def _forget(self, stream: OutputStream) -> None:
+        """Free the client's id once its last completion ended."""
+        requests = self._clients.get(stream.client_id, [])
+        if all(request.is_finished and request.number not in self._streams for request in requests):
+            self._clients.pop(stream.client_id, None)
+
+
+def _discard(message: object) -> None:
+    """Where messages go that nobody asked for."""

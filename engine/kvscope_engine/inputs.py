@@ -1,0 +1,63 @@
+"""From what a client asked to token ids: template, tokens, limits. Owns nothing; knows no blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvscope_telemetry.commands import ChatMessage, Submit
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.tokenizer import Tokenizer
+
+
+def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: int, max_len: int) -> list[int]:
+    """Token ids of the prompt of `submit`.
+
+    Raises BadInput when not exactly one form of prompt is given, when it is empty, longer than `max_len` allows
+    for sure, or holds a token id outside `vocab_size`.
+    """
+    given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(submit, name) is not None]
+    if len(given) != 1:
+        raise BadInput(f"exactly one of prompt, messages, prompt_token_ids is accepted, not {given or 'none'}")
+    if submit.prompt_token_ids is not None:
+        return _checked_ids(submit.prompt_token_ids, vocab_size)
+    if tokenizer is None:
+        raise BadInput("this model has no tokenizer: only prompt_token_ids are accepted")
+    _refuse_endless(submit, tokenizer, max_len)
+    if submit.raw and submit.prompt is not None:
+        ids = tokenizer.encode(submit.prompt)
+    else:
+        ids = tokenizer.chat(_conversation(submit))
+    if not ids or (submit.prompt is not None and not submit.prompt):
+        raise BadInput("the prompt is empty: at least one token is accepted")
+    return ids
+
+
+def _conversation(submit: Submit) -> tuple[ChatMessage, ...]:
+    if submit.messages is None:
+        return (ChatMessage(role="user", content=submit.prompt or ""),)
+    if not submit.messages:
+        raise BadInput("messages is empty: at least one message is accepted")
+    return submit.messages
+
+
+def _checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    if not ids:
+        raise BadInput("prompt_token_ids is empty: at least one token is accepted")
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        raise BadInput(f"token id {low if low < 0 else high} is not accepted: 0 to {vocab_size - 1}")
+    return list(ids)
+
+
+def _refuse_endless(submit: Submit, tokenizer: Tokenizer, max_len: int) -> None:
+    """Refuse what is too long whatever its tokens are, before any time is spent on finding them."""
+    num_characters = len(submit.prompt or "") + sum(len(turn.content) for turn in submit.messages or ())
+    limit = max_len * tokenizer.max_token_characters
+    if num_characters > limit:
+        raise BadInput(
+            f"the prompt has {num_characters} characters: more than {limit}"
+            f" cannot fit in the {max_len} tokens of this model's limit"
+        )

@@ -1,0 +1,65 @@
+"""The two ways a tokenizer comes: as a `tokenizers` file, or as one of transformers' classes in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from kvscope_telemetry.errors import BadInput
+
+
+class FastCodec:
+    """A `tokenizers.Tokenizer`."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """Padding and truncation that the file asks for are switched off."""
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+
+    @classmethod
+    def from_file(cls, path: Path) -> FastCodec:
+        """The tokenizer in `path`. Raises BadInput when it is none."""
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise BadInput(f"{path} is not a tokenizer: {error!s:.200}") from error
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def vocabulary(self) -> Mapping[str, int]:
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
+    def has_any_character(self) -> bool:
+        parts = f"{self._backend.pre_tokenizer} {self._backend.decoder}"
+        return "ByteLevel" in parts or "ByteFallback" in parts
+
+
+class PythonCodec:
+    """One of transformers' tokenizers that has no `tokenizers` form."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return str(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def vocabulary(self) -> Mapping[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+    def has_any_character(self) -> bool:
+        return False

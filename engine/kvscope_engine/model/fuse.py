@@ -1,0 +1,99 @@
+"""Making a loaded model cheaper to run: parts of known structure are replaced by fused ones, each proven first.
+
+Owns the order and the replacing. A module keeps its place and class; its `forward` becomes that of the fused part,
+held as its `kvscope_fused`, and the plain weights go. What cannot be proven equal stays as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.fused_attention import attention_candidates
+from kvscope_engine.model.fused_layer import layer_candidate
+from kvscope_engine.model.fused_mlp import mlp_candidate
+from kvscope_engine.model.fused_norm import norm_candidates
+from kvscope_engine.model.packed_linear import can_pack, pack_linears, packed_bytes
+from kvscope_engine.model.trial import Trial, run_trial
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """How many parts were replaced, and whether linear layers run on packed weights."""
+
+    attentions: int
+    mlps: int
+    norms: int
+    layers: int
+    packed: bool
+
+
+def fuse_model(module: nn.Module) -> Fused:
+    """Replace what can be proven equal, in place. The model must run on our attention (`hook_check`)."""
+    parameter = next(module.parameters())
+    packed = can_pack(parameter.dtype, parameter.device)
+    trial = run_trial(module)
+    with torch.no_grad():
+        attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
+        mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
+        norms = _each(module, lambda part: _fuse_norm(part, trial))
+        layers = _each(module, lambda part: _fuse_layer(part, trial))
+        if packed:
+            pack_linears(module)
+    return Fused(attentions, mlps, norms, layers, packed)
+
+
+def weights_bytes(module: nn.Module) -> int:
+    """Bytes of parameters and buffers, packed ones included, each counted once."""
+    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensors.values()) + packed_bytes(module)
+
+
+def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
+    return sum(fuse(part) for part in list(module.modules()))
+
+
+def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
+    seen = trial.context.layers.get(getattr(part, "layer_idx", None))  # type: ignore[arg-type]
+    if seen is None or part not in trial.calls:
+        return False
+    for candidate in attention_candidates(part, seen[1], packed):
+        if trial.proves(part, candidate):
+            _replace(part, candidate, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+            return True
+    return False
+
+
+def _fuse_mlp(part: nn.Module, trial: Trial, packed: bool) -> bool:
+    candidate = mlp_candidate(part, packed) if part in trial.calls else None
+    if candidate is None or not trial.proves(part, candidate):
+        return False
+    _replace(part, candidate, "gate_proj", "up_proj", "down_proj")
+    return True
+
+
+def _fuse_norm(part: nn.Module, trial: Trial) -> bool:
+    for candidate in norm_candidates(part):
+        if trial.proves(part, candidate):
+            _replace(part, candidate)
+            return True
+    return False
+
+
+def _fuse_layer(part: nn.Module, trial: Trial) -> bool:
+    candidate = layer_candidate(part)
+    if candidate is None or not trial.proves(part, candidate):
+        return False
+    _replace(part, candidate)
+    return True
+
+
+def _replace(part: nn.Module, fused: Any, *given_up: str) -> None:
+    part.kvscope_fused = fused
+    part.forward = fused.forward if isinstance(fused, nn.Module) else fused
+    for name in given_up:
+        part._modules.pop(name, None)

@@ -1,0 +1,28 @@
+"""Reading JSON objects out of files that nobody has checked before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_telemetry.errors import BadInput
+
+MAX_JSON_BYTES: Final = 64 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`. Raises BadInput when it is not there, too large, no JSON, or no object."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise BadInput(f"{path} is not accepted: larger than {MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path} is not JSON: {error!s:.120}") from error
+    if not isinstance(value, dict):
+        raise BadInput(f"{path} is not accepted: it holds no JSON object")
+    return value

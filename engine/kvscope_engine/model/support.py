@@ -1,0 +1,83 @@
+"""What is refused before any weight is read: by the configuration, and by the modules it would make.
+
+Whether attention is really ours is proven later by running it (`hook_check`); here is what can be said early and
+by name. Knows no weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A model before it has weights."""
+
+    architecture: str
+    num_parameters: int
+
+
+def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
+    """The model that `config` makes. Raises BadInput, naming model and architecture, for what cannot be served."""
+    _check_config(config, name)
+    skeleton = _skeleton(config, name)
+    architecture = type(skeleton).__name__
+    num_layers = int(config.num_hidden_layers)
+    kinds = Counter(type(module) for module in skeleton.modules())
+    num_attention = sum(count for kind, count in kinds.items() if _uses_interface(kind))
+    if num_attention < num_layers:
+        raise BadInput(
+            f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
+            " attend through transformers' attention interface; all must (no Mamba, no linear attention)"
+        )
+    return Blueprint(architecture, sum(parameter.numel() for parameter in skeleton.parameters()))
+
+
+def _check_config(config: PretrainedConfig, name: str) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise BadInput(f"model {name!r} is not supported: {kind} is an encoder-decoder, only decoders are")
+    if config.get_text_config(decoder=True) is not config:
+        raise BadInput(f"model {name!r} is not supported: {kind} reads more than text, only text models are")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise BadInput(f"model {name!r} is not supported: {kind} is no causal language model")
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
+        raise BadInput(
+            f"model {name!r} is not supported: its weights are quantized with {method!s:.40};"
+            " a GGUF file or weights in 16 or 32 bits are"
+        )
+
+
+def _skeleton(config: PretrainedConfig, name: str) -> torch.nn.Module:
+    """The modules without memory for their weights."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model: torch.nn.Module = auto.from_config(config, attn_implementation="eager", trust_remote_code=False)
+    except Exception as error:  # sizes that do not fit each other: torch and transformers raise what they like
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"model {name!r} is not accepted: {config.model_type}: {line:.200}") from error
+    return model
+
+
+def _uses_interface(kind: Any) -> bool:
+    try:
+        return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(kind.forward)
+    except (OSError, TypeError, AttributeError):
+        return False

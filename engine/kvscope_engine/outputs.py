@@ -1,0 +1,105 @@
+"""From sampled tokens to what a client reads: text pieces, the reason of the end, usage and times.
+
+One `OutputStream` a request, from its admission to its end. Knows no tensors and no blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.commands import Finished, FinishReason, RequestTiming, TokenLogprobs, Tokens, Usage
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.detokenizer import Detokenizer
+
+NANOSECONDS = 1e9
+
+
+@dataclass(slots=True)
+class OutputStream:
+    """What one request has said so far. `detokenizer` is None for a model without a tokenizer."""
+
+    request: Request
+    client_id: str
+    """The request id that the client gave; completions of `n > 1` share it."""
+    detokenizer: Detokenizer | None
+    eos_token_ids: frozenset[int]
+    pending: list[Tokens | Finished] = field(default_factory=list)
+
+    def add(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
+        """Take a sampled token; the reason when it ends the completion, else None."""
+        request = self.request
+        request.output_token_ids.append(token_id)
+        if request.first_token_ns is None:
+            request.first_token_ns = now_ns
+        request.last_token_ns = now_ns
+        reason, text = self._judge(token_id)
+        self.pending.append(
+            Tokens(
+                request_id=self.client_id,
+                index=request.index,
+                token_ids=(token_id,),
+                text=text,
+                logprobs=() if logprobs is None else (logprobs,),
+            )
+        )
+        return reason
+
+    def finish(self, reason: FinishReason, now_ns: int, error: str = "") -> None:
+        """Write the last message; what a stop string held back comes before it."""
+        rest = self.detokenizer.flush() if self.detokenizer is not None else ""
+        if rest:
+            self.pending.append(Tokens(request_id=self.client_id, index=self.request.index, token_ids=(), text=rest))
+        self.pending.append(
+            Finished(
+                request_id=self.client_id,
+                index=self.request.index,
+                finish_reason=reason,
+                usage=usage(self.request),
+                timing=timing(self.request, now_ns),
+                error=error,
+            )
+        )
+
+    def take(self) -> list[Tokens | Finished]:
+        """What has not been handed out yet."""
+        pending, self.pending = self.pending, []
+        return pending
+
+    def _judge(self, token_id: int) -> tuple[FinishReason | None, str]:
+        request, sampling = self.request, self.request.sampling
+        num_output = len(request.output_token_ids)
+        may_stop = num_output > sampling.min_tokens
+        if may_stop and not sampling.ignore_eos and token_id in self.eos_token_ids:
+            return "stop", ""
+        text, stopped = "", False
+        if self.detokenizer is not None:
+            text = self.detokenizer.add(token_id, may_stop=may_stop)
+            stopped = self.detokenizer.stopped
+        if stopped:
+            return "stop", text
+        return ("length" if num_output >= request.max_tokens else None), text
+
+
+def usage(request: Request) -> Usage:
+    """Tokens of the request."""
+    return Usage(
+        prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_cached_tokens,
+        completion_tokens=len(request.output_token_ids),
+    )
+
+
+def timing(request: Request, now_ns: int) -> RequestTiming:
+    """Times of the request, in seconds since its arrival."""
+    return RequestTiming(
+        queue_s=_since(request.arrival_ns, request.admitted_ns),
+        ttft_s=_since(request.arrival_ns, request.first_token_ns),
+        total_s=(now_ns - request.arrival_ns) / NANOSECONDS,
+    )
+
+
+def _since(start_ns: int, end_ns: int | None) -> float | None:
+    return None if end_ns is None else (end_ns - start_ns) / NANOSECONDS

@@ -1,0 +1,141 @@
+"""Building an engine's parts from its configuration: model, pool, scheduler, storage, runner.
+
+The one place that knows all of them; each of them knows at most what `architecture` allows.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import torch
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.kv_storage import KVStorage
+from kvscope_engine.model.loader import LoadedModel, load_model
+from kvscope_engine.model.memory import num_blocks_for
+from kvscope_engine.model.runner import ModelRunner
+from kvscope_engine.policy.allocation import PagedAllocation
+from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.scheduler import Scheduler
+from kvscope_engine.submission import Limits
+from kvscope_telemetry.messages import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, Progress
+
+CPU_BATCHED_TOKENS = 512
+GPU_BATCHED_TOKENS = 8192
+
+
+@dataclass(slots=True)
+class Parts:
+    """What an engine is made of."""
+
+    epoch: int
+    loaded: LoadedModel
+    storage: KVStorage
+    pool: BlockPool
+    scheduler: Scheduler
+    runner: ModelRunner
+    hello: Hello
+
+    @property
+    def limits(self) -> Limits:
+        """How long a request may be."""
+        return Limits(self.loaded.max_model_len, self.pool.num_blocks * self.pool.block_size)
+
+    def memory_breakdown(self) -> MemoryBreakdown:
+        """Where the memory went, in bytes."""
+        return MemoryBreakdown(
+            epoch=self.epoch,
+            time_ns=time.monotonic_ns(),
+            weights_bytes=self.runner.weights_bytes,
+            kv_bytes=self.storage.num_bytes,
+            workspace_bytes=_workspace_bytes(self.loaded.device, self.runner.weights_bytes, self.storage.num_bytes),
+        )
+
+    def close(self) -> None:
+        """Drop every tensor."""
+        self.runner.close()
+        self.storage.close()
+
+
+def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress], None]) -> Parts:
+    """Load the model and make everything around it.
+
+    Raises BadInput or KvscopeError, with nothing left allocated.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    loaded = load_model(config, progress)
+    num_blocks = num_blocks_for(config, loaded)
+    storage = KVStorage.for_model(loaded, num_blocks, config.block_size)
+    pool = BlockPool(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+    max_batched = _max_batched_tokens(config, loaded)
+    scheduler = Scheduler(
+        pool,
+        PagedAllocation(pool),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_batched,
+        max_model_len=loaded.max_model_len,
+    )
+    progress(Progress(stage="warm up"))
+    runner = ModelRunner(loaded, storage, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_batched)
+    hello = _hello(config, epoch, loaded, storage, max_batched)
+    progress(Progress(stage="ready"))
+    return Parts(epoch, loaded, storage, pool, scheduler, runner, hello)
+
+
+def _max_batched_tokens(config: EngineConfig, loaded: LoadedModel) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    default = GPU_BATCHED_TOKENS if loaded.device.type == "cuda" else CPU_BATCHED_TOKENS
+    return max(default, config.max_num_seqs)
+
+
+def _hello(config: EngineConfig, epoch: int, loaded: LoadedModel, storage: KVStorage, max_batched: int) -> Hello:
+    return Hello(
+        epoch=epoch,
+        time_ns=time.monotonic_ns(),
+        wall_time_ns=time.time_ns(),
+        model=loaded.info,
+        cache=CacheInfo(
+            num_blocks=storage.num_blocks,
+            block_size=config.block_size,
+            block_bytes=storage.block_bytes,
+            dtype=str(storage.dtype).removeprefix("torch."),
+            allocator=config.allocator,
+            prefix_caching=config.enable_prefix_caching,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_batched,
+        ),
+        device=_device_info(loaded.device),
+        engine_version=version("kvscope"),
+        pid=os.getpid(),
+    )
+
+
+def _device_info(device: torch.device) -> DeviceInfo:
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return DeviceInfo(kind="cuda", name=properties.name, total_bytes=properties.total_memory)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return DeviceInfo(kind="cpu", name=_cpu_name(), total_bytes=total, num_threads=torch.get_num_threads())
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            return next(names, platform.machine())
+    except OSError:
+        return platform.machine()
+
+
+def _workspace_bytes(device: torch.device, weights_bytes: int, kv_bytes: int) -> int:
+    """What torch's allocator holds beyond weights and KV; a CPU's allocator cannot tell: -1."""
+    if device.type != "cuda":
+        return -1
+    return max(0, torch.cuda.memory_reserved(device) - weights_bytes - kv_bytes)

@@ -1,0 +1,216 @@
+"""The block pool: every block's row of the ledger, who may have a block next, and which rows changed.
+
+Owns the ledger, the free list, reference counts, the prefix index and the order of eviction. Knows block ids
+and request numbers, and neither the requests nor what is computed in a block.
+
+A block is free (holds nothing), active (`ref_count` block tables hold it) or cached (held by nobody, full and
+hashed; kept for a later prompt, evicted oldest first once no free block is left). `free + cached + active =
+num_blocks`, always; `check_integrity` says where that, or anything else here, is broken.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_engine.policy.changed_rows import ChangedRows
+from kvscope_engine.policy.free_list import FreeList
+from kvscope_engine.policy.integrity import check_pool
+from kvscope_engine.policy.prefix_index import Prefix, PrefixIndex, published_hash
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
+
+MAX_HEAT: Final = np.iinfo(np.uint16).max
+Ids = npt.NDArray[np.int64]
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` slots, all free at first.
+
+    `salt` seeds the prefix hashes (random when None). Methods that change blocks cost the same for one block
+    as for some dozens: numpy is worth it from there on, and single blocks have a path of their own.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        salt: bytes | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.ledger = Ledger(num_blocks)
+        self.index = PrefixIndex(block_size, salt) if prefix_caching else None
+        self.evicted_blocks = 0
+        """Cached blocks given to another request since the start."""
+        self._free = FreeList(num_blocks)
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the next to be evicted first
+        self._changed = ChangedRows(num_blocks)
+        self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds, kept for their prefix."""
+        return len(self._idle)
+
+    @property
+    def num_active(self) -> int:
+        """Blocks in at least one block table."""
+        return self.num_blocks - len(self._free) - len(self._idle)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can give: free ones, and cached ones by eviction."""
+        return len(self._free) + len(self._idle)
+
+    def ref_count(self, block: int) -> int:
+        """How many block tables hold `block`."""
+        return self._ref_counts[block]
+
+    def prefix(self, block: int) -> Prefix | None:
+        """The tokens in a hashed block, active or cached; None for every other."""
+        return self.index.prefix(block) if self.index is not None else None
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` are cached, so that a hit on them takes away from what is available."""
+        idle = self._idle
+        return sum(block in idle for block in blocks)
+
+    def allocate(self, count: int, owner: int) -> list[int]:
+        """`count` blocks for request `owner`, at most `num_available`; each is held once and empty."""
+        if count == 1 and self._free:
+            block = self._free.take_one()
+            self._activate_one(block, owner)
+            return [block]
+        from_free = min(count, len(self._free))
+        blocks = self._free.take(from_free)
+        if count > from_free:
+            blocks += self._evict(count - from_free)
+        self._activate(np.array(blocks, np.int64), owner)
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more block table holds these active `blocks` (each once)."""
+        ids = np.array(blocks, np.int64)
+        self.ledger.ref_count[ids] += 1
+        self._changed.add(ids)
+
+    def hit(self, blocks: Sequence[int], step: int) -> None:
+        """A prompt found its prefix in `blocks` (each once), active or cached: one more table holds them."""
+        ids, ledger = np.array(blocks, np.int64), self.ledger
+        for block in ids[ledger.ref_count[ids] == 0].tolist():
+            del self._idle[block]
+        ledger.ref_count[ids] += 1
+        ledger.state[ids] = BlockState.ACTIVE
+        ledger.heat[ids] += ledger.heat[ids] < MAX_HEAT
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+
+    def release(self, blocks: Sequence[int], step: int) -> None:
+        """A block table, in its order, lets go of `blocks` (each once).
+
+        The tail goes first: of two blocks of one text the later is evicted first, as it is of no use alone.
+        """
+        ids, ledger = np.array(blocks[::-1], np.int64), self.ledger
+        counts = ledger.ref_count[ids] - 1
+        assert not len(ids) or counts.min() >= 0, f"a block of {blocks} was released more often than held"
+        ledger.ref_count[ids] = counts
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+        unheld = ids[counts == 0]
+        hashed = ledger.hash[unheld] != 0
+        self._retire(unheld[hashed])
+        self._clear(unheld[~hashed])
+
+    def write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
+        """Tokens were written: `blocks[i]`, by request `owners[i]`, now has `filled[i]` slots in use."""
+        ids, ledger = np.array(blocks, np.int64), self.ledger
+        ledger.filled[ids] = filled
+        ledger.owner[ids] = owners
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+
+    def seal(self, block: int, prefix: Prefix) -> None:
+        """An active block is full: later prompts may find it.
+
+        When another block holds the same text this one stays unhashed and is freed when it is let go.
+        """
+        if self.index is not None and self.index.insert(block, prefix):
+            self.ledger.hash[block] = published_hash(prefix.digest)
+            self._changed.add_one(block)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every prefix; returns how many cached blocks became free."""
+        if self.index is None:
+            return 0
+        hashed = np.array(self.index.clear(), np.int64)
+        self.ledger.hash[hashed] = 0
+        self._changed.add(hashed)
+        idle = np.array(list(reversed(self._idle)), np.int64)
+        self._idle.clear()
+        self._clear(idle)
+        return len(idle)
+
+    def take_changed(self) -> npt.NDArray[np.uint32]:
+        """Ids of the rows touched since the last call, sorted, each once."""
+        return self._changed.take()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether any row was touched since `take_changed`."""
+        return bool(self._changed)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError, saying what is wrong and where, unless all agrees with the block `tables`."""
+        prefixes = self.index.items() if self.index is not None else []
+        check_pool(self.ledger, self.block_size, self._free.ids, list(self._idle), prefixes, tables)
+
+    def _activate_one(self, block: int, owner: int) -> None:
+        # A free block's other columns are zero already.
+        self.ledger.state[block] = BlockState.ACTIVE
+        self._ref_counts[block] = 1
+        self.ledger.owner[block] = owner
+        self._changed.add_one(block)
+
+    def _activate(self, ids: Ids, owner: int) -> None:
+        self._fill_rows(ids, BlockState.ACTIVE, owner, ref_count=1)
+
+    def _clear(self, ids: Ids) -> None:
+        """Unheld, unhashed blocks become free."""
+        if len(ids):
+            self._fill_rows(ids, BlockState.FREE, NO_OWNER, ref_count=0)
+            self._free.give(ids)
+
+    def _fill_rows(self, ids: Ids, state: BlockState, owner: int, ref_count: int) -> None:
+        ledger = self.ledger
+        ledger.state[ids] = state
+        ledger.ref_count[ids] = ref_count
+        ledger.owner[ids] = owner
+        ledger.filled[ids] = 0
+        ledger.heat[ids] = 0
+        self._changed.add(ids)
+
+    def _retire(self, ids: Ids) -> None:
+        """Unheld, hashed blocks become cached, the first of `ids` the first to be evicted."""
+        self.ledger.state[ids] = BlockState.CACHED
+        self._idle.update(dict.fromkeys(ids.tolist()))
+
+    def _evict(self, count: int) -> list[int]:
+        assert count <= len(self._idle), f"{count} blocks to evict, {len(self._idle)} cached"
+        assert self.index is not None, "a block is cached without a prefix index"
+        blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self.index.remove(block)
+        self.ledger.hash[np.array(blocks, np.int64)] = 0
+        self.evicted_blocks += count
+        return blocks

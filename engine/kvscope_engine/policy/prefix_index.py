@@ -1,0 +1,115 @@
+"""Which block holds which prefix: chained digests of full blocks, as in vLLM's prefix cache.
+
+A block's digest is `sha256(parent digest + its token ids as little-endian int32 + extra)`, so it names the
+whole text up to and with the block. The chain starts from a random salt of this engine, which keeps the
+64-bit hashes that telemetry publishes from being guessed or compared between engines.
+
+Owns digest -> block and what a hashed block holds. Knows neither reference counts nor who uses a block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+SALT_BYTES: Final = 32
+
+
+def published_hash(digest: bytes) -> int:
+    """The low 64 bits of a digest, as the ledger shows them; never 0, which means not hashed."""
+    return int.from_bytes(digest[-8:], "big") or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a hashed block holds: `tokens` (little-endian int32) from position `start` of its text."""
+
+    digest: bytes
+    start: int
+    tokens: bytes
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The token ids of the block."""
+        return struct.unpack(f"<{len(self.tokens) // 4}i", self.tokens)
+
+
+class PrefixIndex:
+    """Full blocks by the digest of the text they end. One block a digest, one digest a block."""
+
+    def __init__(self, block_size: int, salt: bytes | None = None) -> None:
+        self._block_size = block_size
+        self._root = hashlib.sha256(secrets.token_bytes(SALT_BYTES) if salt is None else salt).digest()
+        self._block_of: dict[bytes, int] = {}
+        self._prefix_of: dict[int, Prefix] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def digest(self, parent: bytes | None, tokens: bytes, extra: bytes = b"") -> bytes:
+        """The digest of a block of `tokens` after `parent` (None: first of its text).
+
+        `extra` tells apart texts that must not share blocks although their tokens are the same.
+        """
+        return hashlib.sha256((parent or self._root) + tokens + extra).digest()
+
+    def extend(self, digests: list[bytes], token_ids: Sequence[int]) -> None:
+        """Append to `digests` those of the full blocks of `token_ids`, which follow the ones there."""
+        size = 4 * self._block_size
+        packed = pack_tokens(token_ids)
+        parent = digests[-1] if digests else None
+        for low in range(0, len(packed) - size + 1, size):
+            parent = self.digest(parent, packed[low : low + size])
+            digests.append(parent)
+
+    def find(self, digests: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest run of `digests`, from the first, that are all here."""
+        blocks = []
+        block_of = self._block_of
+        for digest in digests:
+            block = block_of.get(digest)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def insert(self, block: int, prefix: Prefix) -> bool:
+        """Enter a full block. False, and nothing done, when another block holds the same already."""
+        if self._block_of.setdefault(prefix.digest, block) != block:
+            return False
+        self._prefix_of[block] = prefix
+        return True
+
+    def remove(self, block: int) -> None:
+        """Forget a block that is here."""
+        del self._block_of[self._prefix_of.pop(block).digest]
+
+    def clear(self) -> list[int]:
+        """Forget all; returns the blocks that were here."""
+        blocks = list(self._prefix_of)
+        self._prefix_of.clear()
+        self._block_of.clear()
+        return blocks
+
+    def prefix(self, block: int) -> Prefix | None:
+        """What `block` holds, None when it is not here."""
+        return self._prefix_of.get(block)
+
+    def items(self) -> list[tuple[int, Prefix]]:
+        """Every (block, prefix); checked against digest -> block, for the integrity check."""
+        assert len(self._block_of) == len(self._prefix_of), (
+            f"the prefix index has {len(self._block_of)} digests for {len(self._prefix_of)} blocks"
+        )
+        for block, prefix in self._prefix_of.items():
+            held = self._block_of.get(prefix.digest)
+            assert held == block, f"the digest of block {block} leads to block {held} in the prefix index"
+        return list(self._prefix_of.items())
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32."""
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)

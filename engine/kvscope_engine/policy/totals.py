@@ -1,0 +1,21 @@
+"""What the scheduler counts. Totals since the start; `messages.Counters` shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Totals:
+    """Only the scheduler writes these."""
+
+    prompt_tokens: int = 0
+    """Prompt positions computed, again after a preemption as well."""
+    cached_tokens: int = 0
+    """Tokens that the prefix cache saved, at each admission."""
+    preemptions: int = 0
+    admitted: int = 0
+    """First admissions; a request that comes back after a preemption is not counted again."""
+    finished: int = 0
+    aborted: int = 0
+    refused: int = 0

@@ -1,0 +1,75 @@
+"""Requests and batches as packed little-endian columns, the way frames and snapshots carry them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages import Batch, RequestInfo, RequestRows
+
+MAX_U2 = (1 << 16) - 1
+
+
+def request_info(request: Request) -> RequestInfo:
+    """What never changes about a request."""
+    return RequestInfo(
+        number=request.number,
+        request_id=request.request_id,
+        arrival_ns=request.arrival_ns,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        index=request.index,
+    )
+
+
+def pack_requests(requests: Sequence[Request], tables: Mapping[int, int]) -> RequestRows:
+    """A row a request. `tables`: of those whose block table changed, how many of its first blocks did not."""
+    if not requests:
+        return RequestRows()
+    starts = [_table_start(request, tables) for request in requests]
+    tails = [request.block_table[start:] for request, start in zip(requests, starts, strict=True)]
+    return RequestRows(
+        number=pack_u4([request.number for request in requests]),
+        state=bytes([request.state for request in requests]),
+        num_computed_tokens=pack_u4([request.num_computed_tokens for request in requests]),
+        num_cached_tokens=pack_u4([request.num_cached_tokens for request in requests]),
+        num_output_tokens=pack_u4([len(request.output_token_ids) for request in requests]),
+        num_preemptions=_pack_u2([min(request.num_preemptions, MAX_U2) for request in requests]),
+        table_start=pack_u4(starts),
+        table_count=pack_u4([len(tail) for tail in tails]),
+        table_blocks=pack_u4([block for tail in tails for block in tail]),
+    )
+
+
+def pack_batch(plan: StepPlan) -> Batch:
+    """Who ran. A decode token is a single one past the prompt; every other one is prefill."""
+    scheduled = plan.scheduled
+    decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_decodes])
+    return Batch(
+        number=pack_u4([item.request.number for item in scheduled]),
+        num_tokens=pack_u4([item.num_tokens for item in scheduled]),
+        num_prefill_tokens=plan.num_tokens - decodes,
+        num_decode_tokens=decodes,
+    )
+
+
+def pack_u4(values: Sequence[int]) -> bytes:
+    """Numbers as little-endian u32."""
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def pack_u8(values: Sequence[int]) -> bytes:
+    """Numbers as little-endian u64."""
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+def _pack_u2(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}H", *values)
+
+
+def _table_start(request: Request, tables: Mapping[int, int]) -> int:
+    """Where the part of the block table begins that is sent."""
+    return tables.get(request.number, len(request.block_table))

@@ -1,0 +1,69 @@
+"""What the server needs of an engine: `kvscope_engine.engine.Engine` in earnest, a small one in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from kvscope_telemetry.commands import Accepted, BlockContent, Finished, Submit, Tokens
+from kvscope_telemetry.messages import Hello, MemoryBreakdown, Progress, Snapshot, TelemetryMessage
+
+OnProgress: TypeAlias = Callable[[Progress], None]
+Publish: TypeAlias = Callable[[TelemetryMessage], None]
+
+
+class ServedEngine(Protocol):
+    """An engine that is loaded. All methods are called on one thread, `memory` and the attributes on any."""
+
+    @property
+    def hello(self) -> Hello:
+        """Who it is."""
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has something to do or to hand out."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in the queue or running."""
+
+    @property
+    def step_count(self) -> int:
+        """Steps so far."""
+
+    @property
+    def step_started_ns(self) -> int:
+        """When the step in progress began (monotonic), 0 between steps."""
+
+    @property
+    def last_seq(self) -> int:
+        """The last frame's number."""
+
+    def submit(self, submit: Submit) -> Accepted:
+        """Take a request; raises BadInput and leaves nothing behind."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request; does nothing for an unknown or finished one."""
+
+    def step(self) -> list[Tokens | Finished]:
+        """Run one step; empty when idle."""
+
+    def snapshot(self, tag: int) -> Snapshot:
+        """The whole state after the last frame."""
+
+    def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
+        """What the blocks hold; raises BadInput for a block that does not exist."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what no request holds."""
+
+    def memory(self) -> MemoryBreakdown:
+        """Where the memory went."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+FramesDropped: TypeAlias = Callable[[], int]
+BuildEngine: TypeAlias = Callable[[OnProgress, Publish, FramesDropped], ServedEngine]
+"""Loads a model and publishes its hello. Called once the sockets are up; imports torch only then."""

@@ -1,0 +1,187 @@
+"""The engine's process: sockets up, model loaded, then commands, steps and token streams until the end.
+
+Owns the order of a process's life and its engine thread, which is the thread that calls `run`. Must not know
+how a step works, nor what goes over a socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kvscope_engine.server.desk import Desk, Lost, Stop
+from kvscope_engine.server.dispatcher import Dispatcher
+from kvscope_engine.server.sampling_thread import SamplingThread
+from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
+from kvscope_telemetry.commands import Command
+from kvscope_telemetry.errors import EngineDead, KvscopeError
+from kvscope_telemetry.messages import Goodbye, Heartbeat, Progress
+from kvscope_telemetry.server_sockets import ServerSockets
+
+MAX_ERRANDS_A_STEP: Final = 64
+"""Commands served between two steps, so that a flood of them does not stop everybody's tokens."""
+FAILED_GRACE_S: Final = 1.0
+"""How long a failed engine still answers `GetStatus` with the reason, when anybody has asked before."""
+
+
+class Interrupted(BaseException):
+    """Raised on the engine's thread by a signal while a model loads; not an Exception, so nobody eats it."""
+
+
+class EngineService:
+    """Serves the engine that `build` makes on `endpoint`.
+
+    The sockets are up when this is constructed; raises BadInput and EndpointInUse as `ServerSockets` does.
+    `on_progress` is told how the load goes, beside the clients.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        build: BuildEngine,
+        *,
+        curve_key: Path | None = None,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._build = build
+        self._on_progress = on_progress
+        self._engine: ServedEngine | None = None
+        self._constructed = threading.Event()
+        self._desk = Desk(interrupt)
+        self._sockets = ServerSockets(
+            endpoint,
+            on_command=self._take,
+            heartbeat=self._heartbeat,
+            curve_key=curve_key,
+            on_client_lost=lambda client: self._desk.put(client, Lost()),
+        )
+        self._desk.telemetry_endpoint = self._sockets.telemetry_endpoint
+        self.is_loading = True
+        """Whether only an `Interrupted` on the engine's thread can stop it at once."""
+        self._constructed.set()
+
+    @property
+    def telemetry_endpoint(self) -> str:
+        """What a desktop attaches to."""
+        return self._sockets.telemetry_endpoint
+
+    def stop(self) -> None:
+        """End in an orderly way, from any thread or a signal handler; after the load, while a model loads."""
+        self._desk.put(b"", Stop())
+
+    def run(self) -> None:
+        """Load, serve, and end. Returns after an orderly stop; raises what the engine died of."""
+        reason = ""
+        try:
+            engine = self._load()
+            if engine is not None:
+                self._serve(engine)
+        except Exception as error:
+            reason = one_line(error)
+            raise
+        finally:
+            self.is_loading = False
+            self._end(reason)
+
+    # Life, in its order.
+
+    def _load(self) -> ServedEngine | None:
+        """The engine, None when a stop came first."""
+        try:
+            engine = self._build(self._progress, self._sockets.publish, lambda: self._sockets.frames_dropped)
+            self.is_loading = False
+        except Interrupted:
+            return None
+        self._engine = engine
+        self._desk.ready(engine.hello)
+        return engine
+
+    def _serve(self, engine: ServedEngine) -> None:
+        dispatcher = Dispatcher(engine, self._desk, self._sockets.reply)
+        sampling = SamplingThread(engine.hello, engine.memory, self._sockets.publish)
+        try:
+            while self._errands(dispatcher, engine):
+                if not self._desk.paused and (engine.has_unfinished or dispatcher.touched):
+                    dispatcher.step()
+            dispatcher.abort_all()
+        except Exception as error:
+            reason = f"the engine died in a step: {one_line(error)}"
+            dispatcher.end_all("error", reason)
+            self._fail(reason)
+            raise EngineDead(reason) from error
+        finally:
+            sampling.close()
+
+    def _errands(self, dispatcher: Dispatcher, engine: ServedEngine) -> bool:
+        """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
+        for _ in range(MAX_ERRANDS_A_STEP):
+            idle = self._desk.paused or not (engine.has_unfinished or dispatcher.touched)
+            errand = self._desk.next_errand(wait=idle)
+            if errand is None:
+                break
+            client, command = errand
+            if isinstance(command, Stop):
+                return False
+            if isinstance(command, Lost):
+                dispatcher.lose(client)
+            else:
+                dispatcher.serve(client, command)
+            if dispatcher.stopping:
+                return False
+        return True
+
+    def _fail(self, reason: str) -> None:
+        """From now on every command is refused with the reason; those that wait get it too."""
+        self._desk.fail(reason)
+        for client, reply in self._desk.refuse_waiting():
+            self._sockets.reply(client, reply)
+
+    def _end(self, reason: str) -> None:
+        engine, self._engine = self._engine, None
+        self._fail(reason or "it was stopped")
+        self._sockets.publish(Goodbye(epoch=engine.hello.epoch if engine is not None else 0, reason=reason))
+        if reason and self._desk.was_asked:
+            time.sleep(FAILED_GRACE_S)
+        self._sockets.close()
+        if engine is not None:
+            with contextlib.suppress(Exception):  # it may be the very engine that broke
+                engine.close()
+
+    # Called on other threads.
+
+    def _take(self, client: bytes, command: Command) -> None:
+        self._constructed.wait()
+        reply = self._desk.take(client, command)
+        if reply is not None:
+            self._sockets.reply(client, reply)
+
+    def _progress(self, progress: Progress) -> None:
+        self._desk.progress = progress
+        self._sockets.publish(progress)
+        self._on_progress(progress)
+
+    def _heartbeat(self) -> Heartbeat | None:
+        engine = self._engine
+        if engine is None:
+            return None
+        return Heartbeat(
+            epoch=engine.hello.epoch,
+            time_ns=time.monotonic_ns(),
+            seq=engine.last_seq,
+            step=engine.step_count,
+            num_unfinished=engine.num_unfinished,
+            step_started_ns=engine.step_started_ns,
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """What a person reads: the message of our own errors, the kind as well of all others."""
+    text = " ".join(str(error).split())[:500]
+    if isinstance(error, KvscopeError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,67 @@
+"""From a client's submission to the requests of its completions: limits and seeds resolved."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.commands import Submit
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a request may be, prompt and output together."""
+
+    max_model_len: int
+    max_pool_tokens: int
+    """Slots of the whole pool."""
+
+
+def child_requests(
+    submit: Submit, prompt_ids: list[int], limits: Limits, first_number: int, engine_seed: int
+) -> list[Request]:
+    """One request a completion, numbered from `first_number`.
+
+    Who asks for no `max_tokens` gets what the model's limit and the whole pool leave. Raises BadInput when the
+    model's limit leaves no room for a single new token.
+    """
+    room = limits.max_model_len - len(prompt_ids)
+    if room < 1:
+        raise BadInput(
+            f"the prompt has {len(prompt_ids)} tokens: at most {limits.max_model_len - 1} are accepted"
+            f" (the limit of {limits.max_model_len} holds prompt and output)"
+        )
+    asked = submit.sampling.max_tokens
+    if asked is None:
+        asked = max(1, limits.max_pool_tokens - len(prompt_ids))
+    arrival_ns = time.monotonic_ns()
+    return [
+        Request(
+            number=first_number + index,
+            request_id=submit.request_id,
+            prompt_token_ids=prompt_ids,
+            sampling=_seeded(submit.sampling, index, first_number, engine_seed),
+            max_tokens=min(asked, room),
+            arrival_ns=arrival_ns,
+            index=index,
+            priority=submit.priority,
+        )
+        for index in range(submit.sampling.n)
+    ]
+
+
+def _seeded(sampling: SamplingParams, index: int, first_number: int, engine_seed: int) -> SamplingParams:
+    """A request without a seed gets one from the engine's; each completion of a prompt has its own."""
+    if sampling.is_greedy:
+        return sampling
+    seed = sampling.seed if sampling.seed is not None else engine_seed * 1_000_003 + first_number
+    return msgspec.structs.replace(sampling, seed=_as_int64(seed + index))
+
+
+def _as_int64(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

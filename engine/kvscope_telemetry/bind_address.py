@@ -1,0 +1,84 @@
+"""Where an engine listens: an `--endpoint` read and checked before any socket exists.
+
+`ipc:///dir` and `ipc:///dir/telemetry` are the same: sockets `telemetry` and `command` in that directory.
+`tcp://HOST:PORT` takes PORT for telemetry and PORT + 1 for commands; port 0 is any free pair.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvscope_telemetry.errors import BadInput
+
+MAX_IPC_PATH_BYTES = 107
+"""What a unix socket's address holds on Linux, without the final zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class IpcAddress:
+    """Sockets in a private directory."""
+
+    folder: Path
+
+    @property
+    def telemetry(self) -> str:
+        """The endpoint that subscribers connect to."""
+        return f"ipc://{self.folder}/telemetry"
+
+    @property
+    def command(self) -> str:
+        """The endpoint that commands go to."""
+        return f"ipc://{self.folder}/command"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """Two neighbouring ports of an interface; `host` is as ZeroMQ wants it, brackets around IPv6."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+
+def parse_bind_address(endpoint: str) -> IpcAddress | TcpAddress:
+    """The address in `endpoint`; raises BadInput for anything but the two forms above."""
+    scheme, separator, rest = endpoint.partition("://")
+    if separator and scheme == "ipc":
+        return _ipc(endpoint, rest)
+    if separator and scheme == "tcp":
+        return _tcp(endpoint, rest)
+    raise BadInput(f"endpoint {endpoint!r} is not accepted: ipc:///DIR or tcp://HOST:PORT")
+
+
+def _ipc(endpoint: str, path: str) -> IpcAddress:
+    folder = Path(path)
+    if not folder.is_absolute() or "\0" in path:
+        raise BadInput(f"endpoint {endpoint!r} is not accepted: ipc:// and an absolute directory")
+    if folder.name == "telemetry":
+        folder = folder.parent
+    num_bytes = len(str(folder / "telemetry").encode(errors="surrogateescape"))
+    if num_bytes > MAX_IPC_PATH_BYTES:
+        raise BadInput(
+            f"endpoint {endpoint!r} is not accepted: its socket path has {num_bytes} bytes,"
+            f" at most {MAX_IPC_PATH_BYTES} are possible; choose a shorter directory"
+        )
+    return IpcAddress(folder)
+
+
+def _tcp(endpoint: str, address: str) -> TcpAddress:
+    host, separator, port = address.rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not (separator and host and is_number and int(port) <= 65534):
+        raise BadInput(f"endpoint {endpoint!r} is not accepted: tcp://HOST:PORT with a port from 0 to 65534")
+    return TcpAddress(host, int(port))

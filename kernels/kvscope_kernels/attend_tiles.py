@@ -1,0 +1,87 @@
+"""The inner loop that decode and prefill share: online softmax of one query tile over a run of cached tokens.
+
+Online softmax in base 2 (FlashAttention, arXiv 2205.14135); block table lookup per token, so that the tile
+does not depend on the block size (arXiv 2511.11581).
+"""
+
+from kvscope_kernels.triton_language import jit, tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@jit
+def attend_tiles(
+    query: tl.tensor,
+    top: tl.tensor,
+    total: tl.tensor,
+    weighted: tl.tensor,
+    k_head: tl.tensor,
+    v_head: tl.tensor,
+    table: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    row_position: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    k_stride_b: tl.tensor,
+    k_stride_s: tl.tensor,
+    v_stride_b: tl.tensor,
+    v_stride_s: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TILE_D: tl.constexpr,
+    TILE_V: tl.constexpr,
+    TILE_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MASK_ROWS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    UPCAST_DOT: tl.constexpr,
+) -> tl.tensor:
+    """Tokens [begin, end) added to the running softmax (top, total, weighted) of TILE_M query rows.
+
+    query         (TILE_M, TILE_D), zero past HEAD_DIM and in rows that are not there
+    top           (TILE_M,) float32, the largest score so far, times log2(e); -inf before the first
+    total         (TILE_M,) float32, sum of 2^(score - top)
+    weighted      (TILE_M, TILE_V) float32, sum of 2^(score - top) * value
+    k_head        the head's first key in block 0; v_head alike
+    table         the request's block table
+    row_position  (TILE_M,) position of each query row; read with MASK_ROWS only, which hides what lies after
+                  a row or at least `window` before it
+    Slots outside [begin, end) are not read: what is there cannot leak, NaN included.
+    """
+    token = tl.arange(0, TILE_N)
+    k_dim = tl.arange(0, TILE_D)
+    v_dim = tl.arange(0, TILE_V)
+    for start in range(begin, end, TILE_N):
+        position = start + token
+        inside = position < end
+        block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        offset = position % BLOCK_SIZE
+        k_rows = k_head + block * k_stride_b + offset * k_stride_s
+        v_rows = v_head + block * v_stride_b + offset * v_stride_s
+        in_key = inside[:, None] & (k_dim < HEAD_DIM)[None, :]
+        in_value = inside[:, None] & (v_dim < VALUE_DIM)[None, :]
+        key = tl.load(k_rows[:, None] + k_dim[None, :], mask=in_key, other=0.0)
+        value = tl.load(v_rows[:, None] + v_dim[None, :], mask=in_value, other=0.0)
+        if UPCAST_DOT:
+            key = key.to(tl.float32)
+            value = value.to(tl.float32)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (e^2x + 1), right at both infinities
+            score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2_E) / softcap) + 1.0))
+        score = score * LOG2_E
+        visible = inside[None, :]
+        if MASK_ROWS:
+            distance = row_position[:, None] - position[None, :]
+            visible = visible & (distance >= 0) & (distance < window)
+        score = tl.where(visible, score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        # A row may have seen nothing yet: -inf - -inf would be NaN.
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS else new_top
+        shrink = tl.exp2(top - finite_top)
+        weight = tl.exp2(score - finite_top[:, None])
+        total = total * shrink + tl.sum(weight, 1)
+        weighted = tl.dot(weight.to(value.dtype), value, weighted * shrink[:, None], input_precision="ieee")
+        top = new_top
+    return top, total, weighted

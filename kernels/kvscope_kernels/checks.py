@@ -1,0 +1,72 @@
+"""What operations demand of their tensors. Raises ValueError naming the tensor, its shape, what is needed."""
+
+import torch
+from torch import Tensor
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def require(accepted: bool, name: str, found: object, needed: str) -> None:
+    """Raises ValueError unless `accepted`."""
+    if not accepted:
+        raise ValueError(f"{name} is {_describe(found)}: {needed} is needed")
+
+
+def check_caches(k_cache: Tensor, v_cache: Tensor, like: Tensor, name: str) -> None:
+    """Caches (num_blocks, block_size, num_kv_heads, head_dim) of the dtype and device of `like`."""
+    for cache_name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if cache.dim() != 4 or cache.stride(3) != 1:
+            needed = "(num_blocks, block_size, num_kv_heads, head_dim) with contiguous head_dim"
+            require(False, cache_name, cache, needed)
+        if cache.dtype != like.dtype or cache.device != like.device:
+            require(False, cache_name, cache, f"the dtype and device of {name} ({_describe(like)})")
+    if k_cache.shape[:3] != v_cache.shape[:3]:
+        require(False, "v_cache", v_cache, f"the blocks and heads of k_cache {tuple(k_cache.shape)}")
+
+
+def check_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    """What decode and prefill have in common; query (rows, num_heads, head_dim)."""
+    if query.dim() != 3 or query.stride(2) != 1 or query.dtype not in FLOAT_DTYPES:
+        require(False, "query", query, "(tokens, num_heads, head_dim), floating, with contiguous head_dim")
+    check_caches(k_cache, v_cache, query, "query")
+    num_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
+    if num_heads % num_kv_heads or query.shape[2] != k_cache.shape[3]:
+        needed = f"a multiple of {num_kv_heads} heads of {k_cache.shape[3]}, as in k_cache,"
+        require(False, "query", query, needed)
+    if seq_lens.dim() != 1 or seq_lens.dtype != torch.int32 or seq_lens.stride(0) != 1:
+        require(False, "seq_lens", seq_lens, "(requests,) int32, contiguous")
+    if block_tables.dim() != 2 or block_tables.dtype != torch.int32 or block_tables.shape[0] != len(seq_lens):
+        require(False, "block_tables", block_tables, f"({len(seq_lens)}, max_blocks) int32")
+    if block_tables.stride(1) != 1 and block_tables.shape[1] > 1:
+        require(False, "block_tables", block_tables, "a contiguous last axis")
+    if sliding_window is not None and sliding_window < 1:
+        require(False, "sliding_window", sliding_window, "at least 1, or None,")
+    if softcap is not None and not softcap > 0:
+        require(False, "softcap", softcap, "above 0, or None,")
+    if sinks is not None and (sinks.shape != (num_heads,) or not sinks.is_contiguous()):
+        require(False, "sinks", sinks, f"({num_heads},), contiguous,")
+    if out is not None and not _fits(out, query, v_cache):
+        needed = f"{(*query.shape[:2], v_cache.shape[3])} of the dtype of query, with contiguous last axis,"
+        require(False, "out", out, needed)
+
+
+def _fits(out: Tensor, query: Tensor, v_cache: Tensor) -> bool:
+    shape = (*query.shape[:2], v_cache.shape[3])
+    return tuple(out.shape) == shape and out.dtype == query.dtype and out.stride(2) == 1
+
+
+def _describe(found: object) -> str:
+    if not isinstance(found, Tensor):
+        return repr(found)
+    dtype = str(found.dtype).removeprefix("torch.")
+    return f"{tuple(found.shape)} {dtype} on {found.device} with strides {found.stride()}"

@@ -1,0 +1,154 @@
+"""Which kernels are shipped in which configurations: what `compile_report` compiles. Knows no compiler."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from kvscope_kernels.copy_blocks import _copy_blocks_kernel
+from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
+from kvscope_kernels.launch import DotTiles, attention_constants, decode_tiles, prefill_tiles
+from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
+from kvscope_kernels.offline_compile import Launch
+from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
+from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
+from kvscope_kernels.triton_language import Kernel
+
+_BLOCK_SIZE: Final = 16
+_TYPES: Final = {
+    **dict.fromkeys(("block_tables", "seq_lens", "query_start"), "*i32"),
+    **dict.fromkeys(("slot_mapping", "pairs"), "*i64"),
+    **dict.fromkeys(("partial", "partial_lse"), "*fp32"),
+    **dict.fromkeys(("scale", "softcap"), "fp32"),
+}
+_DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", "sinks", "cache"})
+_UNALIGNED: Final = frozenset({"scale", "softcap", "window", "num_splits", "table_stride"})
+
+
+class Heads(NamedTuple):
+    """Attention heads of a model."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    def __str__(self) -> str:
+        return f"{self.num_heads}/{self.num_kv_heads}/{self.head_dim}"
+
+
+class Options(NamedTuple):
+    """What a layer may ask of attention."""
+
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+
+    def __str__(self) -> str:
+        return "+".join(name for name, on in self._asdict().items() if on) or "plain"
+
+
+SMOLLM2_135M: Final = Heads(9, 3, 64)
+LLAMA_8B: Final = Heads(32, 8, 128)
+GEMMA2_2B: Final = Heads(8, 4, 256)
+GPT_OSS_20B: Final = Heads(64, 8, 64)
+PLAIN: Final = Options()
+EVERY_OPTION: Final = (
+    PLAIN,
+    Options(window=True),
+    Options(softcap=True),
+    Options(sinks=True),
+    Options(window=True, softcap=True, sinks=True),
+)
+
+
+def decode_case(heads: Heads, options: Options, dtype: str = "bf16") -> Launch:
+    """Decode; a window is no variant of it, since the kernel takes it as a number."""
+    tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype))
+    constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options)}
+    variant = f"{heads} {dtype} {options}"
+    return _launch("paged_decode", variant, _paged_decode_attention_kernel, constants, dtype, tiles)
+
+
+def prefill_case(
+    heads: Heads, options: Options, capability: int, dtype: str = "bf16", *, max_query_len: int = 512
+) -> Launch:
+    """Prefill, of long or short runs of queries."""
+    bytes_each = _element_bytes(dtype)
+    tiles = prefill_tiles(heads.head_dim, heads.head_dim, heads.group, bytes_each, max_query_len, capability)
+    constants = {"HAS_WINDOW": int(options.window), **_attention_constants(heads, tiles, options)}
+    variant = f"{heads} {dtype} {options} queries<={max_query_len}"
+    return _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)
+
+
+def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
+    """The kernels without arithmetic to speak of."""
+    variant = f"{heads} {dtype}"
+    merge = merge_constants(heads.num_heads, heads.head_dim)
+    write = write_constants(heads.num_kv_heads, heads.head_dim, heads.head_dim, _BLOCK_SIZE)
+    yield _launch("merge_splits", variant, _merge_splits_kernel, merge, dtype)
+    yield _launch("kv_write", variant, _kv_write_kernel, write, dtype)
+    yield _launch("copy_blocks", dtype, _copy_blocks_kernel, {"TILE": 2048}, dtype)
+
+
+def shipped_cases(capability: int) -> Iterator[Launch]:
+    """Every configuration that is promised to compile without a spill."""
+    for heads in (SMOLLM2_135M, LLAMA_8B, GEMMA2_2B, GPT_OSS_20B):
+        for options in EVERY_OPTION:
+            if options == PLAIN or not options.window or options.softcap:
+                yield decode_case(heads, options)
+            yield prefill_case(heads, options, capability)
+        yield prefill_case(heads, PLAIN, capability, max_query_len=1)
+        yield from memory_cases(heads)
+    yield decode_case(SMOLLM2_135M, PLAIN, "fp32")
+    yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32")
+
+
+def core_cases(capability: int) -> Iterator[Launch]:
+    """A few that between them hold every branch of every kernel: what the tests compile."""
+    for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
+        yield decode_case(heads, options)
+        yield prefill_case(heads, options, capability)
+    yield from memory_cases(LLAMA_8B)
+
+
+def _attention_constants(heads: Heads, tiles: DotTiles, options: Options) -> dict[str, object]:
+    constants: dict[str, object] = {
+        **attention_constants(heads.group, heads.head_dim, heads.head_dim, _BLOCK_SIZE, tiles),
+        "HAS_SOFTCAP": options.softcap,
+        "HAS_SINKS": options.sinks,
+        "UPCAST_DOT": False,
+    }
+    if not options.sinks:
+        constants["sinks"] = None  # what the launcher passes
+    return constants
+
+
+def _launch(
+    name: str,
+    variant: str,
+    kernel: Kernel,
+    constants: Mapping[str, object],
+    dtype: str,
+    tiles: DotTiles | None = None,
+) -> Launch:
+    names = [name for name in kernel.arg_names if name not in constants]
+    arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
+    aligned = frozenset(name for name in names if name not in _UNALIGNED)
+    warps, stages = (tiles.num_warps, tiles.num_stages) if tiles else (4, 3)
+    return Launch(
+        name=name,
+        variant=variant,
+        kernel=kernel,
+        arguments=arguments,
+        constants=constants,
+        aligned=aligned,
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def _element_bytes(dtype: str) -> int:
+    return {"fp32": 4, "bf16": 2, "fp16": 2}[dtype]

@@ -1,0 +1,93 @@
+"""Which implementation of the operations a device gets. The choice is made once, at load, and passed down.
+
+`cpu` gets the torch references, which are its production path; `cuda` gets the Triton kernels. Importing this
+starts neither Triton nor CUDA, and works where Triton is not installed.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from kvscope_kernels.copy_blocks import copy_blocks, copy_blocks_torch
+from kvscope_kernels.kv_write import kv_write, kv_write_torch
+from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
+from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
+from kvscope_kernels.triton_language import require_triton
+
+
+class KvWrite(Protocol):
+    """See `kv_write.kv_write`."""
+
+    def __call__(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None: ...
+
+
+class CopyBlocks(Protocol):
+    """See `copy_blocks.copy_blocks`."""
+
+    def __call__(self, cache: Tensor, pairs: Tensor) -> None: ...
+
+
+class DecodeAttention(Protocol):
+    """See `paged_decode_attention.paged_decode_attention`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        max_seq_len: int | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class PrefillAttention(Protocol):
+    """See `paged_prefill_attention.paged_prefill_attention`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        query_start: Tensor,
+        seq_lens: Tensor,
+        *,
+        max_query_len: int,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        max_seq_len: int | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The operations of one device type."""
+
+    kv_write: KvWrite
+    copy_blocks: CopyBlocks
+    decode: DecodeAttention
+    prefill: PrefillAttention
+
+
+def ops_for(device_type: str) -> Ops:
+    """The operations for `cpu` or `cuda`.
+
+    Raises ValueError for any other device type, RuntimeError for `cuda` where Triton is not installed.
+    """
+    if device_type == "cpu":
+        return Ops(kv_write_torch, copy_blocks_torch, paged_decode_attention_torch, paged_prefill_attention_torch)
+    if device_type == "cuda":
+        require_triton()
+        return Ops(kv_write, copy_blocks, paged_decode_attention, paged_prefill_attention)
+    raise ValueError(f"device_type={device_type!r} is not accepted: cpu or cuda")

@@ -1,0 +1,72 @@
+"""Blocks of many requests gathered into dense keys and values, for the torch references.
+
+Owns the promise that nothing outside a request's tokens reaches the arithmetic: slots past its length, freed
+blocks and stale table entries may hold anything, NaN included.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvscope_kernels.host_lengths import Lengths
+
+
+class GatheredKV(NamedTuple):
+    """Keys (n, num_tokens, num_kv_heads, head_dim), values alike, and where they lie."""
+
+    keys: Tensor
+    values: Tensor
+    base: Lengths
+    """(n,) position in its request of each row's first gathered token."""
+    padding: Tensor | None
+    """(n, num_tokens) bool: gathered but outside [first, end), and zeroed; None when there is none."""
+
+
+def gather_kv(k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, first: Lengths, end: Lengths) -> GatheredKV:
+    """Tokens [first[i], end[i]) of each of n requests, from its first one's block on; at least one in all."""
+    if len(end) == 1 or bool(((first == first[0]) & (end == end[0])).all()):
+        return _gather_equal(k_cache, v_cache, block_tables, int(first[0]), int(end[0]))
+    block_size = k_cache.shape[1]
+    first_block = first // block_size
+    width = int((-(-end // block_size) - first_block).max())
+    blocks = _table_columns(block_tables, first_block, width).clamp(0, k_cache.shape[0] - 1)
+    keys, values = _dense(k_cache, blocks), _dense(v_cache, blocks)
+    base = first_block * block_size
+    padding = _zero_outside(keys, values, first - base, end - base)
+    return GatheredKV(keys, values, base, padding)
+
+
+def _gather_equal(k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, first: int, end: int) -> GatheredKV:
+    """The same positions of every request: no padding, so nothing to zero or to mask."""
+    block_size = k_cache.shape[1]
+    first_block = first // block_size
+    blocks = block_tables[:, first_block : -(-end // block_size)]
+    inside = slice(first - first_block * block_size, end - first_block * block_size)
+    base = np.full(len(blocks), first)
+    return GatheredKV(_dense(k_cache, blocks)[:, inside], _dense(v_cache, blocks)[:, inside], base, None)
+
+
+def _table_columns(block_tables: Tensor, first_block: Lengths, width: int) -> Tensor:
+    """(n, width): each row's table entries from its first block on; past the table's end, its last column."""
+    if not first_block.any():
+        return block_tables[:, :width]
+    columns = first_block[:, None] + np.arange(width)
+    return block_tables.gather(1, torch.from_numpy(columns).clamp_(max=block_tables.shape[1] - 1))
+
+
+def _dense(cache: Tensor, blocks: Tensor) -> Tensor:
+    """(n, width * block_size, num_kv_heads, head_dim). Each block is one contiguous run, copied whole."""
+    n, width = blocks.shape
+    return cache.index_select(0, blocks.reshape(-1)).view(n, width * cache.shape[1], *cache.shape[2:])
+
+
+def _zero_outside(keys: Tensor, values: Tensor, start: Lengths, stop: Lengths) -> Tensor:
+    """Zeroes the tokens outside [start, stop) of each row, in place, and says which they are."""
+    token = np.arange(keys.shape[1])
+    padding = (token < start[:, None]) | (token >= stop[:, None])
+    outside = torch.from_numpy(np.flatnonzero(padding))
+    for dense in (keys, values):
+        dense.view(-1, dense.shape[2] * dense.shape[3]).index_fill_(0, outside, 0)
+    return torch.from_numpy(padding)

@@ -1,0 +1,118 @@
+"""Launch shapes that the attention kernels share. Decides from shapes and the device, never from data."""
+
+from typing import Final, NamedTuple
+
+import torch
+
+from kvscope_kernels.triton_language import cdiv, next_power_of_2
+
+UNBOUNDED: Final = 2**31 - 1
+"""The sliding window of a layer without one."""
+
+_MIN_SPLIT_TILES = 2
+_MAX_SPLIT_TOKENS = 1024  # bounds what one program does, so that one long request cannot hold up the batch
+_PROGRAMS_PER_MULTIPROCESSOR = 4
+
+
+class DotTiles(NamedTuple):
+    """Tile of one program: TILE_M query rows by TILE_N tokens; head dims padded to powers of two."""
+
+    tile_m: int
+    tile_n: int
+    tile_d: int
+    tile_v: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tiles(head_dim: int, value_dim: int, group: int, element_bytes: int) -> DotTiles:
+    """Bound by memory: few rows, those of one KV head, and small tiles in a deep pipeline.
+
+    Of the five stages two hold the block table's lookup, so that two tiles are in flight behind the one in use.
+    """
+    tile_n = _tile_tokens(head_dim, value_dim, element_bytes, 16 << 10)
+    tile_m = max(16, next_power_of_2(group))
+    return DotTiles(tile_m, tile_n, padded_dim(head_dim), padded_dim(value_dim), num_warps=4, num_stages=5)
+
+
+def prefill_tiles(
+    head_dim: int, value_dim: int, group: int, element_bytes: int, max_query_len: int, capability: int
+) -> DotTiles:
+    """Rows are query tokens times the heads of one KV head: 16 for a few queries, 128 for long prompts.
+
+    What bounds the tile is registers: those of the query tile before compute capability 9.0, of the scores on
+    10.0, and of everything in float32, whose dot products are exact but run without the matrix units.
+    `compile_report` shows that none of these spill.
+    """
+    tile_d, tile_v = padded_dim(head_dim), padded_dim(value_dim)
+    fewest = max(16, next_power_of_2(group))
+    if element_bytes == 4:
+        return DotTiles(fewest, 16, tile_d, tile_v, num_warps=4, num_stages=2)
+    is_wide = max(tile_d, tile_v) > 128
+    tile_m = max(fewest, min(64 if is_wide else 128, next_power_of_2(max(max_query_len, 1) * group)))
+    is_hopper = 90 <= capability < 100
+    tile_n = _tile_tokens(head_dim, value_dim, element_bytes, (32 << 10) if is_hopper else (16 << 10))
+    tile_n = min(tile_n, 32) if capability >= 100 else tile_n
+    num_warps = 8 if tile_m >= 128 or (is_hopper and is_wide and tile_m >= 64) else 4
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps=num_warps, num_stages=3)
+
+
+def attention_constants(group: int, head_dim: int, value_dim: int, block_size: int, tiles: DotTiles) -> dict[str, int]:
+    """The constants, by name, that both attention kernels take from shapes and tiles."""
+    return {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
+        "TILE_M": tiles.tile_m,
+        "TILE_N": tiles.tile_n,
+        "TILE_D": tiles.tile_d,
+        "TILE_V": tiles.tile_v,
+        "BLOCK_SIZE": block_size,
+    }
+
+
+class SplitPlan(NamedTuple):
+    """How decode cuts the visible tokens of each request among programs."""
+
+    num_splits: int
+    split_tokens: int
+    """A multiple of the tile."""
+
+
+def plan_splits(max_visible: int, num_heads_in_batch: int, tile_n: int, num_processors: int) -> SplitPlan:
+    """Enough splits to fill the device, none smaller than two tiles, none longer than a bound.
+
+    From the host's bounds alone. A split's length does not depend on the request, so a batch of one long and
+    many short requests is as many equal programs, the empty ones of which leave at once.
+    """
+    wanted = cdiv(_PROGRAMS_PER_MULTIPROCESSOR * num_processors, num_heads_in_batch)
+    tokens = min(cdiv(max(max_visible, 1), wanted), _MAX_SPLIT_TOKENS)
+    tokens = max(cdiv(tokens, tile_n), _MIN_SPLIT_TILES) * tile_n
+    return SplitPlan(cdiv(max(max_visible, 1), tokens), tokens)
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """Of the device; a CPU, where kernels are interpreted, counts as an H100, so that it splits as one does."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def compute_capability(device: torch.device) -> int:
+    """Of the device, 90 for 9.0; a CPU, where kernels are interpreted, counts as that."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
+def padded_dim(head_dim: int) -> int:
+    """A head dim as `tl.dot` takes it."""
+    return max(16, next_power_of_2(head_dim))
+
+
+def _tile_tokens(head_dim: int, value_dim: int, element_bytes: int, max_bytes: int) -> int:
+    """Tokens of a tile: 16 to 64, a power of two, so that its keys and values take at most `max_bytes`."""
+    token_bytes = (padded_dim(head_dim) + padded_dim(value_dim)) * element_bytes
+    fitting = next_power_of_2(max_bytes // token_bytes + 1) // 2
+    return min(64, max(16, fitting))

@@ -1,0 +1,124 @@
+"""Compiling one kernel for a GPU that is not here, and reading what it takes. Needs Triton, no GPU, no driver."""
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvscope_kernels.triton_language import Kernel, require_triton
+
+MAX_SHARED_BYTES: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Shared memory one program may take, by compute capability (CUDA C++ Programming Guide, table of capabilities)."""
+_REGISTERS_PER_MULTIPROCESSOR: Final = 65536
+_THREADS_PER_MULTIPROCESSOR: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A kernel as it is launched: what its arguments are, not their values."""
+
+    name: str
+    variant: str
+    kernel: Kernel
+    arguments: Mapping[str, str]
+    """Type by name: `*bf16`, `i32`, `fp32`. What is missing is a constant."""
+    constants: Mapping[str, object]
+    aligned: frozenset[str]
+    """Arguments divisible by 16, as the launcher would find them."""
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one compiled kernel takes of a multiprocessor."""
+
+    registers: int
+    """A thread."""
+    spill_bytes: int
+    """Stores and loads together."""
+    stack_bytes: int
+    shared_bytes: int
+    num_async_copies: int
+    num_matrix_ops: int
+    """mma.sync, wgmma and tcgen05 instructions."""
+    num_warps: int
+    capability: int
+
+    @property
+    def num_resident(self) -> int:
+        """Programs that fit one multiprocessor at once."""
+        threads = self.num_warps * 32
+        by_registers = _REGISTERS_PER_MULTIPROCESSOR // (max(self.registers, 1) * threads)
+        by_shared = (MAX_SHARED_BYTES[self.capability] + 1024) // (self.shared_bytes + 1024)
+        return min(by_registers, by_shared, _THREADS_PER_MULTIPROCESSOR // threads)
+
+    @property
+    def faults(self) -> list[str]:
+        """Why this kernel must not be shipped."""
+        found = []
+        if self.spill_bytes or self.stack_bytes:
+            found.append(f"spills {self.spill_bytes} bytes, stack {self.stack_bytes} bytes")
+        if self.shared_bytes > MAX_SHARED_BYTES[self.capability]:
+            found.append(f"{self.shared_bytes} bytes of shared memory, {MAX_SHARED_BYTES[self.capability]} are there")
+        if self.num_resident == 0:
+            found.append("does not fit a multiprocessor")
+        return found
+
+
+def compile_for(launch: Launch, capability: int) -> Resources:
+    """Compile for sm_80, sm_90 or sm_100. Raises RuntimeError where Triton is missing or interprets."""
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default differs between Triton versions
+    require_triton()
+    import triton  # type: ignore[import-untyped]
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
+    from triton.compiler import ASTSource  # type: ignore[import-untyped]
+
+    if not isinstance(launch.kernel, triton.JITFunction):
+        raise RuntimeError("kernels were defined for Triton's interpreter: unset TRITON_INTERPRET")
+    names = list(launch.kernel.arg_names)
+    source = ASTSource(
+        fn=launch.kernel,
+        signature={name: launch.arguments.get(name, "constexpr") for name in names},
+        constexprs={name: launch.constants[name] for name in names if name not in launch.arguments},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in launch.aligned},
+    )
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx: str = compiled.asm["ptx"]
+    return Resources(
+        **_assembler_report(ptx, capability),
+        shared_bytes=compiled.metadata.shared,
+        num_async_copies=len(re.findall(r"cp\.async\.c[ag]", ptx)),
+        num_matrix_ops=len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", ptx)),
+        num_warps=launch.num_warps,
+        capability=capability,
+    )
+
+
+def _assembler_report(ptx: str, capability: int) -> dict[str, int]:
+    """Registers, spills and stack by the assembler that Triton would use for this capability."""
+    from triton.backends.nvidia.compiler import get_ptxas  # type: ignore[import-untyped]
+
+    target = re.search(r"\.target (sm_\w+)", ptx)
+    assert target, "PTX names its target"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx)
+        command = [get_ptxas(capability).path, "-v", f"--gpu-name={target[1]}", str(path), "-o", os.devnull]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return {
+        "registers": _number(r"Used (\d+) registers", log),
+        "spill_bytes": _number(r"(\d+) bytes spill stores", log) + _number(r"(\d+) bytes spill loads", log),
+        "stack_bytes": _number(r"(\d+) bytes stack frame", log),
+    }
+
+
+def _number(pattern: str, log: str) -> int:
+    found = re.search(pattern, log)
+    assert found, f"the assembler reports {pattern}: {log}"
+    return int(found[1])

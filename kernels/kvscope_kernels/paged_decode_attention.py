@@ -1,0 +1,291 @@
+"""Paged attention for decode: one new token of each request against its cached keys and values."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvscope_kernels.attend_tiles import LOG2_E, attend_tiles
+from kvscope_kernels.checks import check_attention, require
+from kvscope_kernels.dense_attention import attend
+from kvscope_kernels.host_lengths import Lengths, similar_groups
+from kvscope_kernels.kv_gather import gather_kv
+from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles, num_multiprocessors, plan_splits
+from kvscope_kernels.merge_splits import merge_splits
+from kvscope_kernels.triton_language import is_interpreting, jit, require_triton, tl
+
+_CALL_WORTH_ELEMENTS = 1 << 17  # keys and values read in the time of one more torch call, on one CPU thread
+
+
+def paged_decode_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    max_seq_len: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of one query token per request over the request's blocks.
+
+    With L = seq_lens[b], h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of position j, found in
+    block block_tables[b, j // block_size] at offset j % block_size:
+        s_j = scale * query[b, h] . k_j[h'],             max(0, L - sliding_window) <= j < L
+        s_j = softcap * tanh(s_j / softcap)              with softcap
+        out[b, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
+    and zeros where L is 0.
+
+    query         (batch, num_heads, head_dim), any strides with a contiguous last axis
+    k_cache       (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis:
+                  a view of storage in HND (heads before slots) or NHD order; any block size
+    v_cache       (num_blocks, block_size, num_kv_heads, value_dim), alike
+    block_tables  (batch, max_blocks) int32; entries past a request's last block, or before its window, may
+                  hold anything, as may slots past its length
+    seq_lens      (batch,) int32, tokens of each request, the current one included; at most
+                  max_blocks * block_size
+    sinks         (num_heads,) floating, or None
+    max_seq_len   a bound on seq_lens known to the host; without it, the width of block_tables
+    out           (batch, num_heads, value_dim) of query's dtype, written and returned; made if None
+
+    float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Rows aligned to 16 bytes
+    are read in 16-byte pieces. Reads no device data on the host: may be captured in a CUDA graph, and
+    seq_lens and block_tables changed between replays, up to max_seq_len. Raises ValueError.
+
+    Sources: PagedAttention arXiv 2309.06180; split KV length of Flash-Decoding; query heads of one KV head as
+    rows of one tile, arXiv 2511.11581.
+    """
+    _check(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    require_triton()
+    batch, num_heads, head_dim = query.shape
+    block_size, num_kv_heads, value_dim = v_cache.shape[1:]
+    out = query.new_empty(batch, num_heads, value_dim) if out is None else out
+    if batch == 0:
+        return out
+    tiles = decode_tiles(head_dim, value_dim, num_heads // num_kv_heads, query.element_size())
+    bound = block_tables.shape[1] * block_size if max_seq_len is None else max_seq_len
+    visible = min(bound, sliding_window or bound)
+    plan = plan_splits(visible, batch * num_kv_heads, tiles.tile_n, num_multiprocessors(query.device))
+    window = sliding_window or UNBOUNDED
+    partial = query.new_empty(batch, num_heads, plan.num_splits, value_dim, dtype=torch.float32)
+    partial_lse = query.new_empty(batch, num_heads, plan.num_splits, dtype=torch.float32)
+    _paged_decode_attention_kernel[(batch * num_kv_heads, plan.num_splits)](
+        query,
+        k_cache,
+        v_cache,
+        block_tables,
+        seq_lens,
+        sinks,
+        out,
+        partial,
+        partial_lse,
+        scale,
+        softcap or 1.0,
+        window,
+        plan.split_tokens,
+        plan.num_splits,
+        *query.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        block_tables.stride(0),
+        *out.stride()[:2],
+        NUM_KV_HEADS=num_kv_heads,
+        **attention_constants(num_heads // num_kv_heads, head_dim, value_dim, block_size, tiles),
+        HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
+        UPCAST_DOT=is_interpreting(),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    if plan.num_splits > 1:
+        merge_splits(partial, partial_lse, seq_lens, out, window=window, split_tokens=plan.split_tokens)
+    return out
+
+
+@jit
+def _paged_decode_attention_kernel(
+    query: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    block_tables: tl.tensor,
+    seq_lens: tl.tensor,
+    sinks: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    partial_lse: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    window: tl.tensor,
+    split_tokens: tl.tensor,
+    num_splits: tl.tensor,
+    query_stride_t: tl.tensor,
+    query_stride_h: tl.tensor,
+    k_stride_b: tl.tensor,
+    k_stride_s: tl.tensor,
+    k_stride_h: tl.tensor,
+    v_stride_b: tl.tensor,
+    v_stride_s: tl.tensor,
+    v_stride_h: tl.tensor,
+    table_stride: tl.tensor,
+    out_stride_t: tl.tensor,
+    out_stride_h: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_D: tl.constexpr,
+    TILE_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    UPCAST_DOT: tl.constexpr,
+) -> None:
+    """One program: the query heads of one KV head of one request, over one split of its visible tokens.
+
+    The rows of the tile are those heads. A request of one split is written straight to `out`.
+    """
+    request = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    split = tl.program_id(1)
+    seq_len = tl.load(seq_lens + request)
+    first = tl.maximum(seq_len - window, 0)
+    begin = first + split * split_tokens
+    if (split > 0) & (begin >= seq_len):
+        return
+    end = tl.minimum(begin + split_tokens, seq_len)
+
+    row = tl.arange(0, TILE_M)
+    head = kv_head * GROUP + row
+    k_dim = tl.arange(0, TILE_D)
+    v_dim = tl.arange(0, TILE_V)
+    in_query = (row < GROUP)[:, None] & (k_dim < HEAD_DIM)[None, :]
+    rows = query + request * query_stride_t + head[:, None] * query_stride_h
+    tile = tl.load(rows + k_dim[None, :], mask=in_query, other=0.0)
+    if UPCAST_DOT:
+        tile = tile.to(tl.float32)
+
+    top = tl.full([TILE_M], float("-inf"), tl.float32)
+    total = tl.zeros([TILE_M], tl.float32)
+    weighted = tl.zeros([TILE_M, TILE_V], tl.float32)
+    if HAS_SINKS:  # a token of value zero, seen by the first split
+        sink = tl.load(sinks + head, mask=row < GROUP, other=0.0).to(tl.float32) * LOG2_E
+        top = tl.where(split == 0, sink, top)
+        total = tl.where(split == 0, 1.0, total)
+    top, total, weighted = attend_tiles(
+        tile,
+        top,
+        total,
+        weighted,
+        k_cache + kv_head * k_stride_h,
+        v_cache + kv_head * v_stride_h,
+        block_tables + request * table_stride,
+        begin,
+        end,
+        row,
+        window,
+        scale,
+        softcap,
+        k_stride_b,
+        k_stride_s,
+        v_stride_b,
+        v_stride_s,
+        HEAD_DIM,
+        VALUE_DIM,
+        TILE_D,
+        TILE_V,
+        TILE_N,
+        BLOCK_SIZE,
+        False,
+        HAS_SOFTCAP,
+        UPCAST_DOT,
+    )
+
+    result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]  # a request of no tokens: zeros
+    in_out = (row < GROUP)[:, None] & (v_dim < VALUE_DIM)[None, :]
+    if seq_len - first <= split_tokens:
+        rows = out + request * out_stride_t + head[:, None] * out_stride_h
+        tl.store(rows + v_dim[None, :], result.to(out.dtype.element_ty), mask=in_out)
+    else:
+        index = (request * (NUM_KV_HEADS * GROUP) + head) * num_splits + split
+        tl.store(partial + index[:, None] * VALUE_DIM + v_dim[None, :], result, mask=in_out)
+        tl.store(partial_lse + index, top + tl.log2(total), mask=row < GROUP)
+
+
+def paged_decode_attention_torch(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    max_seq_len: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Reference of `paged_decode_attention`, and the CPU's own path.
+
+    Reads the lengths on the host; `max_seq_len`, a bound for launching without them, is not needed here.
+    Requests of similar length are gathered and run together; nothing loops over requests, blocks or tokens.
+    """
+    _check(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
+    end = seq_lens.cpu().numpy().astype(np.int64)
+    first = np.maximum(end - (sliding_window or UNBOUNDED), 0)
+    worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * (k_cache.shape[3] + v_cache.shape[3]))
+    for rows in similar_groups(end - first, worth):
+        if len(rows) == len(end):
+            return out.copy_(_attend_rows(query, k_cache, v_cache, block_tables, first, end, scale, softcap, sinks))
+        picked = torch.from_numpy(rows)
+        part = query[picked], k_cache, v_cache, block_tables[picked]
+        out[picked] = _attend_rows(*part, first[rows], end[rows], scale, softcap, sinks)
+    return out
+
+
+def _attend_rows(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    first: Lengths,
+    end: Lengths,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """One padded group: query (n, num_heads, head_dim) over positions [first, end) of each request."""
+    n, num_heads, head_dim = query.shape
+    num_kv_heads, value_dim = v_cache.shape[2:]
+    if not end.any():
+        return query.new_zeros(n, num_heads, value_dim)
+    kv = gather_kv(k_cache, v_cache, block_tables, first, end)
+    hidden = kv.padding
+    if hidden is not None and not end.all():
+        hidden[torch.from_numpy(end == 0), 0] = False  # a zeroed value: what no tokens at all give
+    tile = query.reshape(n, num_kv_heads, num_heads // num_kv_heads, 1, head_dim)
+    mask = None if hidden is None else hidden[:, None]
+    result = attend(tile, kv.keys, kv.values, mask, scale=scale, softcap=softcap, sinks=sinks)
+    return result.reshape(n, num_heads, value_dim)
+
+
+def _check(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor | None,
+) -> None:
+    check_attention(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    if len(query) != len(seq_lens):
+        require(False, "query", query, f"one row for each of {len(seq_lens)} seq_lens")

@@ -1,0 +1,324 @@
+"""Paged attention for prefill: runs of new tokens of several requests, continuing from cached ones."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvscope_kernels.attend_tiles import LOG2_E, attend_tiles
+from kvscope_kernels.checks import check_attention, require
+from kvscope_kernels.dense_attention import attend
+from kvscope_kernels.host_lengths import Lengths, similar_groups
+from kvscope_kernels.kv_gather import gather_kv
+from kvscope_kernels.launch import UNBOUNDED, attention_constants, compute_capability, prefill_tiles
+from kvscope_kernels.triton_language import cdiv, is_interpreting, jit, require_triton, tl
+
+_CALL_WORTH_ELEMENTS = 1 << 21  # of query times keys, in the time of one more torch call, on one CPU thread
+
+
+def paged_prefill_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    *,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    max_seq_len: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of each request's new tokens over its cached ones and themselves.
+
+    Request b's queries are rows query_start[b] .. query_start[b + 1] - 1, the last n tokens of its
+    L = seq_lens[b]; their keys and values are in the cache already (`kv_write` ran before). Row i of them
+    stands at position p = L - n + i. With h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of
+    position j, found in block block_tables[b, j // block_size] at offset j % block_size:
+        s_j = scale * query[i, h] . k_j[h'],             max(0, p + 1 - sliding_window) <= j <= p
+        s_j = softcap * tanh(s_j / softcap)              with softcap
+        out[i, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
+
+    query          (num_tokens, num_heads, head_dim), any strides with a contiguous last axis
+    k_cache        (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis:
+                   a view of storage in HND (heads before slots) or NHD order; any block size
+    v_cache        (num_blocks, block_size, num_kv_heads, value_dim), alike
+    block_tables   (batch, max_blocks) int32; entries past a request's last block, or before its first query's
+                   window, may hold anything, as may slots past its length
+    query_start    (batch + 1,) int32, ascending from 0 to num_tokens
+    seq_lens       (batch,) int32, at least each request's number of queries
+    max_query_len  a bound on the queries of one request, known to the host
+    sinks          (num_heads,) floating, or None
+    max_seq_len    accepted for the sake of one signature with decode: no launch shape depends on it
+    out            (num_tokens, num_heads, value_dim) of query's dtype, written and returned; made if None
+
+    float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Rows aligned to 16 bytes
+    are read in 16-byte pieces. Reads no device data on the host. Raises ValueError.
+
+    Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads
+    of one KV head as rows of one tile, arXiv 2511.11581.
+    """
+    _check(
+        query, k_cache, v_cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len
+    )
+    require_triton()
+    num_tokens, num_heads, head_dim = query.shape
+    block_size, num_kv_heads, value_dim = v_cache.shape[1:]
+    out = query.new_empty(num_tokens, num_heads, value_dim) if out is None else out
+    if num_tokens == 0:
+        return out
+    group = num_heads // num_kv_heads
+    capability = compute_capability(query.device)
+    tiles = prefill_tiles(head_dim, value_dim, group, query.element_size(), max_query_len, capability)
+    grid = (cdiv(max_query_len, tiles.tile_m // group), num_kv_heads, len(seq_lens))
+    _paged_prefill_attention_kernel[grid](
+        query,
+        k_cache,
+        v_cache,
+        block_tables,
+        query_start,
+        seq_lens,
+        sinks,
+        out,
+        scale,
+        softcap or 1.0,
+        sliding_window or UNBOUNDED,
+        *query.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        block_tables.stride(0),
+        *out.stride()[:2],
+        **attention_constants(group, head_dim, value_dim, block_size, tiles),
+        HAS_WINDOW=int(sliding_window is not None),
+        HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
+        UPCAST_DOT=is_interpreting(),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    return out
+
+
+@jit
+def _paged_prefill_attention_kernel(
+    query: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    block_tables: tl.tensor,
+    query_start: tl.tensor,
+    seq_lens: tl.tensor,
+    sinks: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    window: tl.tensor,
+    query_stride_t: tl.tensor,
+    query_stride_h: tl.tensor,
+    k_stride_b: tl.tensor,
+    k_stride_s: tl.tensor,
+    k_stride_h: tl.tensor,
+    v_stride_b: tl.tensor,
+    v_stride_s: tl.tensor,
+    v_stride_h: tl.tensor,
+    table_stride: tl.tensor,
+    out_stride_t: tl.tensor,
+    out_stride_h: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_D: tl.constexpr,
+    TILE_V: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    UPCAST_DOT: tl.constexpr,
+) -> None:
+    """One program: TILE_M // GROUP queries of one request, by the heads of one KV head.
+
+    Row m of the tile is query m // GROUP, head m % GROUP. The last tiles, which see most, start first.
+    """
+    tile_queries: tl.constexpr = TILE_M // GROUP
+    tile_index = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    request = tl.program_id(2).to(tl.int64)
+    query_begin = tl.load(query_start + request)
+    num_queries = tl.load(query_start + request + 1) - query_begin
+    tile_begin = tile_index * tile_queries
+    if tile_begin >= num_queries:
+        return
+    tile_end = tl.minimum(tile_begin + tile_queries, num_queries)
+    num_cached = tl.load(seq_lens + request) - num_queries
+
+    row = tl.arange(0, TILE_M)
+    row_query = tile_begin + row // GROUP
+    present = row_query < tile_end
+    token = (query_begin + row_query).to(tl.int64)
+    head = kv_head * GROUP + row % GROUP
+    k_dim = tl.arange(0, TILE_D)
+    v_dim = tl.arange(0, TILE_V)
+    rows = query + token * query_stride_t + head * query_stride_h
+    in_query = present[:, None] & (k_dim < HEAD_DIM)[None, :]
+    tile = tl.load(rows[:, None] + k_dim[None, :], mask=in_query, other=0.0)
+    if UPCAST_DOT:
+        tile = tile.to(tl.float32)
+
+    top = tl.full([TILE_M], float("-inf"), tl.float32)
+    total = tl.zeros([TILE_M], tl.float32)
+    weighted = tl.zeros([TILE_M, TILE_V], tl.float32)
+    if HAS_SINKS:  # a token of value zero, seen by all
+        top = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        total = total + 1.0
+
+    # Tokens that every row sees, in whole tiles, need no mask; a window leaves none worth the second loop.
+    begin = tl.maximum(num_cached + tile_begin + 1 - window, 0)
+    end = num_cached + tile_end
+    edge = begin + (num_cached + tile_begin + 1 - begin) // TILE_N * TILE_N
+    if HAS_WINDOW:
+        edge = begin
+    for masked in tl.static_range(HAS_WINDOW, 2):
+        top, total, weighted = attend_tiles(
+            tile,
+            top,
+            total,
+            weighted,
+            k_cache + kv_head * k_stride_h,
+            v_cache + kv_head * v_stride_h,
+            block_tables + request * table_stride,
+            edge if masked else begin,
+            end if masked else edge,
+            num_cached + row_query,
+            window,
+            scale,
+            softcap,
+            k_stride_b,
+            k_stride_s,
+            v_stride_b,
+            v_stride_s,
+            HEAD_DIM,
+            VALUE_DIM,
+            TILE_D,
+            TILE_V,
+            TILE_N,
+            BLOCK_SIZE,
+            masked,
+            HAS_SOFTCAP,
+            UPCAST_DOT,
+        )
+
+    result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]
+    rows = out + token * out_stride_t + head * out_stride_h
+    in_out = present[:, None] & (v_dim < VALUE_DIM)[None, :]
+    tl.store(rows[:, None] + v_dim[None, :], result.to(out.dtype.element_ty), mask=in_out)
+
+
+def paged_prefill_attention_torch(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    *,
+    max_query_len: int,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    max_seq_len: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Reference of `paged_prefill_attention`, and the CPU's own path.
+
+    Reads the lengths on the host; the bounds, for launching without them, are not needed here. Requests of
+    similar work are padded and run together; nothing loops over requests, blocks or tokens.
+    """
+    _check(
+        query, k_cache, v_cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len
+    )
+    out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
+    starts = query_start.cpu().numpy().astype(np.int64)
+    num_queries = np.diff(starts)
+    end = seq_lens.cpu().numpy().astype(np.int64)
+    first = np.maximum(end - num_queries + 1 - (sliding_window or UNBOUNDED), 0)
+    worth = _CALL_WORTH_ELEMENTS // (query.shape[1] * query.shape[2])
+    options = sliding_window, scale, softcap, sinks
+    for rows in similar_groups(num_queries * (end - first), worth):
+        if not num_queries[rows].any():
+            continue
+        if len(rows) * num_queries[0] == len(query) and bool((num_queries == num_queries[0]).all()):
+            even = query.view(len(rows), -1, *query.shape[1:]), k_cache, v_cache, block_tables
+            return out.copy_(_attend_rows(*even, num_queries, first, end, *options).flatten(0, 1))
+        index = np.arange(num_queries[rows].max())
+        token = torch.from_numpy(starts[rows, None] + index)
+        present = torch.from_numpy(index < num_queries[rows, None])
+        part = query[token.clamp_(max=len(query) - 1)], k_cache, v_cache, block_tables[torch.from_numpy(rows)]
+        result = _attend_rows(*part, num_queries[rows], first[rows], end[rows], *options)
+        out[token[present]] = result[present]
+    return out
+
+
+def _attend_rows(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    num_queries: Lengths,
+    first: Lengths,
+    end: Lengths,
+    sliding_window: int | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """One padded group: query (n, max_queries, num_heads, head_dim) over each request's [first, end)."""
+    n, max_queries, num_heads, head_dim = query.shape
+    num_kv_heads, value_dim = v_cache.shape[2:]
+    kv = gather_kv(k_cache, v_cache, block_tables, first, end)
+    tile = query.view(n, max_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    tile = tile.permute(0, 2, 3, 1, 4)
+    from_start = bool((num_queries == end).all())
+    sees_all = sliding_window is None or int(end.max()) <= sliding_window
+    is_causal = from_start and sees_all and softcap is None and sinks is None
+    hidden = None
+    if not is_causal:
+        hidden = _hidden(end - num_queries - kv.base, max_queries, kv.keys.shape[1], sliding_window)
+    result = attend(tile, kv.keys, kv.values, hidden, scale=scale, softcap=softcap, sinks=sinks, is_causal=is_causal)
+    return result.permute(0, 3, 1, 2, 4).reshape(n, max_queries, num_heads, value_dim)
+
+
+def _hidden(num_before: Lengths, max_queries: int, num_tokens: int, sliding_window: int | None) -> Tensor:
+    """(n, max_queries, num_tokens) bool: what each query does not see; `num_before` tokens precede the first.
+
+    Padding needs no mask of its own: it lies after every query that is there, and rows of padded queries,
+    which are dropped, see zeros.
+    """
+    age = num_before[:, None, None] + np.arange(max_queries)[:, None] - np.arange(num_tokens)
+    hidden = age < 0
+    if sliding_window is not None:
+        hidden |= age >= sliding_window
+    return torch.from_numpy(hidden)
+
+
+def _check(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    sliding_window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    out: Tensor | None,
+    max_query_len: int,
+) -> None:
+    check_attention(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    if query_start.shape != (len(seq_lens) + 1,) or query_start.dtype != torch.int32:
+        require(False, "query_start", query_start, f"({len(seq_lens) + 1},) int32")
+    if max_query_len < 1 and len(query):
+        require(False, "max_query_len", max_query_len, "at least 1")

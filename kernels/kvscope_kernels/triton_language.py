@@ -1,0 +1,69 @@
+"""The one way to Triton. Where it is not installed, importing kernels works and launching says what to do.
+
+`jit` and `tl` stand in for `triton.jit` and `triton.language`. Kernels run in Triton's interpreter, on CPU
+tensors, when TRITON_INTERPRET=1 is set before the kernels are imported.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+try:
+    import triton  # type: ignore[import-untyped]
+    import triton.language as tl  # type: ignore[import-untyped]
+except ImportError:  # a CPU-only installation: kernels are defined, never launched
+    from types import SimpleNamespace
+
+    triton = None
+    tl = SimpleNamespace(constexpr=lambda value: value, tensor=None)  # what is read as kernels are defined
+
+__all__ = ["Kernel", "cdiv", "is_interpreting", "jit", "next_power_of_2", "require_triton", "tl"]
+
+
+class Kernel(Protocol):
+    """A kernel: launched as `kernel[grid](...)`, or called from another kernel."""
+
+    arg_names: list[str]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def require_triton() -> None:
+    """Raises RuntimeError where Triton is not installed."""
+    if triton is None:
+        raise RuntimeError("the GPU kernels need Triton, which is not installed: pip install triton")
+
+
+def jit(function: Callable[..., Any]) -> Kernel:
+    """`triton.jit`, typed; without Triton, a kernel that refuses to launch."""
+    if triton is None:
+        return _AbsentKernel()
+    kernel: Kernel = triton.jit(function)
+    return kernel
+
+
+def is_interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter, whose bf16 `tl.dot` is wrong (triton issue 11584)."""
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def cdiv(numerator: int, denominator: int) -> int:
+    """Quotient of non-negative whole numbers, rounded up."""
+    return -(-numerator // denominator)
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is at least `number` (at least 1)."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+class _AbsentKernel:
+    def __init__(self) -> None:
+        self.arg_names: list[str] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        require_triton()

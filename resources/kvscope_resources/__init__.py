@@ -1,0 +1,1 @@
+"""Icons and other data. Data alone: nothing here runs."""

@@ -1,0 +1,309 @@
+"""For tests of the desktop: offscreen Qt, nothing left behind by any test, and a scripted engine to show.
+
+A test that leaves a window, a thread, a running timer or a child process fails: the next one would suffer from it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import deque
+
+os.environ["QT_QPA_PLATFORM"] = "offscreen"
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
+from PySide6.QtWidgets import QApplication
+
+from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger
+from kvscope_telemetry.messages import (
+    CacheInfo,
+    Counters,
+    DeviceInfo,
+    Event,
+    Heartbeat,
+    Hello,
+    MemoryBreakdown,
+    ModelInfo,
+    Progress,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+)
+from kvscope_telemetry.source import SERIES_FIELDS, SourceState, SourceStatus, Update
+
+
+class FakeSource:
+    """A source whose updates a test pushes; it notes the commands it was sent."""
+
+    name = "ipc:///fake/telemetry"
+
+    def __init__(self):
+        self.updates = deque()
+        self.replies = deque()
+        self.sent = []
+        self.is_closed = False
+        self.num_resyncs = 0
+        self.status = SourceStatus(SourceState.CONNECTING)
+
+    def take(self):
+        return self.updates.popleft() if self.updates else None
+
+    def send(self, command):
+        self.sent.append(command)
+
+    def take_replies(self):
+        replies, self.replies = list(self.replies), deque()
+        return replies
+
+    def resync(self):
+        self.num_resyncs += 1
+
+    def close(self):
+        self.is_closed = True
+
+
+class FakeEngine:
+    """A ledger and requests that a test changes, and `source` tells of."""
+
+    def __init__(self, num_blocks=64, block_size=16, epoch=7):
+        self.source = FakeSource()
+        self.ledger = Ledger(num_blocks)
+        self.block_size = block_size
+        self.step = 0
+        self.requests = {}
+        self.tables = {}
+        self.begin(epoch)
+
+    def begin(self, epoch):
+        """A new engine start, with a snapshot of all there is."""
+        self.epoch, self.seq = epoch, 0
+        self.hello = Hello(
+            epoch=epoch,
+            time_ns=1,
+            wall_time_ns=1,
+            model=ModelInfo(name="fake-135M", dtype="float32"),
+            cache=CacheInfo(num_blocks=self.ledger.num_blocks, block_size=self.block_size, block_bytes=368_640),
+            device=DeviceInfo(kind="cpu", name="Test CPU"),
+        )
+        self.source.updates.append(Update(snapshot=self._snapshot()))
+        self.live()
+
+    def live(self):
+        """The source says it is live."""
+        self.source.status = SourceStatus(SourceState.LIVE, frames_received=self.seq, latency_ns=400_000)
+
+    def say(self, state, reason=""):
+        """The source is in another state."""
+        self.source.status = SourceStatus(state, reason)
+
+    def hold(self, ids, owner=1, filled=16, state=BlockState.ACTIVE, ref_count=1, step=None):
+        """Blocks `ids` are written like this; a frame tells."""
+        ids = np.asarray(ids, np.uint32)
+        for name, value in (("state", state), ("owner", owner), ("filled", filled), ("ref_count", ref_count)):
+            getattr(self.ledger, name)[ids] = value
+        self.ledger.last_used_step[ids] = self.step + 1 if step is None else step
+        self.frame(ids)
+
+    def request(self, number, blocks=(), state=1, num_prompt_tokens=20, num_output_tokens=4, max_tokens=64):
+        """A request appears, or changes."""
+        is_new = number not in self.requests
+        self.requests[number] = RequestInfo(
+            number=number,
+            request_id=f"chat-{number}",
+            arrival_ns=1,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=max_tokens,
+        )
+        self.tables[number] = tuple(blocks)
+        rows = RequestRows(
+            number=np.array([number], "<u4").tobytes(),
+            state=np.array([state], "u1").tobytes(),
+            num_computed_tokens=np.array([num_prompt_tokens + num_output_tokens], "<u4").tobytes(),
+            num_cached_tokens=np.array([0], "<u4").tobytes(),
+            num_output_tokens=np.array([num_output_tokens], "<u4").tobytes(),
+            num_preemptions=np.array([0], "<u2").tobytes(),
+            table_start=np.array([0], "<u4").tobytes(),
+            table_count=np.array([len(blocks)], "<u4").tobytes(),
+            table_blocks=np.array(blocks, "<u4").tobytes(),
+        )
+        self.frame((), new_requests=(self.requests[number],) if is_new else (), requests=(rows,))
+
+    def frame(self, ids=(), **more):
+        """One frame with the rows `ids` of the ledger."""
+        self.step += 1
+        self.seq += 1
+        ids = np.asarray(ids, np.uint32)
+        series = {name: np.zeros(1, np.int64) for name in SERIES_FIELDS}
+        for name, value in (("seq", self.seq), ("step", self.step), ("time_ns", self.step * 1_000_000)):
+            series[name][0] = value
+        columns = {name: getattr(self.ledger, name)[ids].copy() for name in COLUMNS}
+        self.source.updates.append(
+            Update(block_ids=ids, block_columns=columns, series=series, counters=Counters(), **more)
+        )
+        self.live()
+
+    def progress(self, stage, done=0, total=0, unit="", detail=""):
+        """The engine loads."""
+        self.source.updates.append(
+            Update(progress=Progress(stage=stage, done=done, total=total, unit=unit, detail=detail))
+        )
+
+    def event(self, **fields):
+        """An event in a frame of its own."""
+        self.frame((), events=(Event(time_ns=self.step * 1_000_000, **fields),))
+
+    def memory(self, **fields):
+        """A memory breakdown."""
+        message = MemoryBreakdown(epoch=self.epoch, time_ns=1, **fields)
+        self.source.updates.append(Update(memory=message))
+
+    def heartbeat(self):
+        """Half a second went by."""
+        beat = Heartbeat(epoch=self.epoch, time_ns=1, seq=self.seq, step=self.step)
+        self.source.updates.append(Update(heartbeat=beat))
+
+    def _snapshot(self):
+        return Snapshot(
+            hello=self.hello, seq=self.seq, step=self.step, time_ns=1, blocks=self.ledger.pack_all(), requests_info=()
+        )
+
+
+@pytest.fixture(scope="session")
+def qapp_args():
+    return ["kvscope-tests"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _what_is_loaded_stays(qapp):
+    """What the imports made is never garbage: without it each collection takes ten times as long."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(qapp, monkeypatch):
+    """Cyclic garbage is collected between tests, never in the middle of a paint; then all must be gone."""
+    started = _note_started_timers(monkeypatch)
+    threads_before = set(threading.enumerate())
+    gc.disable()
+    yield
+    for widget in QApplication.topLevelWidgets():
+        widget.close()
+        widget.deleteLater()
+    # processEvents does not deliver deferred deletes.
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    QCoreApplication.processEvents()
+    gc.enable()
+    gc.collect()
+    assert not [w for w in QApplication.topLevelWidgets() if w.isVisible()], "a window was left open"
+    assert not _running(started), "a timer was left running"
+    left = [t for t in threading.enumerate() if t not in threads_before and t.is_alive() and "pytest" not in t.name]
+    assert not left, f"threads were left running: {left}"
+
+
+def _note_started_timers(monkeypatch):
+    started = []
+    start = QTimer.start
+
+    def noted(timer, *arguments):
+        if isinstance(timer, QTimer):
+            started.append(timer)
+        return start(timer, *arguments)
+
+    monkeypatch.setattr(QTimer, "start", noted)
+    return started
+
+
+def _running(timers):
+    import shiboken6
+
+    return [t for t in timers if shiboken6.isValid(t) and t.isActive() and not t.isSingleShot() and t.parent() is None]
+
+
+@pytest.fixture
+def make_engine():
+    """Scripted engines."""
+    return FakeEngine
+
+
+@pytest.fixture
+def engine():
+    """A scripted engine with 64 blocks of 16 slots."""
+    return FakeEngine()
+
+
+@pytest.fixture
+def make_session():
+    """Sessions of scripted engines that have taken what there is; driven by `poll()`, closed at the end."""
+    from kvscope_app.session import Session
+
+    sessions = []
+
+    def make(engine):
+        session = Session(engine.source)
+        sessions.append(session)
+        poll_all(session)
+        return session
+
+    yield make
+    for session in sessions:
+        session.close()
+        session.deleteLater()
+
+
+@pytest.fixture
+def session(engine, make_session):
+    """A session of `engine` that has taken its snapshot."""
+    return make_session(engine)
+
+
+@pytest.fixture
+def poll():
+    """Take everything an engine told: `poll(session)`."""
+    return poll_all
+
+
+def poll_all(session):
+    session.poll()
+    while session.source.updates:
+        session.poll()
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Settings of this test alone."""
+    return QSettings(str(tmp_path / "settings.ini"), QSettings.Format.IniFormat)
+
+
+@pytest.fixture
+def themes(qapp, settings):
+    """The dark theme, applied."""
+    from kvscope_app.theme_keeper import ThemeKeeper
+
+    keeper = ThemeKeeper(qapp, settings, "dark")
+    yield keeper
+    keeper.deleteLater()
+
+
+@pytest.fixture
+def make_window(qtbot, themes, settings):
+    """Main windows, shown; docked views are loaded when `with_views`."""
+    from kvscope_app.main_window import MainWindow
+
+    def make(session, with_views=False, keeper=None, attach=None, size=(1200, 800)):
+        window = MainWindow(session, themes, settings, keeper, attach)
+        if not with_views:
+            window._unloaded.clear()
+        window.resize(*size)
+        if with_views:
+            with qtbot.waitSignal(window.views_loaded, timeout=20_000):
+                window.show()
+        else:
+            window.show()
+        qtbot.addWidget(window)
+        return window
+
+    return make

@@ -1,0 +1,79 @@
+"""What the command line accepts, and the one line it says of what it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.command_line import parse
+from kvscope_telemetry.errors import BadInput
+
+
+def test_nothing_is_enough():
+    options = parse([])
+    assert options.attach == ()
+    assert options.engine == ()
+    assert options.theme is None
+
+
+def test_engine_options_are_passed_on():
+    options = parse(["--model", "a b.gguf", "--max-num-seqs", "8", "--no-enable-prefix-caching", "--kv-memory=1.5GB"])
+    assert options.engine == ("--model=a b.gguf", "--max-num-seqs=8", "--kv-memory=1.5GB", "--no-enable-prefix-caching")
+
+
+def test_attach_repeats():
+    options = parse(["--attach", "ipc:///tmp/a/telemetry", "--attach", "tcp://127.0.0.1:5555"])
+    assert options.attach == ("ipc:///tmp/a/telemetry", "tcp://127.0.0.1:5555")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--block-size", "0"], "'0' is not accepted: a whole number from 1 to 1024"),
+        (["--block-size", "ten"], "'ten'"),
+        (["--gpu-memory-utilization", "nan"], "'nan'"),
+        (["--gpu-memory-utilization", "1.5"], "above 0 and at most 1"),
+        (["--dtype", "int3"], "one of auto, float32"),
+        (["--kv-memory", "lots"], "512MiB"),
+        (["--kv-memory", "0"], "'0'"),
+        (["--model", " "], "a name, a folder or a file"),
+        (["--max-num-seqs", "9" * 30], "whole number"),
+        (["--nonsense"], "--nonsense"),
+        (["--mod", "x"], "--mod"),
+        (["--theme", "pink"], "pink"),
+        (["--attach", "http://x"], "http://x"),
+        (["--attach", "ipc://relative"], "ipc://relative"),
+        (["--attach", "ipc:///tmp/a", "--model", "x"], "--model"),
+        (["--attach", "ipc:///tmp/a", "--keep-engine"], "--keep-engine"),
+        (["extra"], "extra"),
+    ],
+)
+def test_refuses_with_the_value_named(arguments, named):
+    with pytest.raises(BadInput) as told:
+        parse(arguments)
+    assert named in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_tells_about_itself(flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse([flag])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "kvscope" in printed
+    if flag == "--version":
+        assert len(printed.splitlines()) == 1
+
+
+def test_the_engine_has_the_same_options():
+    """The desktop lists them without importing the engine; this holds the two against each other."""
+    from kvscope_app.engine_options import ENGINE_OPTIONS
+
+    serve = pytest.importorskip("kvscope_engine.cli.options")
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    serve.add_engine_options(parser)
+    engines = {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"}
+    ours = {option.flag for option in ENGINE_OPTIONS} | {"--enable-prefix-caching", "--no-enable-prefix-caching"}
+    assert ours == engines

@@ -1,0 +1,79 @@
+"""The desktop with an engine of its own: a synthetic one over real sockets, killed, restarted, shut down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+from PySide6.QtCore import QSettings
+
+from kvscope_app.command_line import Options
+from kvscope_app.desktop import Desktop
+from kvscope_app.engine_process import EngineProcess
+from kvscope_telemetry.source import SourceState
+
+SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "600"]
+
+
+@pytest.fixture
+def desktop(qapp, tmp_path):
+    made = Desktop(qapp, Options(theme="dark"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
+    yield made
+    for window in list(made.windows):
+        window.close()
+        window.deleteLater()
+    made.close()
+    made.deleteLater()
+
+
+@pytest.fixture
+def own_engine():
+    process = EngineProcess(command=SYNTHETIC)
+    process.start()
+    yield process
+    process.close()
+    assert not process.folder.exists()
+
+
+def test_a_killed_engine_is_told_kept_restarted_and_followed(desktop, own_engine, qtbot):
+    window = desktop.open_window(own_engine.endpoint, own_engine)
+    window._unloaded.clear()
+    session = window.session
+    qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=15_000)
+    epoch, num_blocks = session.mirror.epoch, session.mirror.num_blocks
+    os.kill(own_engine.pid, signal.SIGKILL)
+    qtbot.waitUntil(lambda: "killed by SIGKILL" in window.banner.text, timeout=3000)
+    assert session.mirror.num_blocks == num_blocks == 600
+    window.notices.restart()
+    assert "Restarting" in window.banner.text
+    qtbot.waitUntil(lambda: session.mirror.epoch != epoch, timeout=15_000)
+    qtbot.waitUntil(lambda: session.status.state is SourceState.LIVE, timeout=5000)
+    assert window.banner.text == ""
+
+
+def test_an_engine_that_cannot_begin_is_told_with_its_words(desktop, qtbot):
+    command = [sys.executable, "-c", "import sys; sys.exit('kvscope-engine: no such model: /nowhere')"]
+    process = EngineProcess(command=command)
+    process.start()
+    try:
+        window = desktop.open_window(process.endpoint, process)
+        window._unloaded.clear()
+        qtbot.waitUntil(lambda: "no such model: /nowhere" in window.banner.text, timeout=10_000)
+        assert "no such model" in window.welcome._detail.text()
+        window.notices.show_log()
+    finally:
+        process.close()
+
+
+def test_each_attached_engine_has_a_window(desktop, own_engine, qtbot):
+    for _ in range(2):
+        window = desktop.open_window(own_engine.endpoint)
+        window._unloaded.clear()
+    sessions = list(desktop.sessions)
+    qtbot.waitUntil(lambda: all(s.mirror.num_blocks == 600 for s in sessions), timeout=15_000)
+    first = desktop.windows[0]
+    first.close()
+    assert len(desktop.windows) == 1
+    qtbot.waitUntil(lambda: desktop.sessions[1].status.frames_received > 0, timeout=5000)

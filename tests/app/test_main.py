@@ -1,0 +1,100 @@
+"""The command `kvscope` in processes of its own: against a synthetic engine, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kvscope_app.main import main
+
+
+@pytest.fixture
+def endpoint(tmp_path_factory):
+    """A synthetic engine that serves."""
+    folder = tmp_path_factory.mktemp("k")
+    command = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", f"ipc://{folder}", "--until-eof"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("serving")
+        yield f"ipc://{folder}/telemetry"
+        process.stdin.close()
+        process.stdout.read()
+
+
+def run(arguments, tmp_path, **environment):
+    inherited = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")}
+    inherited |= {"XDG_CONFIG_HOME": str(tmp_path), **environment}
+    command = [sys.executable, "-m", "kvscope_app.main", *arguments]
+    return subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=60)
+
+
+def test_the_window_comes_up_without_torch_or_engine(endpoint, tmp_path):
+    done = run(
+        ["--attach", endpoint],
+        tmp_path,
+        QT_QPA_PLATFORM="offscreen",
+        KVSCOPE_STARTUP_PROBE=str(time.monotonic_ns()),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["heavy_modules"] == []
+    assert told["first_expose_s"] < 15  # a loaded machine; `kvscope bench` measures
+
+
+def test_no_display_is_one_line_and_exit_code_1(tmp_path):
+    done = run([], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kvscope: no display")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--nonsense"], ["--block-size", "x"], ["bench", "--nonsense"]])
+def test_bad_usage_is_one_line_and_exit_code_2(arguments, capsys):
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("kvscope: ")
+    assert len(told.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert main(["--debug", "--block-size", "x"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_importing_every_module_brings_in_no_torch():
+    code = (
+        "import pkgutil, importlib, sys, kvscope_app\n"
+        "for m in pkgutil.walk_packages(kvscope_app.__path__, 'kvscope_app.'): importlib.import_module(m.name)\n"
+        "heavy = ('torch', 'triton', 'transformers', 'kvscope_engine', 'kvscope_kernels')\n"
+        "print([n for n in heavy if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_sigterm_closes_the_window_in_good_order(endpoint, tmp_path):
+    environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen", "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "kvscope_app.main", "--attach", endpoint]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 20
+        settings = tmp_path / "kvscope" / "kvscope.ini"
+        while process.poll() is None and time.monotonic() < deadline and not _handles_sigterm(process.pid):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        try:
+            _, told = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0, told
+    assert settings.exists()
+
+
+def _handles_sigterm(pid):
+    with open(f"/proc/{pid}/status") as status:
+        caught = next(line for line in status if line.startswith("SigCgt:"))
+    return int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1

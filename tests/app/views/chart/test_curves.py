@@ -1,0 +1,60 @@
+"""Curves: means, decimation, gaps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvscope_app.views.chart.curves import decimate, gaps, join_near, nice_ceiling, trailing_mean
+
+NAN = np.nan
+
+
+def test_a_trailing_mean_looks_back_and_skips_what_is_unknown():
+    mean = trailing_mean(np.array([2.0, 4.0, NAN, 8.0]), 3)
+    assert mean[:2].tolist() == [2.0, 3.0]
+    assert np.isnan(mean[2])
+    assert mean[3] == 6.0
+
+
+@given(st.integers(1, 3000), st.integers(20, 300), st.integers(0, 50), st.integers(0, 2**31))
+def test_decimation_keeps_the_extremes_and_the_bound(size, max_columns, phase, seed):
+    y = np.random.default_rng(seed).normal(size=size)
+    x = np.arange(size, dtype=float)
+    thin_x, thin_y = decimate(x, y, max_columns, phase)
+    assert thin_y.size <= 2 * (max_columns + 1) or thin_y.size == size
+    assert np.nanmin(thin_y) == y.min()
+    assert np.nanmax(thin_y) == y.max()
+    assert (np.diff(thin_x) >= 0).all()
+
+
+def test_decimation_does_not_shimmer_as_the_window_moves_on():
+    y = np.random.default_rng(1).normal(size=1001)
+    x = np.arange(1001, dtype=float)
+    _, before = decimate(x[:1000], y[:1000], 100, phase=0)
+    _, after = decimate(x[1:], y[1:], 100, phase=1)
+    assert np.array_equal(before[2:-2], after[2 : before.size - 2])
+
+
+def test_unknown_points_are_not_joined_and_far_ones_neither():
+    x, y, joined = join_near(np.array([0.0, 1, 2, 3, 9]), np.array([1.0, NAN, 2, 3, 4]), 1.5)
+    assert x.tolist() == [0, 2, 3, 9]
+    assert y.tolist() == [1, 2, 3, 4]
+    assert joined.tolist() == [False, True, False, False]
+
+
+def test_gaps_begin_after_the_first_known_point():
+    x = np.arange(6, dtype=float)
+    known = np.array([False, True, False, False, True, True])
+    assert gaps(x, known, 1.5) == [(1.0, 4.0)]
+    assert gaps(x, np.zeros(6, bool), 1.5) == []
+    ended = np.array([True, True, True, True, False, False])
+    assert gaps(x, ended, 1.5) == [(3.0, 5.0)]
+    assert gaps(x, ended, 2.5) == []
+
+
+@pytest.mark.parametrize(("value", "top"), [(0, 1), (0.7, 0.8), (1, 1), (1.01, 2), (13, 20), (95, 100), (2.5e-4, 3e-4)])
+def test_an_axis_ends_on_a_round_number(value, top):
+    assert nice_ceiling(value) == pytest.approx(top)

@@ -1,0 +1,396 @@
+"""The console: what a person types, sees, stops, and finds again."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+
+from kvscope_app.theme import THEMES
+from kvscope_app.views.console import ConsoleView
+from kvscope_telemetry.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
+from kvscope_telemetry.source import SourceState
+
+
+class Talk:
+    """A console and the scripted engine behind it."""
+
+    def __init__(self, engine, session, view):
+        self.engine, self.session, self.view = engine, session, view
+        self.page, self.chat = view.page, view.chat
+
+    @property
+    def submits(self):
+        return [command for command in self.engine.source.sent if isinstance(command, Submit)]
+
+    @property
+    def request_id(self):
+        return self.submits[-1].request_id
+
+    @property
+    def card(self):
+        return self.page.transcript.cards[-1]
+
+    def reply(self, *replies):
+        self.engine.source.replies.extend(replies)
+        self.session.poll()
+        self.chat._flush()
+
+    def accept(self, number=3, request_id=None):
+        self.reply(Accepted(request_id=request_id or self.request_id, numbers=(number,), num_prompt_tokens=11))
+
+    def token(self, text, request_id=None):
+        self.reply(Tokens(request_id=request_id or self.request_id, token_ids=(1,), text=text))
+
+    def finish(self, reason="stop", request_id=None, **more):
+        usage = Usage(prompt_tokens=11, cached_tokens=8, completion_tokens=4)
+        timing = RequestTiming(queue_s=0.0, ttft_s=0.25, total_s=1.75)
+        self.reply(
+            Finished(request_id=request_id or self.request_id, finish_reason=reason, usage=usage, timing=timing, **more)
+        )
+
+
+@pytest.fixture
+def make_talk(engine, session, qtbot, tmp_path):
+    def make():
+        view = ConsoleView(session, folder=tmp_path / "conversations")
+        qtbot.addWidget(view)
+        view.resize(420, 560)
+        view.apply_theme(THEMES["dark"])
+        with qtbot.waitActive(view):  # shortcuts work in an active window alone
+            view.show()
+            view.activateWindow()
+        session.status_changed.emit()
+        return Talk(engine, session, view)
+
+    return make
+
+
+@pytest.fixture
+def talk(make_talk):
+    return make_talk()
+
+
+def type_and_send(talk, qtbot, text):
+    talk.page.composer.edit.setFocus()
+    qtbot.keyClicks(talk.page.composer.edit, text)
+    qtbot.keyClick(talk.page.composer.edit, Qt.Key.Key_Return)
+
+
+def test_enter_sends_and_the_answer_streams_in(talk, qtbot):
+    type_and_send(talk, qtbot, "Hello there")
+    assert [m.content for m in talk.submits[0].messages] == ["Hello there"]
+    assert talk.page.composer.edit.toPlainText() == ""
+    assert talk.page.composer.button.text() == "Stop"
+    talk.accept()
+    assert talk.session.selected_request == 3
+    assert talk.card.link.text() == "Request #3"
+    talk.token("Good ")
+    talk.token("**day**")
+    assert talk.card.body.toPlainText() == "Good **day**"
+    talk.finish()
+    assert talk.card.body.toPlainText() == "Good day"
+    assert talk.card.stats.text() == (
+        "4 tokens  ·  2 tok/s  ·  first after 250 ms  ·  prompt 11 tokens, 8 cached  ·  1.75 s in all"
+    )
+    assert talk.page.composer.button.text() == "Send"
+    assert talk.page.context.text.text() == "15 tokens of context"
+
+
+def test_the_next_turn_sends_all_that_was_said(talk, qtbot):
+    type_and_send(talk, qtbot, "One")
+    talk.token("Two")
+    talk.finish()
+    type_and_send(talk, qtbot, "Three")
+    assert [m.role for m in talk.submits[-1].messages] == ["user", "assistant", "user"]
+
+
+def test_shift_enter_makes_a_line_and_an_empty_prompt_is_not_sent(talk, qtbot):
+    edit = talk.page.composer.edit
+    qtbot.keyClick(edit, Qt.Key.Key_Return)
+    assert talk.submits == []
+    height = edit.height()
+    qtbot.keyClicks(edit, "a")
+    qtbot.keyClick(edit, Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier)
+    qtbot.keyClicks(edit, "b")
+    assert edit.toPlainText() == "a\nb"
+    assert edit.height() > height
+
+
+def test_up_brings_back_and_down_returns_but_own_text_is_left_alone(talk, qtbot):
+    edit = talk.page.composer.edit
+    for prompt in ("first", "second"):
+        type_and_send(talk, qtbot, prompt)
+        talk.finish()
+    for key, shown in ((Qt.Key.Key_Up, "second"), (Qt.Key.Key_Up, "first"), (Qt.Key.Key_Down, "second")):
+        qtbot.keyClick(edit, key)
+        assert edit.toPlainText() == shown
+    qtbot.keyClicks(edit, "!")
+    qtbot.keyClick(edit, Qt.Key.Key_Up)
+    assert edit.toPlainText() == "second!"
+
+
+def test_stop_is_shown_as_stopped_only_when_the_engine_says_so(talk, qtbot):
+    type_and_send(talk, qtbot, "Long story")
+    talk.accept()
+    talk.token("Once")
+    qtbot.mouseClick(talk.page.composer.button, Qt.MouseButton.LeftButton)
+    assert talk.engine.source.sent[-1] == Abort(request_id=talk.request_id)
+    assert talk.card.notice.text() == "Stopping…"
+    assert talk.page.composer.button.text() == "Stopping…"
+    talk.token(" upon")
+    assert talk.card.notice.text() == "Stopping…"
+    talk.finish("abort")
+    assert talk.card.notice.text() == "Stopped"
+    assert talk.card.message.content == "Once upon"
+    assert talk.page.composer.button.text() == "Send"
+
+
+def test_a_refusal_is_read_where_the_answer_would_be(talk, qtbot):
+    type_and_send(talk, qtbot, "x")
+    talk.reply(Refused(request_id=talk.request_id, reason="prompt has 9000 tokens, the model takes 8192"))
+    assert talk.card.notice.text() == "Not accepted: prompt has 9000 tokens, the model takes 8192"
+    assert not talk.card.body.isVisible()
+    assert talk.page.composer.button.text() == "Send"
+
+
+def test_an_error_keeps_what_came(talk, qtbot):
+    type_and_send(talk, qtbot, "x")
+    talk.token("half")
+    talk.finish("error", error="the forward pass failed")
+    assert talk.card.notice.text() == "Failed: the forward pass failed"
+    assert talk.card.body.toPlainText() == "half"
+
+
+def test_an_engine_that_dies_leaves_the_part_that_came(talk, qtbot):
+    type_and_send(talk, qtbot, "x")
+    talk.token("half an ans")
+    talk.engine.say(SourceState.ENDED, "killed by signal 9")
+    talk.session.poll()
+    talk.chat._flush()
+    assert talk.card.message.ending == "interrupted"
+    assert talk.card.notice.text() == "Interrupted: killed by signal 9"
+    assert talk.card.body.toPlainText() == "half an ans"
+    assert talk.page.composer.edit.placeholderText() == "The engine has ended"
+    qtbot.keyClicks(talk.page.composer.edit, "more")
+    qtbot.keyClick(talk.page.composer.edit, Qt.Key.Key_Return)
+    assert len(talk.submits) == 1
+    assert talk.page.composer.edit.toPlainText() == "more"
+
+
+def test_an_engine_that_was_replaced_does_not_answer_for_the_old_one(talk, qtbot, poll):
+    type_and_send(talk, qtbot, "x")
+    talk.accept()
+    talk.engine.begin(epoch=8)
+    poll(talk.session)
+    talk.session.status_changed.emit()
+    talk.chat._flush()
+    assert talk.card.message.ending == "interrupted"
+    talk.card.link.click()
+    assert talk.page.notice.text() == "Request #3 is no longer known to the engine."
+
+
+def test_two_conversations_are_answered_at_once(talk, qtbot):
+    type_and_send(talk, qtbot, "first")
+    first = talk.request_id
+    qtbot.keyClick(talk.page.composer.edit, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    type_and_send(talk, qtbot, "second")
+    second = talk.request_id
+    talk.token("aaa", first)
+    talk.token("bbb", second)
+    assert talk.card.body.toPlainText() == "bbb"
+    talk.page._on_row(1)
+    assert talk.page.current.title == "first"
+    assert talk.card.body.toPlainText() == "aaa"
+    talk.token("AAA", first)
+    assert talk.card.body.toPlainText() == "aaaAAA"
+    talk.finish("length", first)
+    assert talk.chat.answer_of(talk.page.current.key) is None
+    assert talk.page.combo.itemText(0) == "● second"
+
+
+def test_again_writes_the_answer_anew(talk, qtbot):
+    type_and_send(talk, qtbot, "Question")
+    talk.token("bad")
+    talk.finish()
+    talk.card.redo.click()
+    assert [m.content for m in talk.submits[-1].messages] == ["Question"]
+    assert len(talk.page.current.messages) == 2
+    talk.token("good")
+    assert talk.card.body.toPlainText() == "good"
+
+
+def test_editing_a_prompt_replaces_what_follows_and_escape_keeps_it(talk, qtbot):
+    for text in ("One", "Two"):
+        type_and_send(talk, qtbot, text)
+        talk.token(f"re {text}")
+        talk.finish()
+    talk.page.transcript.cards[0].redo.click()
+    assert talk.page.composer.edit.toPlainText() == "One"
+    qtbot.keyClick(talk.page.composer.edit, Qt.Key.Key_Escape)
+    assert len(talk.page.current.messages) == 4
+    talk.page.transcript.cards[0].redo.click()
+    type_and_send(talk, qtbot, " more")
+    assert [m.content for m in talk.page.current.messages] == ["One more", ""]
+
+
+def test_copy_takes_the_source_text(talk, qtbot):
+    type_and_send(talk, qtbot, "x")
+    talk.token("**bold**")
+    talk.finish()
+    talk.card.copy.click()
+    assert QGuiApplication.clipboard().text() == "**bold**"
+
+
+def test_options_are_sent_and_kept_with_the_conversation(talk, qtbot):
+    fields = talk.page.options.fields
+    talk.page.settings.click()
+    for name, text in (("temperature", "0.25"), ("seed", "42"), ("max_tokens", "")):
+        fields[name].selectAll()
+        qtbot.keyClicks(fields[name], text) if text else qtbot.keyClick(fields[name], Qt.Key.Key_Backspace)
+    qtbot.keyClicks(talk.page.options.stop, "END|\\n\\n")
+    talk.page.options.system.setPlainText("Be brief.")
+    type_and_send(talk, qtbot, "x")
+    sampling = talk.submits[-1].sampling
+    assert (sampling.temperature, sampling.seed, sampling.max_tokens) == (0.25, 42, None)
+    assert sampling.stop == ("END", "\n\n")
+    assert talk.submits[-1].messages[0].content == "Be brief."
+    talk.page.new_conversation()
+    assert fields["seed"].text() == "42"
+    talk.page.options.reset.click()
+    assert (fields["temperature"].text(), fields["seed"].text()) == ("0.7", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("temperature", "-1", "temperature=-1.0 is not accepted: a number from 0 to 100"),
+        ("temperature", "warm", "temperature='warm' is not accepted: a number from 0 to 100"),
+        ("temperature", "nan", "temperature=nan is not accepted: a number from 0 to 100"),
+        ("top_p", "0", "top_p=0.0 is not accepted: a number above 0 and at most 1"),
+        ("max_tokens", "1.5", "max_tokens='1.5' is not accepted: a whole number from 1 to 16777216"),
+        ("top_k", "", "top_k='' is not accepted: a whole number from -1 to 2147483648"),
+    ],
+)
+def test_what_is_not_accepted_is_said_and_not_sent(talk, qtbot, name, text, told):
+    field = talk.page.options.fields[name]
+    field.setText(text)
+    talk.page.options._on_edited()
+    assert talk.page.options.error.text() == told
+    assert talk.page.options.error.isVisible()
+    type_and_send(talk, qtbot, "x")
+    assert talk.submits == []
+    talk.page.options.reset.click()
+    assert not talk.page.options.error.isVisible()
+    qtbot.keyClick(talk.page.composer.edit, Qt.Key.Key_Return)
+    assert len(talk.submits) == 1
+
+
+def test_history_is_kept_across_runs(talk, make_talk, qtbot):
+    type_and_send(talk, qtbot, "Remember me")
+    talk.token("always")
+    talk.finish()
+    talk.view.hide()
+    again = make_talk()
+    assert again.page.current.title == "Remember me"
+    assert [card.body.toPlainText() for card in again.page.transcript.cards] == ["Remember me", "always"]
+    assert "4 tokens" in again.card.stats.text()
+
+
+def test_a_corrupt_file_is_told(make_talk, tmp_path):
+    folder = tmp_path / "conversations"
+    folder.mkdir()
+    (folder / "x.json").write_text("{")
+    talk = make_talk()
+    assert "kept aside as x.json.unreadable" in talk.page.notice.text()
+    assert talk.page.notice.isVisible()
+
+
+def test_renaming_and_deleting_with_undo(talk, qtbot, tmp_path):
+    type_and_send(talk, qtbot, "Old name")
+    talk.token("text")
+    talk.finish()
+    talk.page.rename.click()
+    talk.page.title_line.clear()
+    qtbot.keyClicks(talk.page.title_line, "New name")
+    qtbot.keyClick(talk.page.title_line, Qt.Key.Key_Return)
+    assert talk.page.combo.currentText() == "New name"
+    talk.chat.save()
+    talk.page.remove.click()
+    assert list((tmp_path / "conversations").glob("*.json")) == []
+    assert talk.page.starters.isVisible()
+    talk.page.undo.click()
+    assert talk.page.current.title == "New name"
+    talk.chat.save()
+    assert len(list((tmp_path / "conversations").glob("*.json"))) == 1
+
+
+def test_deleting_stops_the_engine(talk, qtbot):
+    type_and_send(talk, qtbot, "x")
+    talk.page.remove.click()
+    assert talk.engine.source.sent[-1] == Abort(request_id=talk.request_id)
+    talk.token("late")
+    talk.finish("abort")
+
+
+def test_the_list_stands_beside_where_there_is_room(talk):
+    assert not talk.page.list.isVisible()
+    talk.view.resize(900, 500)
+    assert talk.page.list.isVisible()
+    assert not talk.page.combo.isVisible()
+
+
+@pytest.mark.parametrize("state", [SourceState.CONNECTING, SourceState.LOADING])
+def test_nothing_is_sent_before_the_engine_is_ready(talk, qtbot, state):
+    talk.engine.say(state)
+    talk.session.poll()
+    type_and_send(talk, qtbot, "early")
+    assert talk.submits == []
+    assert talk.page.composer.edit.toPlainText() == "early"
+
+
+def test_a_models_text_loads_no_files_and_runs_no_html(talk, qtbot, tmp_path):
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"x")
+    type_and_send(talk, qtbot, "x")
+    talk.token(f"![a](file://{secret}) <b>raw</b>")
+    talk.finish()
+    assert "<b>raw</b>" in talk.card.body.toPlainText()
+    assert talk.card.body.loadResource(2, secret.as_uri()) is None
+
+
+def test_starters_fill_the_composer(talk, qtbot):
+    talk.page.starters.chosen.emit("Try me")
+    assert talk.page.composer.edit.toPlainText() == "Try me"
+    assert talk.page.composer.edit.hasFocus() or talk.page.composer.edit.isEnabled()
+
+
+def test_follow_can_be_turned_off(talk, qtbot):
+    talk.page.follow.click()
+    type_and_send(talk, qtbot, "x")
+    talk.accept()
+    assert talk.session.selected_request is None
+    talk.engine.request(3)
+    talk.session.poll()
+    talk.card.link.click()
+    assert talk.session.selected_request == 3
+
+
+def test_long_conversations_show_the_newest_first(talk, qtbot):
+    for index in range(45):
+        talk.chat.ask(talk.page.current, f"p{index}")
+        talk.token("a")
+        talk.finish()
+    talk.page._on_row(0)
+    other = talk.chat.add(talk.page.current)
+    talk.page.show_conversation(other)
+    talk.page._on_row(1)
+    assert len(talk.page.transcript.cards) == 40
+    talk.page.transcript._earlier.click()
+    assert len(talk.page.transcript.cards) == 80
+
+
+def test_the_context_bar_warns_when_nearly_full(talk):
+    talk.page.context.show_fill(7_900, 8_192)
+    assert talk.page.context.text.text() == "7\u202f900 of 8\u202f192 tokens of context"
+    assert THEMES["dark"].bad in talk.page.context.bar.styleSheet()

@@ -1,0 +1,105 @@
+"""Real engines as processes, on private sockets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvscope_telemetry import LiveSource, SourceState
+from kvscope_telemetry.commands import Finished, Reply, Submit, Tokens
+from kvscope_telemetry.sampling_params import SamplingParams
+
+START_S = 120.0
+
+
+@dataclass
+class RunningEngine:
+    """`kvscope-engine serve` on `endpoint`."""
+
+    endpoint: str
+    process: subprocess.Popen[str]
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Talk:
+    """A client that keeps the answers it got."""
+
+    def __init__(self, source: LiveSource) -> None:
+        self.source = source
+        self.replies: list[Reply] = []
+
+    def submit(self, request_id: str, prompt: str, **sampling: object) -> None:
+        params = SamplingParams(temperature=0.0, **sampling)  # type: ignore[arg-type]
+        self.source.send(Submit(request_id=request_id, prompt=prompt, sampling=params))
+
+    def wait_for(self, found: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        def look() -> bool:
+            self.replies += self.source.take_replies()
+            self.source.update_mirror()
+            return found()
+
+        assert self.source.wait(look, timeout_s), f"not within {timeout_s} s; answers so far: {self.replies[-3:]}"
+
+    def finished(self) -> dict[str, Finished]:
+        return {reply.request_id: reply for reply in self.replies if isinstance(reply, Finished)}
+
+    def text(self, request_id: str) -> str:
+        pieces = (reply for reply in self.replies if isinstance(reply, Tokens))
+        return "".join(piece.text for piece in pieces if piece.request_id == request_id)
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A short path: ipc endpoints are bounded."""
+    folder = Path(tempfile.mkdtemp(prefix="kvs-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start_engine(socket_folder: Path) -> Iterator[Callable[..., RunningEngine]]:
+    """Starts engines on one endpoint, one after the other; none survives the test."""
+    engines: list[RunningEngine] = []
+    endpoint = f"ipc://{socket_folder}/e/telemetry"
+
+    def start(*options: str) -> RunningEngine:
+        command = [sys.executable, "-m", "kvscope_engine.cli.main", "serve", "--endpoint", endpoint, *options]
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=os.environ
+        )
+        engines.append(RunningEngine(endpoint, process))
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        engine.kill()
+        assert engine.process.stderr is not None
+        engine.process.stderr.close()
+
+
+@pytest.fixture
+def talk_to() -> Iterator[Callable[[RunningEngine], Talk]]:
+    """Attaches to an engine and waits until it is live."""
+    talks: list[Talk] = []
+
+    def attach(engine: RunningEngine) -> Talk:
+        talk = Talk(LiveSource(engine.endpoint))
+        talks.append(talk)
+        talk.wait_for(lambda: talk.source.status.state is SourceState.LIVE, START_S)
+        return talk
+
+    yield attach
+    for talk in talks:
+        talk.source.close()

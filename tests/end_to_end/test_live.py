@@ -1,0 +1,77 @@
+"""A real engine process with the real model, watched over real sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvscope_telemetry import SourceState
+from kvscope_telemetry.commands import Abort, BlockText, GetBlockText, Refused
+
+SMALL = ("--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "32")
+
+
+def _is_mirrored(talk) -> bool:  # type: ignore[no-untyped-def]
+    """Whether nothing runs and the mirror equals what a fresh joiner is told."""
+    mirror = talk.source.mirror
+    return mirror.hello is not None and mirror.counters.num_running == mirror.counters.num_waiting == 0
+
+
+def test_an_answer_streams_and_the_mirror_follows(start_engine: Callable, talk_to: Callable) -> None:  # type: ignore[type-arg]
+    engine = start_engine(*SMALL)
+    talk = talk_to(engine)
+    for number in range(6):
+        talk.submit(f"r{number}", f"Count from {number} to one hundred.", max_tokens=60, ignore_eos=True)
+    talk.wait_for(lambda: len(talk.finished()) == 6)
+    assert {reply.finish_reason for reply in talk.finished().values()} == {"length"}
+    assert all(talk.text(f"r{number}").strip() for number in range(6))
+    talk.wait_for(lambda: talk.source.mirror.counters.finished == 6)
+    mirror = talk.source.mirror
+    assert mirror.counters.preemptions > 0, "six requests of 100 tokens do not fit in 40 blocks"
+    assert mirror.num_active == 0
+    late = talk_to(engine)
+    late.wait_for(lambda: _is_mirrored(late))
+    assert late.source.mirror.ledger.differences(mirror.ledger) == []
+    assert late.source.mirror.seq == mirror.seq
+
+
+def test_engine_killed_and_restarted(start_engine: Callable, talk_to: Callable) -> None:  # type: ignore[type-arg]
+    engine = start_engine(*SMALL)
+    talk = talk_to(engine)
+    talk.submit("long", "Tell me a very long story.", max_tokens=400, ignore_eos=True)
+    talk.wait_for(lambda: talk.source.mirror.num_active > 0)
+    first_epoch = talk.source.mirror.epoch
+    engine.kill()
+    killed = time.monotonic()
+    talk.wait_for(lambda: talk.source.status.state in (SourceState.STALE, SourceState.ENDED), 10)
+    assert time.monotonic() - killed < 5
+    assert talk.source.mirror.num_active > 0, "what was known is kept"
+    start_engine(*SMALL)
+    talk.wait_for(lambda: talk.source.mirror.epoch not in (None, first_epoch), 120)
+    talk.submit("again", "Say hello.", max_tokens=5)
+    talk.wait_for(lambda: "again" in talk.finished())
+    talk.wait_for(lambda: talk.source.mirror.counters.finished == 1)
+    assert talk.source.mirror.num_active == 0
+
+
+def test_abort_refusal_and_block_text(start_engine: Callable, talk_to: Callable) -> None:  # type: ignore[type-arg]
+    talk = talk_to(start_engine(*SMALL, "--max-model-len", "640"))
+    talk.submit("endless", "Tell me a very long story.", max_tokens=500, ignore_eos=True)
+    talk.submit("too long", "word " * 3000, max_tokens=10)
+    talk.submit("short", "Say hello.", max_tokens=4)
+    talk.wait_for(lambda: "short" in talk.finished())
+    refused = [reply for reply in talk.replies if isinstance(reply, Refused)]
+    assert [reply.request_id for reply in refused] == ["too long"]
+    assert "640" in refused[0].reason
+    row = next(row for row, name in enumerate(talk.source.mirror.requests.request_ids) if name == "endless")
+    number = int(talk.source.mirror.requests.number[row])
+    block = int(talk.source.mirror.requests.table(number)[1])
+    talk.source.send(GetBlockText(blocks=(block,), tag=5))
+    talk.wait_for(lambda: any(isinstance(reply, BlockText) for reply in talk.replies))
+    (content,) = next(reply for reply in talk.replies if isinstance(reply, BlockText)).contents
+    assert (content.block, content.start, len(content.token_ids)) == (block, 16, 16)
+    assert content.text.strip()
+    talk.source.send(Abort(request_id="endless"))
+    talk.wait_for(lambda: "endless" in talk.finished())
+    assert talk.finished()["endless"].finish_reason == "abort"
+    talk.wait_for(lambda: talk.source.mirror.num_active == 0)

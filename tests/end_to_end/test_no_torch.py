@@ -1,0 +1,33 @@
+"""What must stay light does: no torch in the desktop, in the telemetry library, or behind `--help`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "triton", "transformers", "kvscope_engine.engine", "kvscope_kernels")
+
+
+def _loaded_after(code: str) -> set[str]:
+    probe = f"{code}\nimport sys\nprint('\\n'.join(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=60)
+    return set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kvscope_app.main",
+        "import kvscope_telemetry, kvscope_telemetry.live_source, kvscope_telemetry.server_sockets",
+        "import kvscope_engine, kvscope_engine.cli.main",
+        "import kvscope_engine.policy.scheduler, kvscope_engine.recorder",
+    ],
+)
+def test_nothing_heavy_is_imported(code: str) -> None:
+    assert _loaded_after(code).isdisjoint(HEAVY)
+
+
+def test_the_probe_would_notice() -> None:
+    assert "torch" in _loaded_after("import torch")

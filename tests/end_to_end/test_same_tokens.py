@@ -1,0 +1,124 @@
+"""The engine's greedy tokens equal transformers' `generate`, prompt for prompt, in float32 on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_engine.bench.contenders.transformers_generate import plain_default_model
+from kvscope_telemetry.commands import Submit
+from kvscope_telemetry.messages import Frame, TelemetryMessage
+
+NUM_SHORT, NUM_LONG = 64, 20
+"""Tokens to generate after a short and after a long prompt."""
+SHORT = (
+    "What is the capital of France?",
+    "Why is the sky blue?",
+    "Write a poem about rain.",
+    "Name ten uses of a paper clip.",
+    "Explain what a hash table is to a child.",
+    "Translate 'good morning' into Spanish, German and Italian.",
+    "def fibonacci(n):",
+    "List the planets of the solar system in order.",
+    "What is 17 times 23? Show your work.",
+    "Tell me a story about a lighthouse keeper and a storm. 🌊",
+)
+
+
+def _prompts() -> list[str]:
+    """Ten short prompts and ten of over 300 tokens, cut from a real text."""
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    long = [f"Summarise this in one sentence:\n{text[i * 900 : i * 900 + 1700]}" for i in range(10)]
+    return [*SHORT, *long]
+
+
+def _sampling(prompt: str) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=NUM_SHORT if prompt in SHORT else NUM_LONG)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[str]:
+    return _prompts()
+
+
+@pytest.fixture(scope="module")
+def reference(prompts: list[str]) -> list[list[int]]:
+    """What transformers says, each prompt alone."""
+    from transformers import AutoTokenizer
+
+    from kvscope_engine.model.default_model import default_gguf
+
+    gguf = default_gguf(lambda progress: None)
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    module = plain_default_model(torch.float32)
+    answers = []
+    for prompt in prompts:
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+        with torch.inference_mode():
+            out = module.generate(ids, do_sample=False, max_new_tokens=_sampling(prompt).max_tokens)
+        answers.append(out[0, ids.shape[1] :].tolist())
+    return answers
+
+
+def _answers(engine: Engine, prompts: list[str]) -> list[list[int]]:
+    submits = [Submit(request_id="-", prompt=prompt, sampling=_sampling(prompt)) for prompt in prompts]
+    completions = list(engine.generate(submits))
+    assert [completion.error for completion in completions] == [""] * len(prompts)
+    return [completion.token_ids for completion in completions]
+
+
+def test_long_prompts_are_long(prompts: list[str]) -> None:
+    with Engine(EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=64)) as engine:
+        assert engine.tokenizer is not None
+        lengths = [len(engine.tokenizer.encode(prompt)) for prompt in prompts]
+    assert sum(length > 300 for length in lengths) == 10
+
+
+def test_alone(prompts: list[str], reference: list[list[int]]) -> None:
+    config = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=256, enable_prefix_caching=False)
+    with Engine(config) as engine:
+        for prompt, expected in zip(prompts, reference, strict=True):
+            assert _answers(engine, [prompt]) == [expected]
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_all_at_once_in_pieces_with_preemptions(
+    prompts: list[str], reference: list[list[int]], prefix_caching: bool
+) -> None:
+    frames: list[Frame] = []
+
+    def keep(message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            frames.append(message)
+
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        block_size=4,
+        num_gpu_blocks_override=104,
+        max_num_batched_tokens=72,
+        enable_prefix_caching=prefix_caching,
+    )
+    with Engine(config, publish=keep) as engine:
+        answers = _answers(engine, [*SHORT, *SHORT, *prompts])  # more at once: more have to give way
+    assert answers == [*reference[: len(SHORT)] * 2, *reference]
+    assert frames[-1].counters.preemptions >= 10
+    assert frames[-1].counters.num_running == frames[-1].counters.num_waiting == 0
+
+
+def test_token_ids_in_are_token_ids_out(prompts: list[str], reference: list[list[int]]) -> None:
+    """Prompts given as token ids go through no template and give the same answer."""
+    with Engine(EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=64)) as engine:
+        assert engine.tokenizer is not None
+        from kvscope_telemetry.commands import ChatMessage
+
+        ids = tuple(engine.tokenizer.chat((ChatMessage(role="user", content=prompts[0]),)))
+        sampling = _sampling(prompts[0])
+        (completion,) = engine.generate([Submit(request_id="a", prompt_token_ids=ids, sampling=sampling)])
+        assert completion.token_ids == reference[0]

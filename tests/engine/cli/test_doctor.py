@@ -1,0 +1,127 @@
+"""`doctor`: says what is there and what is not, and never falls over."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import importlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_engine.cli import machine_checks
+
+Run = Callable[..., tuple[int, str, str]]
+NEEDED = {"Python", "memory", "torch", "cache folder", *machine_checks.ENGINE_PACKAGES}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
+
+
+def test_here_the_engine_can_run(run: Run) -> None:
+    code, out, err = run("doctor", "--json")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert report["can_run"] is True
+    assert {check["name"] for check in report["checks"] if check["needed"]} == NEEDED
+    names = {check["name"] for check in report["checks"]}
+    assert names >= {"GPU", "Triton", "Qt", "Qt libraries", "display", "default model"}
+    text = run("doctor")[1]
+    assert all(name in text for name in names)
+    assert text.endswith("The engine can run here.\n")
+
+
+@pytest.mark.parametrize("error", [ImportError("No module named 'torch'"), OSError("libc10.so: broken")])
+def test_without_torch_it_says_so_and_how_to_get_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    real = importlib.import_module
+
+    def import_module(name: str, package: str | None = None) -> Any:
+        if name == "torch":
+            raise error
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert f"MISSING torch           cannot be used: {error}" in out
+    assert "mend it: pip install 'kvscope[engine]'" in out
+    assert "The engine cannot run here." in out
+
+
+def test_missing_qt_libraries_are_named_with_their_packages(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> None:
+        if name in ("libEGL.so.1", "libxcb-cursor.so.0"):
+            raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    code, out, _ = run("doctor")
+    assert code == 0, "the engine does not need them"
+    assert "missing libEGL.so.1, libxcb-cursor.so.0" in out
+    assert "mend it: sudo apt-get install libegl1 libxcb-cursor0" in out
+
+
+def test_no_display_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert "neither DISPLAY nor WAYLAND_DISPLAY" in run("doctor")[1]
+    monkeypatch.setenv("DISPLAY", ":7")
+    assert "display         :7" in run("doctor")[1]
+
+
+@pytest.mark.parametrize(
+    ("returncode", "stdout", "expected"),
+    [
+        (0, "NVIDIA H200, 570.1, 143771 MiB\n", "NVIDIA H200, 570.1, 143771 MiB"),
+        (9, "NVIDIA-SMI has failed because it couldn't communicate\n", "nvidia-smi fails"),
+        (0, "", "nvidia-smi fails"),
+    ],
+)
+def test_the_gpu_as_nvidia_smi_sees_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: str, expected: str
+) -> None:
+    answer = subprocess.CompletedProcess(["nvidia-smi"], returncode, stdout, "")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: answer)
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert expected in out
+
+
+def test_a_driver_that_hangs_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*words: Any, **options: Any) -> Any:
+        raise subprocess.TimeoutExpired("nvidia-smi", 20)
+
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", hang)
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert "cannot be looked at" in out
+
+
+def test_a_cache_folder_that_cannot_be_made_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "file" / "cache"))
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert "KVSCOPE_CACHE" in out
+
+
+def test_nothing_readable_at_all_is_still_a_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*words: Any, **options: Any) -> Any:
+        raise PermissionError("not for you")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", broken)
+        patch.setattr(shutil, "disk_usage", broken)
+        patch.setattr(shutil, "which", broken)
+        checks = machine_checks.check_machine()
+    assert len(checks) == 11 + len(machine_checks.ENGINE_PACKAGES) - 1

@@ -1,0 +1,190 @@
+"""`generate`: prompts in, lines out, in the order given; what is refused hurts nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_one_prompt_streams_its_text(run: Run, echo: Any) -> None:
+    assert run("generate", "--prompt", "hello") == (0, "[hello]\n", "")
+    assert echo.made[0].closed
+
+
+def test_json_has_what_scripts_rely_on(run: Run, echo: Any) -> None:
+    code, out, err = run("generate", "--prompt", "ab", "--json", "--max-tokens", "3")
+    assert (code, err) == (0, "")
+    assert lines(out) == [
+        {
+            "index": 0,
+            "prompt": "ab",
+            "prompt_token_ids": [91, 97, 98, 93],
+            "token_ids": [91, 97, 98],
+            "text": "[ab",
+            "finish_reason": "length",
+            "usage": {"prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 2},
+            "timing": {"queue_s": 0.1, "ttft_s": 0.2, "total_s": 0.3},
+        }
+    ]
+
+
+def test_raw_skips_the_template(run: Run, echo: Any) -> None:
+    assert run("generate", "--prompt", "hello", "--raw")[1] == "hello\n"
+
+
+def test_several_prompts_come_in_order_whoever_ends_first(run: Run, echo: Any) -> None:
+    words = ["--prompt", "a long one", "--prompt", "short", "--prompt", "b"]
+    assert [line["prompt"] for line in lines(run("generate", *words, "--json")[1])] == words[1::2]
+    text = run("generate", *words)[1]
+    assert text == "[1] a long one\n[a long one]\n\n[2] short\n[short]\n\n[3] b\n[b]\n\n"
+
+
+def test_several_completions_are_told_apart(run: Run, echo: Any) -> None:
+    found = lines(run("generate", "--prompt", "x", "--prompt", "y", "--n", "2", "--json")[1])
+    assert [(line["index"], line["completion"]) for line in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_log_probabilities_are_there_when_asked_for(run: Run, echo: Any) -> None:
+    found = lines(run("generate", "--prompt", "x", "--logprobs", "0", "--json", "--raw")[1])
+    assert found[0]["logprobs"] == [{"token_id": 120, "logprob": -0.5, "top": []}]
+
+
+def test_sampling_options_reach_the_engine(run: Run, echo: Any) -> None:
+    run(
+        *("generate", "--prompt", "x", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "7"),
+        *("--min-p", "0.1", "--stop", "a", "--stop", "b", "--max-tokens", "9", "--min-tokens", "2"),
+        *("--presence-penalty", "1", "--frequency-penalty", "-1", "--repetition-penalty", "1.5"),
+        *("--ignore-eos", "--seed", "11"),
+    )
+    sampling = echo.made[0].submits[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
+    assert (sampling.stop, sampling.max_tokens, sampling.min_tokens) == (("a", "b"), 9, 2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert (sampling.repetition_penalty, sampling.ignore_eos, sampling.seed) == (1.5, True, 11)
+    assert echo.made[0].config.seed == 11
+
+
+def test_a_file_of_prompts(run: Run, echo: Any, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        '{"prompt": "one", "max_tokens": 2, "raw": true}\n'
+        "\n"
+        '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "ü"}], "stop": "x"}\n'
+    )
+    code, out, _ = run("generate", "--prompt", "first", "--prompts", str(file), "--json", "--max-tokens", "50")
+    first, second, third = lines(out)
+    assert code == 0
+    assert (first["text"], second["text"], third["text"]) == ("[first]", "on", "[s][ü]")
+    assert third["prompt"] is None
+    assert third["messages"][1] == {"role": "user", "content": "ü"}
+    samplings = [submit.sampling for submit in echo.made[0].submits]
+    assert [sampling.max_tokens for sampling in samplings] == [50, 2, 50]
+    assert samplings[2].stop == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "truncated"),
+        ("[]", "Expected `object`"),
+        ("{}", "exactly one"),
+        ('{"prompt": "a", "messages": []}', "exactly one"),
+        ('{"prompt": 3}', "Expected `str"),
+        ('{"prompt": "a", "temperature": "hot"}', "temperature"),
+        ('{"prompt": "a", "temperature": -1}', "temperature=-1"),
+        ('{"prompt": "a", "tempreature": 1}', "tempreature"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens=0"),
+        ('{"messages": [{"role": "pope", "content": "a"}]}', "pope"),
+        ('{"prompt": "a\xff"}', "utf-8"),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_runs(run: Run, echo: Any, tmp_path: Path, line: str, reason: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'{"prompt": "good"}\n' + line.encode("latin-1") + b"\n")
+    code, out, err = run("generate", "--prompts", str(file))
+    assert (code, out) == (2, "")
+    assert f"{file}, line 2: " in err
+    assert reason.lower() in err.lower()
+    assert err.count("\n") == 1
+    assert not echo.made
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--top-p", "0"),
+        ("--n", "65"),
+        ("--max-tokens", "0"),
+        ("--logprobs", "21"),
+        ("--stop", ""),
+        ("--repetition-penalty", "inf"),
+        ("--seed", str(1 << 64)),
+    ],
+)
+def test_an_absurd_option_is_refused_before_anything_runs(run: Run, echo: Any, words: tuple[str, str]) -> None:
+    code, out, err = run("generate", "--prompt", "a", *words)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert not echo.made
+
+
+@pytest.mark.parametrize("file", ["missing.jsonl", "."])
+def test_a_file_that_cannot_be_read(run: Run, echo: Any, tmp_path: Path, file: str) -> None:
+    code, _, err = run("generate", "--prompts", str(tmp_path / file))
+    assert code == 2
+    assert "cannot be read" in err
+
+
+def test_a_prompt_that_is_not_utf_8_is_refused(run: Run, echo: Any) -> None:
+    code, _, err = run("generate", "--prompt", os.fsdecode(b"caf\xe9"))
+    assert code == 2
+    assert "not valid UTF-8" in err
+
+
+def test_a_refused_prompt_is_an_entry_and_the_others_go_on(run: Run, echo: Any) -> None:
+    words = ("generate", "--prompt", "good", "--prompt", "", "--prompt", "x" * 600, "--prompt", "fine")
+    code, out, _ = run(*words, "--json")
+    assert code == 2
+    found = lines(out)
+    assert [line["finish_reason"] for line in found] == ["length", "error", "error", "length"]
+    assert "empty" in found[1]["error"]
+    assert "63 blocks" in found[2]["error"]
+    assert len(found[2]["prompt_token_ids"]) == 602
+    assert [found[0]["text"], found[3]["text"]] == ["[good]", "[fine]"]
+    code, out, err = run(*words)
+    assert code == 2
+    assert err.splitlines()[0].startswith("kvscope-engine: prompt 2: ")
+    assert "[fine]" in out
+
+
+def test_ctrl_c_aborts_and_keeps_what_is_there(run: Run, echo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Any, step: int) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(
+        echo, "__enter__", lambda self: setattr(self, "on_step", lambda step: interrupt(self, step)) or self
+    )
+    before = signal.getsignal(signal.SIGINT)
+    code, out, _ = run("generate", "--prompt", "a", "--prompt", "a long prompt", "--json")
+    assert code == 130
+    found = lines(out)
+    assert [line["finish_reason"] for line in found] == ["length", "abort"]
+    assert found[1]["text"] == "[a "
+    assert signal.getsignal(signal.SIGINT) is before
+    assert echo.made[0].closed

@@ -1,0 +1,83 @@
+"""Options to a configuration, and sizes as people write them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+
+from kvscope_engine.cli.options import add_engine_options, engine_config
+from kvscope_engine.cli.parser import CommandParser, parse_size
+from kvscope_engine.config import EngineConfig
+from kvscope_telemetry.errors import BadInput
+
+
+def config(*words: str) -> EngineConfig:
+    parser = CommandParser(prog="test")
+    add_engine_options(parser)
+    return engine_config(parser.parse_args(words))
+
+
+def test_without_options_it_is_the_default() -> None:
+    assert config() == EngineConfig()
+
+
+def test_every_field_has_its_option() -> None:
+    found = config(
+        *("--model", "m", "--device", "cpu", "--dtype", "float32", "--kv-cache-dtype", "auto"),
+        *("--block-size", "32", "--max-model-len", "99", "--max-num-seqs", "3"),
+        *("--max-num-batched-tokens", "77", "--gpu-memory-utilization", "0.5"),
+        *("--num-gpu-blocks-override", "12", "--kv-memory", "1MiB", "--no-enable-prefix-caching"),
+        *("--allocator", "paged", "--seed", "5", "--num-threads", "1"),
+    )
+    assert found == EngineConfig(
+        model="m",
+        device="cpu",
+        dtype="float32",
+        block_size=32,
+        max_model_len=99,
+        max_num_seqs=3,
+        max_num_batched_tokens=77,
+        gpu_memory_utilization=0.5,
+        num_gpu_blocks_override=12,
+        kv_memory_bytes=1 << 20,
+        enable_prefix_caching=False,
+        seed=5,
+        num_threads=1,
+    )
+    same = [
+        field.name
+        for field in dataclasses.fields(EngineConfig)
+        if getattr(found, field.name) == getattr(EngineConfig(), field.name)
+    ]
+    assert same == ["kv_cache_dtype", "allocator"], "those have one value so far"
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("1", 1),
+        ("512MiB", 512 << 20),
+        ("512mib", 512 << 20),
+        ("4G", 4 << 30),
+        ("2GB", 2 * 10**9),
+        ("1.5 KiB", 1536),
+        ("8K", 8192),
+    ],
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "0.0001", "1e9", "12 XB", "MiB", "inf", "nan", "1MiB2"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="a size such as"):
+        parse_size(text)
+
+
+def test_values_outside_their_range_are_named() -> None:
+    with pytest.raises(BadInput, match="max_num_seqs=0"):
+        config("--max-num-seqs", "0")
+    with pytest.raises(BadInput, match="max_model_len=0"):
+        config("--max-model-len", "0")

@@ -1,0 +1,181 @@
+"""A pool and a scheduler driven without a model, over a KV cache that notices every wrong block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from kvscope_engine.policy.allocation import PagedAllocation
+from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduler import Scheduler
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.requests import RequestState
+from kvscope_telemetry.sampling_params import SamplingParams
+
+POISON = -1
+VOCABULARY = 50
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a pool and limits of a scheduler."""
+
+    num_blocks: int = 32
+    block_size: int = 4
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 32
+    max_model_len: int = 1024
+    prefix_caching: bool = True
+
+
+def running_hashes(tokens: Sequence[int]) -> list[int]:
+    """For each position, a number that tells all tokens up to it: what its KV would depend on."""
+    value, hashes = 7, []
+    for token in tokens:
+        value = (value * 1_000_003 + token + 1) % (1 << 61)
+        hashes.append(value)
+    return hashes
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What the pretended model says after `tokens`."""
+    return running_hashes(tokens)[-1] % VOCABULARY
+
+
+def completion(prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """What a request must have generated in the end, whatever else ran."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class Drive:
+    """Runs steps. Each checks the plan, the pool, and that every token sees exactly its own past."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.pool = BlockPool(shape.num_blocks, shape.block_size, prefix_caching=shape.prefix_caching, salt=b"test")
+        self.scheduler = Scheduler(
+            self.pool,
+            PagedAllocation(self.pool),
+            max_num_seqs=shape.max_num_seqs,
+            max_num_batched_tokens=shape.max_num_batched_tokens,
+            max_model_len=shape.max_model_len,
+        )
+        self.kv = np.full((shape.num_blocks, shape.block_size), POISON, np.int64)
+        self.step_count = 0
+        self.now_ns = 0
+        self.num_requests = 0
+
+    def request(self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0) -> Request:
+        """A new request, numbered, not yet added."""
+        self.num_requests += 1
+        self.now_ns += 1000
+        return Request(
+            number=self.num_requests,
+            request_id=f"r{self.num_requests}",
+            prompt_token_ids=list(prompt),
+            sampling=SamplingParams(),
+            max_tokens=max_tokens,
+            arrival_ns=self.now_ns,
+            priority=priority,
+        )
+
+    def submit(self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0) -> Request:
+        """A new request in the queue."""
+        request = self.request(prompt, max_tokens, priority=priority)
+        self.scheduler.add(request)
+        return request
+
+    def fork(self, parent: Request) -> Request:
+        """A child with the parent's tokens."""
+        child = self.request(parent.prompt_token_ids, parent.max_tokens)
+        child.output_token_ids[:] = parent.output_token_ids
+        self.scheduler.fork(parent, child, self.now_ns)
+        return child
+
+    def step(self) -> tuple[StepPlan, StepResult]:
+        """Schedule, run, commit, give out tokens, end who is done; everything is checked."""
+        self.step_count += 1
+        self.now_ns += 1_000_000
+        plan = self.scheduler.schedule(self.step_count, self.now_ns)
+        self.scheduler.check_integrity()
+        self._check_plan(plan)
+        result = StepResult(self._run(plan))
+        self.scheduler.commit(plan, self.step_count)
+        for item, token in zip(plan.scheduled, result.token_ids, strict=True):
+            if token is not None:
+                self._give(item.request, token)
+        self.scheduler.check_integrity()
+        self.kv[self.pool.ledger.state == BlockState.FREE] = POISON
+        return plan, result
+
+    def run(self, max_steps: int = 10_000) -> int:
+        """Step until nothing is unfinished; returns the number of steps."""
+        for count in range(max_steps):
+            if not self.scheduler.requests:
+                return count
+            plan, _ = self.step()
+            assert plan.scheduled, "a step made no progress although requests are unfinished"
+        raise AssertionError(f"requests are unfinished after {max_steps} steps")
+
+    def _give(self, request: Request, token: int) -> None:
+        request.output_token_ids.append(token)
+        if len(request.output_token_ids) >= request.max_tokens:
+            self.scheduler.finish(request, "length", self.now_ns)
+
+    def _run(self, plan: StepPlan) -> tuple[int | None, ...]:
+        for source, target in plan.copies:
+            self.kv[target] = self.kv[source]
+        for item in plan.scheduled:
+            self._write(item)
+        return tuple(self._sample(item) for item in plan.scheduled)
+
+    def _write(self, item: Scheduled) -> None:
+        tokens = item.request.tokens(0, item.start + item.num_tokens)
+        for position, value in list(enumerate(running_hashes(tokens)))[item.start :]:
+            block, slot = divmod(position, self.shape.block_size)
+            self.kv[item.request.block_table[block], slot] = value
+
+    def _sample(self, item: Scheduled) -> int | None:
+        stop = item.start + item.num_tokens
+        tokens = item.request.tokens(0, stop)
+        seen = self.kv[item.request.block_table].reshape(-1)[:stop].tolist()
+        assert seen == running_hashes(tokens), f"request {item.request.number} reads what is not its own past"
+        return next_token(tokens) if item.samples else None
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        shape, ledger = self.shape, self.pool.ledger
+        counts = [item.num_tokens for item in plan.scheduled]
+        assert plan.num_tokens == sum(counts) <= shape.max_num_batched_tokens
+        assert self.scheduler.num_running <= shape.max_num_seqs
+        assert all(count == 1 for count in counts[: plan.num_decodes])
+        assert all(count > 1 for count in counts[plan.num_decodes :])
+        assert len({item.request.number for item in plan.scheduled}) == len(counts)
+        for item in plan.scheduled:
+            request, stop = item.request, item.start + item.num_tokens
+            assert request.state is RequestState.RUNNING
+            assert item.start == request.num_computed_tokens
+            assert item.samples == (stop == request.num_tokens)
+            written = request.block_table[item.start // shape.block_size : -(-stop // shape.block_size)]
+            assert len(request.block_table) == -(-stop // shape.block_size)
+            assert (ledger.ref_count[written] == 1).all(), "a shared block is written"
+            assert (ledger.hash[written] == 0).all(), "a block of the prefix cache is written"
+
+
+@pytest.fixture
+def drive() -> Callable[..., Drive]:
+    """Makes a `Drive`; keyword arguments are those of `Shape`."""
+    return lambda **sizes: Drive(Shape(**sizes))
+
+
+@pytest.fixture
+def expected_completion() -> Callable[[Sequence[int], int], list[int]]:
+    """What a prompt's completion must be in the end, whatever else ran."""
+    return completion

@@ -1,0 +1,210 @@
+"""An engine of few lines that keeps the promises of `ServedEngine`, and a process that serves it.
+
+As a script: `fake_engine.py ENDPOINT [option=value]…`, with the fields of `Options`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvscope_engine.server.served_engine import BuildEngine, FramesDropped, OnProgress, Publish
+from kvscope_telemetry.commands import (
+    Accepted,
+    BlockContent,
+    Finished,
+    FinishReason,
+    RequestTiming,
+    Submit,
+    Tokens,
+    Usage,
+)
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.ledger import Ledger
+from kvscope_telemetry.messages import (
+    CacheInfo,
+    DeviceInfo,
+    Frame,
+    Hello,
+    MemoryBreakdown,
+    ModelInfo,
+    Progress,
+    Snapshot,
+)
+
+EPOCH = 7
+NUM_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it behaves."""
+
+    step_s: float = 0.0
+    fail_at_step: int = 0
+    """The step whose forward pass raises; 0 for none."""
+    load_s: float = 0.0
+    load_error: str = ""
+    """A failure to load: "bad input", "no memory" or "bug"."""
+    exit_with_parent: int = 0
+
+
+@dataclass
+class Completion:
+    """What is left to say of one."""
+
+    request_id: str
+    index: int
+    num_left: int
+    num_prompt_tokens: int
+    num_said: int = 0
+    reason: FinishReason = "length"
+
+
+@dataclass
+class FakeEngine:
+    """One token a step for each completion: the step's number."""
+
+    options: Options
+    publish: Publish
+    step_count: int = 0
+    step_started_ns: int = 0
+    last_seq: int = 0
+    closed: bool = False
+    running: list[Completion] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.hello = Hello(
+            epoch=EPOCH,
+            time_ns=time.monotonic_ns(),
+            wall_time_ns=time.time_ns(),
+            model=ModelInfo(name="fake"),
+            cache=CacheInfo(num_blocks=NUM_BLOCKS, block_size=16),
+            device=DeviceInfo(kind="cpu"),
+        )
+        self.publish(self.hello)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.running)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.running)
+
+    def submit(self, submit: Submit) -> Accepted:
+        if not submit.prompt:
+            raise BadInput("the prompt is empty: at least one token is accepted")
+        if submit.prompt == "bug":
+            raise RuntimeError("a bug in submit")
+        sampling = submit.sampling
+        for index in range(sampling.n):
+            tokens = sampling.max_tokens or 1_000_000
+            self.running.append(Completion(submit.request_id, index, tokens, len(submit.prompt)))
+        return Accepted(
+            request_id=submit.request_id,
+            numbers=tuple(range(1, sampling.n + 1)),
+            num_prompt_tokens=len(submit.prompt),
+        )
+
+    def abort(self, request_id: str) -> None:
+        for completion in self.running:
+            if completion.request_id == request_id:
+                completion.num_left, completion.reason = 0, "abort"
+
+    def step(self) -> list[Tokens | Finished]:
+        self.step_started_ns = time.monotonic_ns()
+        outputs: list[Tokens | Finished] = []
+        if any(completion.num_left for completion in self.running):
+            self.step_count += 1
+            time.sleep(self.options.step_s)
+            if self.step_count == self.options.fail_at_step:
+                raise RuntimeError("evil forward")
+        for completion in self.running:
+            outputs += self._say(completion)
+        self.running = [completion for completion in self.running if completion.num_left]
+        self.step_started_ns = 0
+        self._frame()
+        return outputs
+
+    def snapshot(self, tag: int) -> Snapshot:
+        rows = Ledger(NUM_BLOCKS).pack_all()
+        return Snapshot(hello=self.hello, seq=self.last_seq, step=self.step_count, time_ns=0, blocks=rows, tag=tag)
+
+    def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
+        return tuple(BlockContent(block=block) for block in blocks)
+
+    def reset_prefix_cache(self) -> None:
+        self._frame()
+
+    def memory(self) -> MemoryBreakdown:
+        return MemoryBreakdown(epoch=EPOCH, time_ns=time.monotonic_ns(), weights_bytes=1, kv_bytes=2)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _say(self, completion: Completion) -> list[Tokens | Finished]:
+        outputs: list[Tokens | Finished] = []
+        if completion.num_left:
+            completion.num_left -= 1
+            completion.num_said += 1
+            ids = (self.step_count,)
+            outputs.append(
+                Tokens(request_id=completion.request_id, index=completion.index, token_ids=ids, text=f"{ids[0]} ")
+            )
+        if not completion.num_left:
+            outputs.append(self._ended(completion))
+        return outputs
+
+    def _ended(self, completion: Completion) -> Finished:
+        return Finished(
+            request_id=completion.request_id,
+            index=completion.index,
+            finish_reason=completion.reason,
+            usage=Usage(prompt_tokens=completion.num_prompt_tokens, completion_tokens=completion.num_said),
+            timing=RequestTiming(),
+        )
+
+    def _frame(self) -> None:
+        self.last_seq += 1
+        self.publish(Frame(epoch=EPOCH, seq=self.last_seq, step=self.step_count, time_ns=time.monotonic_ns()))
+
+
+def builder(options: Options) -> BuildEngine:
+    """Loads a FakeEngine the way a model is loaded: it takes its time, tells of it, and may fail."""
+
+    def build(progress: OnProgress, publish: Publish, frames_dropped: FramesDropped) -> FakeEngine:
+        deadline = time.monotonic() + options.load_s
+        progress(Progress(stage="load", detail="fake", done=1, total=4, unit="tensors"))
+        while time.monotonic() < deadline:
+            time.sleep(0.005)
+        if options.load_error == "bad input":
+            raise BadInput("model 'fake' is not accepted: it is not real")
+        if options.load_error == "no memory":
+            raise KvscopeError("there is no memory left:\n1 byte of 2 is free")
+        if options.load_error == "bug":
+            raise ZeroDivisionError("division by zero")
+        return FakeEngine(options, publish)
+
+    return build
+
+
+def main() -> int:
+    """What `kvscope-engine serve` does, with another engine."""
+    from kvscope_engine.cli import main as command
+    from kvscope_engine.cli import serve
+    from kvscope_engine.server.parent_watch import watch_parent
+
+    words = dict(word.split("=", 1) for word in sys.argv[2:])
+    kinds = {name: type(value) for name, value in vars(Options()).items()}
+    options = Options(**{name: kinds[name](value) for name, value in words.items()})
+    if options.exit_with_parent:
+        watch_parent(options.exit_with_parent)
+    serve.run = lambda args: serve.serve(args.endpoint, builder(options))
+    return command.main(["serve", "--endpoint", sys.argv[1]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

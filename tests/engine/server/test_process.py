@@ -1,0 +1,210 @@
+"""The engine as a process: signals, kill -9, a dead parent, a second engine, a failure, exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvscope_telemetry.commands import Control, Done, Finished, GetStatus, Refused, Status, Submit, Tokens
+from kvscope_telemetry.messages import Goodbye, Heartbeat
+from kvscope_telemetry.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from conftest import Client
+
+Serving = Callable[..., "subprocess.Popen[str]"]
+ENDLESS = Submit(request_id="endless", prompt="go on", sampling=SamplingParams(max_tokens=1_000_000))
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    out, err = process.communicate(timeout=20)
+    return process.returncode, out, err
+
+
+def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_order(serving: Serving, client: Client, number: signal.Signals) -> None:
+    process = serving(step_s=0.01)
+    client.wait_ready()
+    client.telemetry(Heartbeat)
+    client.send(ENDLESS)
+    client.receive(Tokens)
+    process.send_signal(number)
+    assert client.receive(Finished).finish_reason == "abort"
+    assert client.telemetry(Goodbye).reason == ""
+    code, out, err = ended(process)
+    assert (code, err) == (0, "")
+    assert out.startswith("listening on ipc://")
+
+
+@pytest.mark.parametrize("how", ["signal", "command"])
+def test_it_can_be_stopped_while_it_loads(serving: Serving, client: Client, how: str) -> None:
+    process = serving(load_s=60)
+    assert client.ask(GetStatus(), Status).phase == "loading"
+    if how == "signal":
+        process.send_signal(signal.SIGTERM)
+    else:
+        client.ask(Control(action="shutdown"), Done)
+    assert ended(process)[0] == 0
+
+
+def test_a_forward_pass_that_raises_is_exit_code_1_and_one_line(serving: Serving, client: Client) -> None:
+    process = serving(step_s=0.01, fail_at_step=10)
+    client.wait_ready()
+    client.telemetry(Heartbeat)
+    client.send(ENDLESS)
+    assert "evil forward" in client.receive(Finished).error
+    assert "evil forward" in client.telemetry(Goodbye).reason
+    code, _, err = ended(process)
+    assert code == 1
+    assert err == "kvscope-engine: the engine died in a step: RuntimeError: evil forward\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "line"),
+    [
+        ("bad input", 2, "model 'fake' is not accepted: it is not real"),
+        ("no memory", 1, "there is no memory left: 1 byte of 2 is free"),
+        ("bug", 1, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_load_that_fails_is_one_line(serving: Serving, kind: str, code: int, line: str) -> None:
+    exit_code, _, err = ended(serving(load_error=kind))
+    assert (exit_code, err) == (code, f"kvscope-engine: {line}\n")
+
+
+def test_a_second_engine_is_refused_and_the_first_goes_on(serving: Serving, client: Client, folder: Path) -> None:
+    first = serving()
+    client.wait_ready()
+    code, _, err = ended(serving())
+    assert code == 1
+    assert err.count("\n") == 1
+    assert str(folder) in err
+    assert f"pid {first.pid}" in err
+    assert client.ask(GetStatus(tag=3), Status).tag == 3
+
+
+def test_a_killed_engine_makes_room_and_clients_find_the_next(serving: Serving, client: Client) -> None:
+    first = serving(step_s=0.01)
+    client.wait_ready()
+    client.send(ENDLESS)
+    client.receive(Tokens)
+    first.kill()
+    first.wait()
+    started = time.monotonic()
+    serving()
+    assert client.ask(GetStatus(tag=8), Status).tag == 8, "the same client, connected again by itself"
+    assert client.wait_ready().phase == "ready"
+    assert client.telemetry(Heartbeat).num_unfinished in (0, 1)
+    assert time.monotonic() - started < 5.0
+
+
+CLIENT = """
+import os, sys, time, zmq
+from kvscope_telemetry.commands import Submit
+from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.wire import encode
+context = zmq.Context()
+subscriber, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+subscriber.connect(f"ipc://{sys.argv[1]}/telemetry")
+subscriber.subscribe(b"")
+dealer.connect(f"ipc://{sys.argv[1]}/command")
+sampling = SamplingParams(max_tokens=1_000_000)
+dealer.send(encode(Submit(request_id=str(os.getpid()), prompt="go", sampling=sampling)))
+dealer.recv()
+dealer.recv()
+print("reading", flush=True)
+time.sleep(60)
+"""
+
+
+def test_clients_killed_outright_cost_the_engine_nothing(serving: Serving, client: Client, folder: Path) -> None:
+    process = serving(step_s=0.002)
+    client.wait_ready()
+
+    def kill_clients(count: int) -> None:
+        command = [sys.executable, "-c", CLIENT, str(folder)]
+        clients = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+        for each in clients:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "reading\n"
+            each.kill()
+            each.communicate()
+        client.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 0)
+
+    def use() -> tuple[int, int]:
+        pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        return len(os.listdir(f"/proc/{process.pid}/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+
+    kill_clients(2)
+    files, num_bytes = use()
+    kill_clients(6)
+    assert use()[0] == files
+    assert use()[1] - num_bytes < 2 << 20
+
+
+def test_clients_that_are_stopped_slow_nobody(serving: Serving, client: Client, folder: Path) -> None:
+    process = serving()
+    client.wait_ready()
+    with subprocess.Popen([sys.executable, "-c", CLIENT, str(folder)], stdout=subprocess.PIPE, text=True) as stalled:
+        assert stalled.stdout is not None
+        assert stalled.stdout.readline() == "reading\n"  # and it reads no more from here on
+        stalled.send_signal(signal.SIGSTOP)
+        try:
+            sampling = SamplingParams(max_tokens=20_000)
+            client.run(Submit(request_id="a", prompt="p", sampling=sampling))
+            assert int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * 4096 < 160 << 20
+        finally:
+            stalled.kill()
+
+
+# The parent
+
+
+PARENT = """
+import os, subprocess, sys, time
+command = [sys.executable, sys.argv[1], sys.argv[2], f"exit_with_parent={os.getpid()}", *sys.argv[3:]]
+engine = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+print(engine.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("load_s", [0, 60])
+def test_an_engine_does_not_outlive_its_desktop(folder: Path, client: Client, load_s: int) -> None:
+    script = Path(__file__).with_name("fake_engine.py")
+    command = [sys.executable, "-c", PARENT, str(script), f"ipc://{folder}", f"load_s={load_s}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        client.ask(GetStatus(), Status)
+        parent.kill()
+    wait_until_gone(pid)
+
+
+def test_a_parent_that_died_before_the_first_look_is_noticed(serving: Serving) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    process = serving(exit_with_parent=gone.pid, load_s=60)
+    process.wait(timeout=20)
+
+
+def test_without_the_option_it_stays(serving: Serving, client: Client) -> None:
+    serving()
+    client.wait_ready()
+    assert isinstance(client.ask(Submit(request_id="e", prompt=""), Refused), Refused)

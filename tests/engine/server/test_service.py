@@ -1,0 +1,418 @@
+"""The service in one process: what clients are told, whatever state the engine is in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvscope_engine.server import desk
+from kvscope_engine.server.desk import MAX_WAITING_COMMANDS
+from kvscope_engine.server.served_engine import OnProgress, Publish
+from kvscope_engine.server.service import EngineService
+from kvscope_telemetry.commands import (
+    Abort,
+    Accepted,
+    BlockText,
+    Control,
+    Done,
+    Failed,
+    Finished,
+    GetBlockText,
+    GetSnapshot,
+    GetStatus,
+    Refused,
+    Status,
+    Submit,
+    Tokens,
+)
+from kvscope_telemetry.errors import EngineDead
+from kvscope_telemetry.messages import DeviceSample, Frame, Goodbye, Heartbeat, MemoryBreakdown, Snapshot
+from kvscope_telemetry.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from conftest import Client
+
+
+class Running:
+    """A service on a thread of its own, and the engine it built."""
+
+    def __init__(self, folder: Path, fake: ModuleType, **options: Any) -> None:
+        self.engine: Any = None
+        self.error: Exception | None = None
+        self._build = fake.builder(fake.Options(**options))
+        self.service = EngineService(f"ipc://{folder}", self._remember)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive(), "the service does not end"
+
+    def stop(self) -> None:
+        self.service.stop()
+        self.join()
+
+    def _remember(self, progress: OnProgress, publish: Publish) -> Any:
+        self.engine = self._build(progress, publish)
+        return self.engine
+
+    def _run(self) -> None:
+        try:
+            self.service.run()
+        except Exception as error:
+            self.error = error
+
+
+@pytest.fixture
+def start(folder: Path, fake: ModuleType) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def make(**options: Any) -> Running:
+        started.append(Running(folder, fake, **options))
+        return started[-1]
+
+    yield make
+    for running in started:
+        running.stop()
+
+
+def submit(request_id: str, prompt: str = "hello", **sampling: Any) -> Submit:
+    return Submit(request_id=request_id, prompt=prompt, sampling=SamplingParams(**sampling))
+
+
+ENDLESS = 1_000_000
+
+
+# A request's life
+
+
+def test_a_request_is_accepted_streamed_and_finished(start: Callable[..., Running], client: Client) -> None:
+    start()
+    client.wait_ready()
+    tokens, finished = client.run(submit("a", max_tokens=5))
+    assert Accepted(request_id="a", numbers=(1,), num_prompt_tokens=5) in client.replies
+    assert len(tokens) == 5
+    assert (finished.finish_reason, finished.usage.completion_tokens) == ("length", 5)
+
+
+def test_several_completions_and_clients_do_not_mix(
+    start: Callable[..., Running], new_client: Callable[[], Client]
+) -> None:
+    start()
+    clients = [new_client() for _ in range(3)]
+    clients[0].wait_ready()
+    for number, client in enumerate(clients):
+        client.send(submit(f"r{number}", n=2, max_tokens=4))
+    for number, client in enumerate(clients):
+        ends = [client.receive(Finished) for _ in range(2)]
+        assert sorted(end.index for end in ends) == [0, 1]
+        said = [reply for reply in client.replies if isinstance(reply, Tokens | Finished)]
+        assert {reply.request_id for reply in said} == {f"r{number}"}
+        assert len(said) == 10
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [("", "the prompt is empty"), ("bug", "a bug in submit")])
+def test_a_refused_request_leaves_nothing_and_hurts_nobody(
+    start: Callable[..., Running], client: Client, prompt: str, reason: str
+) -> None:
+    start(step_s=0.001)
+    client.wait_ready()
+    client.send(submit("good", max_tokens=50))
+    started = time.monotonic()
+    refused = client.ask(submit("bad", prompt), Refused)
+    assert time.monotonic() - started < 1.0
+    assert refused.request_id == "bad"
+    assert reason in refused.reason
+    finished = client.receive(Finished)
+    assert (finished.request_id, finished.usage.completion_tokens) == ("good", 50)
+    client.run(submit("bad", max_tokens=1))
+
+
+def test_ten_bad_ones_ahead_of_ten_good_ones(start: Callable[..., Running], client: Client) -> None:
+    start()
+    client.wait_ready()
+    for number in range(10):
+        client.send(submit(f"bad{number}", ""))
+    for number in range(10):
+        client.send(submit(f"good{number}", max_tokens=3))
+    ends = {client.receive(Finished).request_id for _ in range(10)}
+    refused = {reply.request_id for reply in client.replies if isinstance(reply, Refused)}
+    assert (ends, refused) == ({f"good{n}" for n in range(10)}, {f"bad{n}" for n in range(10)})
+
+
+def test_an_id_in_use_is_refused_and_the_first_goes_on(
+    start: Callable[..., Running], new_client: Callable[[], Client]
+) -> None:
+    start(step_s=0.001)
+    first, second = new_client(), new_client()
+    first.wait_ready()
+    first.ask(submit("same", max_tokens=100), Accepted)
+    for client in (first, second):
+        assert "in use" in client.ask(submit("same"), Refused).reason
+    assert first.receive(Finished).usage.completion_tokens == 100
+    assert second.run(submit("same", max_tokens=2))[1].finish_reason == "length"
+
+
+def test_abort_ends_a_request_at_once(start: Callable[..., Running], client: Client) -> None:
+    running = start(step_s=0.001)
+    client.wait_ready()
+    client.send(submit("a", max_tokens=ENDLESS))
+    client.receive(Tokens)
+    assert client.ask(Abort(request_id="a"), Done).request_id == "a"
+    assert client.receive(Finished).finish_reason == "abort"
+    assert client.ask(Abort(request_id="a"), Done).request_id == "a", "a second time does no harm"
+    assert client.ask(Abort(request_id="never seen"), Done).request_id == "never seen"
+    assert not running.engine.running
+
+
+def test_nobody_aborts_another_s_request(start: Callable[..., Running], new_client: Callable[[], Client]) -> None:
+    start(step_s=0.001)
+    owner, stranger = new_client(), new_client()
+    owner.wait_ready()
+    owner.ask(submit("mine", max_tokens=100), Accepted)
+    assert stranger.ask(Abort(request_id="mine"), Done).request_id == "mine"
+    assert owner.receive(Finished).finish_reason == "length"
+
+
+def test_the_requests_of_a_client_that_left_are_aborted(
+    start: Callable[..., Running], new_client: Callable[[], Client], client: Client
+) -> None:
+    running = start(step_s=0.001)
+    client.wait_ready()
+    leaving = new_client()
+    for name in "abc":
+        leaving.ask(submit(name, max_tokens=ENDLESS), Accepted)
+    client.ask(submit("stays", max_tokens=ENDLESS), Accepted)
+    leaving.dealer.close(linger=0)
+    deadline = time.monotonic() + 5
+    while {completion.request_id for completion in running.engine.running} != {"stays"}:
+        assert time.monotonic() < deadline, "work goes on for nobody"
+        time.sleep(0.002)
+
+
+def test_an_abort_storm_ends_with_nothing_open(start: Callable[..., Running], client: Client) -> None:
+    running = start()
+    client.wait_ready()
+    for number in range(300):
+        client.send(submit(f"r{number}", max_tokens=ENDLESS if number % 2 else 5))
+    for number in range(300):
+        client.send(Abort(request_id=f"r{number}"))
+    ends = [client.receive(Finished) for _ in range(300)]
+    assert len({end.request_id for end in ends}) == 300
+    assert not running.engine.running
+
+
+def test_a_thousand_absurd_submissions_end_in_an_answer(start: Callable[..., Running], client: Client) -> None:
+    """Sampling values are checked where the bytes are read: none reaches the engine."""
+    import msgspec
+
+    start()
+    client.wait_ready()
+    absurd: list[Any] = [float("nan"), float("inf"), -1, 1 << 31, -(1 << 63), "x", [], None, 0, 101, 1e300]
+    names = [field.name for field in msgspec.structs.fields(SamplingParams)]
+    sent = 0
+    for number in range(1_000):
+        name, value = names[number % len(names)], absurd[number // len(names) % len(absurd)]
+        sampling = {"max_tokens": 1, name: value}
+        message = {"type": "Submit", "request_id": f"r{number}", "prompt": "p", "sampling": sampling}
+        client.dealer.send(msgspec.msgpack.encode(message))
+        sent += 1
+    refusals = answered = 0
+    while answered < sent:
+        reply = client.receive(object)
+        if isinstance(reply, Accepted | Failed | Refused):
+            answered += 1
+            refusals += not isinstance(reply, Accepted)
+    assert refusals > 500
+    client.send(Control(action="shutdown"))
+
+
+# Other commands
+
+
+def test_status_snapshot_and_block_text(start: Callable[..., Running], client: Client) -> None:
+    running = start()
+    status = client.wait_ready()
+    assert status.hello == running.engine.hello
+    assert status.telemetry_endpoint == running.service.telemetry_endpoint
+    client.run(submit("a", max_tokens=3))
+    snapshot = client.ask(GetSnapshot(tag=41), Snapshot)
+    assert (snapshot.tag, snapshot.seq) == (41, running.engine.last_seq)
+    assert client.ask(GetSnapshot(tag=42), Snapshot).tag == 42
+    text = client.ask(GetBlockText(blocks=(3, 1), tag=43), BlockText)
+    assert (text.tag, [content.block for content in text.contents]) == (43, [3, 1])
+    assert client.ask(Control(action="reset_prefix_cache", tag=44), Done).tag == 44
+
+
+def test_a_snapshot_is_never_older_than_the_step_before_it(start: Callable[..., Running], client: Client) -> None:
+    start()
+    client.wait_ready()
+    for number in range(5):
+        client.run(submit(f"r{number}", max_tokens=2))
+        first, second = (client.ask(GetSnapshot(tag=tag), Snapshot) for tag in (1, 2))
+        assert first.step == second.step == 2 * (number + 1)
+
+
+def test_pause_holds_and_resume_goes_on(start: Callable[..., Running], client: Client) -> None:
+    running = start(step_s=0.001)
+    client.wait_ready()
+    client.send(submit("a", max_tokens=200))
+    client.send(submit("b", max_tokens=200))
+    client.receive(Tokens)
+    client.ask(Control(action="pause", tag=1), Done)
+    assert client.ask(GetStatus(), Status).paused
+    step = running.engine.step_count
+    client.send(Abort(request_id="b"))
+    assert client.receive(Finished).finish_reason == "abort", "told while nothing steps"
+    client.ask(submit("c", max_tokens=1), Accepted)
+    assert running.engine.step_count == step
+    client.ask(Control(action="resume", tag=2), Done)
+    assert {client.receive(Finished).request_id for _ in range(2)} == {"a", "c"}
+    assert not client.ask(GetStatus(), Status).paused
+
+
+def test_an_idle_engine_does_not_run(start: Callable[..., Running], client: Client) -> None:
+    running = start()
+    client.wait_ready()
+    client.run(submit("a", max_tokens=1))
+    seq, used = running.engine.last_seq, time.process_time()
+    client.telemetry(Heartbeat)
+    client.telemetry(Heartbeat)
+    assert running.engine.last_seq == seq
+    assert time.process_time() - used < 0.25, "half a second passed, of waiting"
+
+
+def test_shutdown_ends_everything_in_order(start: Callable[..., Running], client: Client) -> None:
+    running = start(step_s=0.001)
+    client.wait_ready()
+    client.telemetry(Heartbeat)
+    client.send(submit("a", max_tokens=ENDLESS))
+    client.receive(Tokens)
+    assert client.ask(Control(action="shutdown", tag=9), Done).tag == 9
+    assert client.receive(Finished).finish_reason == "abort"
+    assert client.telemetry(Goodbye).reason == ""
+    running.join()
+    assert running.error is None
+    assert running.engine.closed
+
+
+def test_a_flood_of_commands_is_refused_not_kept(start: Callable[..., Running], client: Client) -> None:
+    running = start(step_s=2.0)
+    client.wait_ready()
+    client.ask(submit("slow", max_tokens=1), Accepted)
+    while not running.engine.step_started_ns:
+        time.sleep(0.001)
+    for tag in range(MAX_WAITING_COMMANDS + 5):
+        client.send(GetBlockText(blocks=(0,), tag=tag))
+    assert "commands wait already" in client.receive(Failed).reason
+
+
+def test_a_flood_of_long_prompts_is_refused_not_kept(
+    start: Callable[..., Running], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "MAX_WAITING_CHARACTERS", 1_000_000)
+    running = start(step_s=0.5)
+    client.wait_ready()
+    client.ask(submit("slow", max_tokens=1), Accepted)
+    while not running.engine.step_started_ns:
+        time.sleep(0.001)
+    for number in range(5):
+        client.send(submit(f"long{number}", "x" * 400_000, max_tokens=1))
+    assert {client.receive(Refused).request_id for _ in range(2)} == {"long3", "long4"}
+    ends = {client.receive(Finished).request_id for _ in range(4)}
+    assert ends == {"slow", "long0", "long1", "long2"}
+    client.run(submit("again", "x" * 400_000, max_tokens=1))
+
+
+# While it loads, and when it fails
+
+
+def test_while_a_model_loads_the_status_tells_and_requests_are_refused(
+    start: Callable[..., Running], client: Client
+) -> None:
+    start(load_s=0.4)
+    status = client.ask(GetStatus(tag=1), Status)
+    assert (status.phase, status.hello) == ("loading", None)
+    assert "still loading" in client.ask(submit("early"), Refused).reason
+    assert "still loading" in client.ask(GetSnapshot(tag=2), Failed).reason
+    assert client.ask(Abort(request_id="early"), Done).request_id == "early"
+    assert client.wait_ready().phase == "ready"
+    status = client.ask(GetStatus(), Status)
+    assert status.progress is not None
+    assert (status.progress.stage, status.progress.done, status.progress.total) == ("load", 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("bad input", "model 'fake' is not accepted: it is not real"),
+        ("no memory", "there is no memory left: 1 byte of 2 is free"),
+        ("bug", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_load_that_fails_is_told_to_who_asks(
+    start: Callable[..., Running], client: Client, kind: str, reason: str
+) -> None:
+    running = start(load_s=0.2, load_error=kind)
+    status = client.wait_ready()
+    assert (status.phase, status.reason) == ("failed", reason)
+    assert reason in client.ask(submit("late"), Refused).reason
+    assert client.telemetry(Goodbye).reason == reason
+    running.join()
+    assert running.error is not None
+
+
+def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+) -> None:
+    running = start(step_s=0.01, fail_at_step=10)
+    other = new_client()
+    for each in (client, other):
+        each.wait_ready()
+    client.telemetry(Heartbeat)
+    other.send(submit("theirs", n=2, max_tokens=ENDLESS))
+    for name in "abc":
+        client.send(submit(name, max_tokens=ENDLESS))
+    ends = [client.receive(Finished) for _ in "abc"]
+    told = time.monotonic()
+    ends += [other.receive(Finished) for _ in range(2)]
+    assert time.monotonic() - told < 1.0
+    reason = "the engine died in a step: RuntimeError: evil forward"
+    assert {(end.finish_reason, end.error) for end in ends} == {("error", reason)}
+    assert all(end.usage.prompt_tokens == 5 for end in ends)
+    said = sum(len(reply.token_ids) for reply in client.replies if isinstance(reply, Tokens))
+    assert sum(end.usage.completion_tokens for end in ends[:3]) == said > 0
+    assert client.telemetry(Goodbye).reason == reason
+    assert reason in client.ask(submit("later"), Refused).reason
+    running.join()
+    assert isinstance(running.error, EngineDead)
+    assert running.engine.closed
+
+
+# What it tells by itself
+
+
+def test_telemetry_of_an_engine_at_work(start: Callable[..., Running], client: Client) -> None:
+    running = start(step_s=0.002)
+    client.wait_ready()
+    client.send(submit("a", max_tokens=1_500))
+    client.telemetry(Frame)
+    beat = client.telemetry(Heartbeat)
+    assert beat.num_unfinished == 1
+    assert 0 < beat.seq <= running.engine.last_seq
+    assert 0 < beat.step <= running.engine.step_count
+    sample = client.telemetry(DeviceSample)
+    assert sample.memory_total_bytes > sample.memory_used_bytes > sample.process_bytes > 0
+    assert 0.0 <= sample.utilization <= 1.0
+    assert sample.power_watts == sample.temperature_celsius == -1.0
+
+
+def test_the_memory_breakdown_comes_by_itself(start: Callable[..., Running], client: Client) -> None:
+    start(load_s=0.3)  # so that the subscription is there first
+    assert client.telemetry(MemoryBreakdown).kv_bytes == 2

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvscope_engine.inputs import prompt_token_ids
+from kvscope_telemetry.commands import ChatMessage, Submit
+from kvscope_telemetry.errors import BadInput
+
+
+class _Letters:
+    """A tokenizer with one token a letter; its template puts 0 before each turn."""
+
+    max_token_characters = 4
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - 96 for letter in text]
+
+    def chat(self, turns: tuple[ChatMessage, ...]) -> list[int]:
+        return [token for turn in turns for token in (0, *self.encode(turn.content))]
+
+
+LETTERS: Any = _Letters()
+
+
+def _ids(**fields: Any) -> list[int]:
+    return prompt_token_ids(Submit(request_id="r", **fields), LETTERS, 30, 10)
+
+
+def test_a_prompt_goes_through_the_template() -> None:
+    assert _ids(prompt="ab") == [0, 1, 2]
+
+
+def test_a_raw_prompt_does_not() -> None:
+    assert _ids(prompt="ab", raw=True) == [1, 2]
+
+
+def test_a_conversation() -> None:
+    turns = (ChatMessage(role="user", content="a"), ChatMessage(role="assistant", content="b"))
+    assert _ids(messages=turns) == [0, 1, 0, 2]
+
+
+def test_token_ids_are_taken_as_they_are() -> None:
+    assert _ids(prompt_token_ids=(3, 29)) == [3, 29]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "exactly one of"),
+        ({"prompt": "a", "prompt_token_ids": (1,)}, "exactly one of"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": "", "raw": True}, "the prompt is empty"),
+        ({"messages": ()}, "messages is empty"),
+        ({"prompt_token_ids": ()}, "prompt_token_ids is empty"),
+        ({"prompt_token_ids": (1, 30)}, "token id 30 is not accepted: 0 to 29"),
+        ({"prompt_token_ids": (-1,)}, "token id -1 is not accepted"),
+        ({"prompt": "a" * 41}, "41 characters: more than 40"),
+    ],
+)
+def test_what_cannot_be_accepted_is_named(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        _ids(**fields)
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids_alone() -> None:
+    assert prompt_token_ids(Submit(request_id="r", prompt_token_ids=(1,)), None, 30, 10) == [1]
+    with pytest.raises(BadInput, match="no tokenizer"):
+        prompt_token_ids(Submit(request_id="r", prompt="a"), None, 30, 10)

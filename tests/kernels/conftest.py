@@ -1,0 +1,254 @@
+"""The same tests for the torch references, the kernels in Triton's interpreter, and the kernels on a GPU.
+
+A test that asks for `runner` runs thrice; one that asks for `fast_runner` skips the interpreter, which takes about
+3 ms a tile of each program. Batches come poisoned: every slot that no query may see is NaN, table entries past a
+request's blocks are nonsense, and outputs are NaN until written.
+"""
+
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from kvscope_kernels import Ops, ops_for
+
+GPU = pytest.param("gpu", marks=pytest.mark.gpu)
+INTERPRETER = pytest.param("interpreter", marks=pytest.mark.interpreter)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One implementation of the operations, and where its tensors live."""
+
+    name: str
+    ops: Ops
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a batch looks like. `query_lens` None is decode: one query a request."""
+
+    seq_lens: list[int]
+    query_lens: list[int] | None = None
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    value_dim: int | None = None
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    layout: str = "HND"
+    num_spare_columns: int = 1
+    """Of nonsense, in the block tables, past the longest request's blocks."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedBatch:
+    """Arguments of an attention operation, and the dense truth beside them."""
+
+    query: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start: Tensor
+    scale: float
+    keys: list[Tensor]
+    """(seq_len, num_kv_heads, head_dim) of each request, float64."""
+    values: list[Tensor]
+    options: dict[str, Any]
+
+    def decode(self, ops: Ops, **more: Any) -> Tensor:
+        arguments = (self.query, self.k_cache, self.v_cache, self.block_tables, self.seq_lens)
+        return ops.decode(*arguments, scale=self.scale, **self.options, **{"out": self.poisoned_out()} | more)
+
+    def prefill(self, ops: Ops, **more: Any) -> Tensor:
+        arguments = (self.query, self.k_cache, self.v_cache, self.block_tables, self.query_start, self.seq_lens)
+        longest = int(self.query_start.diff().max())
+        keywords = {"max_query_len": longest, "out": self.poisoned_out()} | more
+        return ops.prefill(*arguments, scale=self.scale, **self.options, **keywords)
+
+    def poisoned_out(self) -> Tensor:
+        return self.query.new_full((*self.query.shape[:2], self.v_cache.shape[3]), math.nan)
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Ops]:
+    """The kernels in Triton's interpreter, which must be chosen before Triton is imported: in their own process."""
+    triton = pytest.importorskip("triton")
+    if triton.__version__.startswith("3.6.") and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
+        pytest.skip("Triton 3.6's interpreter cannot loop to a tensor with numpy 2.4")
+    kernels = ops_for("cuda")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            patch.setenv("OMP_NUM_THREADS", "1")
+            pool.submit(os.getpid).result()  # the process has started, with these
+        names = ("kv_write", "copy_blocks", "decode", "prefill")
+        yield Ops(*(_in_process(pool, getattr(kernels, name)) for name in names))
+
+
+def _in_process(pool: ProcessPoolExecutor, op: Callable[..., Any]) -> Callable[..., Any]:
+    """`op` in the pool's process. Tensors travel as shared memory, so what it writes in place is seen here."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = pool.submit(op, *args, **kwargs).result(timeout=60)
+        return kwargs["out"] if kwargs.get("out") is not None else result
+
+    return call
+
+
+@pytest.fixture(params=["torch", INTERPRETER, GPU])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    return _runner(request)
+
+
+@pytest.fixture(params=["torch", GPU])
+def fast_runner(request: pytest.FixtureRequest) -> Runner:
+    return _runner(request)
+
+
+def _runner(request: pytest.FixtureRequest) -> Runner:
+    if request.param == "torch":
+        return Runner("torch", ops_for("cpu"), "cpu")
+    if request.param == "interpreter":
+        return Runner("interpreter", request.getfixturevalue("interpreter"), "cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return Runner("gpu", ops_for("cuda"), "cuda")
+
+
+@pytest.fixture
+def shape() -> type[Shape]:
+    return Shape
+
+
+@pytest.fixture
+def build() -> Callable[..., PagedBatch]:
+    return build_batch
+
+
+def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
+    """Fresh random content in blocks of random places; NaN and nonsense everywhere else."""
+    draw = torch.Generator().manual_seed(seed)
+    query_lens = shape.query_lens if shape.query_lens is not None else [1] * len(shape.seq_lens)
+    value_dim = shape.value_dim or shape.head_dim
+    cuts = [-(-length // shape.block_size) for length in shape.seq_lens]
+    num_blocks = sum(cuts) + 3
+    k_cache, v_cache = _empty_caches(shape, num_blocks, value_dim)
+    free = torch.randperm(num_blocks, generator=draw).tolist()
+    nonsense = torch.randint(-9, 1 << 30, (len(cuts), max(cuts, default=0) + shape.num_spare_columns), generator=draw)
+    tables = nonsense.to(torch.int32)
+    keys, values = [], []
+    for request, (length, num_queries) in enumerate(zip(shape.seq_lens, query_lens, strict=True)):
+        key = torch.randn(length, shape.num_kv_heads, shape.head_dim, generator=draw).to(shape.dtype)
+        value = torch.randn(length, shape.num_kv_heads, value_dim, generator=draw).to(shape.dtype)
+        window = shape.options.get("sliding_window") or length + num_queries
+        first = max(0, length - num_queries + 1 - window)
+        for column in range(first // shape.block_size, cuts[request]):
+            tables[request, column] = free.pop()
+        for position in range(first, length):
+            block = tables[request, position // shape.block_size]
+            k_cache[block, position % shape.block_size] = key[position]
+            v_cache[block, position % shape.block_size] = value[position]
+        keys.append(key.double())
+        values.append(value.double())
+    query = torch.randn(sum(query_lens), shape.num_heads, shape.head_dim, generator=draw).to(shape.dtype)
+    options = dict(shape.options)
+    if options.pop("sinks", False):
+        options["sinks"] = torch.randn(shape.num_heads, generator=draw).to(shape.dtype).to(device)
+    starts = torch.tensor([0, *query_lens]).cumsum(0)
+    return PagedBatch(
+        query=query.to(device),
+        k_cache=_on_device(k_cache, device),
+        v_cache=_on_device(v_cache, device),
+        block_tables=tables.to(device),
+        seq_lens=torch.tensor(shape.seq_lens, dtype=torch.int32, device=device),
+        query_start=starts.to(torch.int32).to(device),
+        scale=1.0 / math.sqrt(shape.head_dim),
+        keys=keys,
+        values=values,
+        options=options,
+    )
+
+
+def _empty_caches(shape: Shape, num_blocks: int, value_dim: int) -> tuple[Tensor, Tensor]:
+    """Views (num_blocks, block_size, num_kv_heads, dim) of storage that holds keys and values of a block together."""
+    widest = max(shape.head_dim, value_dim)
+    if shape.layout == "HND":
+        inner = (shape.num_kv_heads, shape.block_size, widest)
+        storage = torch.full((num_blocks, 2, *inner), math.nan, dtype=shape.dtype).transpose(2, 3)
+    else:
+        inner = (shape.block_size, shape.num_kv_heads, widest)
+        storage = torch.full((num_blocks, 2, *inner), math.nan, dtype=shape.dtype)
+    return storage[:, 0, ..., : shape.head_dim], storage[:, 1, ..., :value_dim]
+
+
+def _on_device(view: Tensor, device: str) -> Tensor:
+    """The same strides on the device; `Tensor.to` would pack the view."""
+    if device == "cpu":
+        return view
+    storage = torch.full((view.untyped_storage().nbytes() // view.element_size(),), math.nan, dtype=view.dtype)
+    moved = storage.to(device).as_strided(view.shape, view.stride(), view.storage_offset())
+    return moved.copy_(view)
+
+
+@pytest.fixture
+def reference() -> Callable[[PagedBatch], Tensor]:
+    return paged_attention_reference
+
+
+def paged_attention_reference(batch: PagedBatch) -> Tensor:
+    """Slow and plain, in float64 on the CPU: a loop over requests, queries and heads, a softmax written out."""
+    window, softcap = batch.options.get("sliding_window"), batch.options.get("softcap")
+    sinks = batch.options.get("sinks")
+    query = batch.query.double().cpu()
+    starts = batch.query_start.tolist()
+    num_heads = query.shape[1]
+    out = torch.zeros(query.shape[0], num_heads, batch.v_cache.shape[3], dtype=torch.float64)
+    for request, (keys, values) in enumerate(zip(batch.keys, batch.values, strict=True)):
+        num_queries = starts[request + 1] - starts[request]
+        for row in range(num_queries):
+            position = len(keys) - num_queries + row
+            first = max(0, position + 1 - window) if window else 0
+            for head in range(num_heads):
+                kv_head = head // (num_heads // batch.k_cache.shape[2])
+                seen, weighted = keys[first : position + 1, kv_head], values[first : position + 1, kv_head]
+                if len(seen) == 0:
+                    continue
+                scores = seen @ query[starts[request] + row, head] * batch.scale
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                sink = sinks[head].double().cpu() if sinks is not None else torch.tensor(-math.inf, dtype=torch.float64)
+                top = torch.maximum(scores.max(), sink)
+                weights = torch.exp(scores - top)
+                out[starts[request] + row, head] = weights @ weighted / (weights.sum() + torch.exp(sink - top))
+    return out
+
+
+@pytest.fixture
+def assert_close() -> Callable[[Tensor, Tensor], None]:
+    return assert_errors_small
+
+
+def assert_errors_small(found: Tensor, expected: Tensor) -> None:
+    """The largest error against the size of its value, and the root mean square of all against that of all values.
+
+    bfloat16 has room for a last bit cut off rather than rounded, as Triton's interpreter does.
+    """
+    limits = {torch.float32: (2e-5, 3e-6), torch.bfloat16: (1.2e-2, 6e-3), torch.float16: (2e-3, 1e-3)}
+    largest, mean = limits[found.dtype]
+    assert not torch.isnan(found).any(), "an output was not written, or poison leaked into it"
+    error = (found.double().cpu() - expected).abs()
+    size = expected.square().mean().sqrt().clamp(min=1e-3)
+    assert (error / (size + expected.abs())).max().item() <= largest
+    assert (error.square().mean().sqrt() / size).item() <= mean

@@ -1,0 +1,63 @@
+"""The choice of implementation, and what importing the package must not do."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from kvscope_kernels import ops_for
+from kvscope_kernels.copy_blocks import copy_blocks_torch
+from kvscope_kernels.kv_write import kv_write_torch
+from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
+from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
+
+
+def test_each_device_has_its_own() -> None:
+    cpu = ops_for("cpu")
+    assert (cpu.kv_write, cpu.copy_blocks) == (kv_write_torch, copy_blocks_torch)
+    assert (cpu.decode, cpu.prefill) == (paged_decode_attention_torch, paged_prefill_attention_torch)
+    assert ops_for("cuda").decode is paged_decode_attention
+
+
+def test_unknown_device_is_named() -> None:
+    with pytest.raises(ValueError, match="device_type='mps' is not accepted: cpu or cuda"):
+        ops_for("mps")
+
+
+def test_works_without_triton() -> None:
+    in_fresh_python(
+        """
+        import sys
+        sys.modules["triton"] = None  # as where it is not installed
+        import torch
+        from kvscope_kernels import ops_for
+        from kvscope_kernels.copy_blocks import copy_blocks
+        cache = torch.randn(1, 3, 4)
+        ops_for("cpu").copy_blocks(cache, torch.tensor([[0, 2]]))
+        assert torch.equal(cache[0, 0], cache[0, 2])
+        for use in (lambda: ops_for("cuda"), lambda: copy_blocks(cache, torch.tensor([[0, 2]]))):
+            try:
+                use()
+            except RuntimeError as error:
+                assert "pip install triton" in str(error), error
+            else:
+                raise AssertionError("nothing was raised")
+        """
+    )
+
+
+def test_import_leaves_cuda_alone() -> None:
+    in_fresh_python(
+        """
+        import torch
+        from kvscope_kernels import ops_for
+        ops_for("cpu")
+        assert not torch.cuda.is_initialized()
+        """
+    )
+
+
+def in_fresh_python(program: str) -> None:
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,181 @@
+"""Prefill attention against a float64 reference: ragged batches, cached prefixes, options, poison, bad input."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"sliding_window": 20},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "all": {"sliding_window": 13, "softcap": 2.0, "sinks": True},
+}
+RAGGED = {"seq_lens": [0, 1, 15, 16, 17, 40], "query_lens": [0, 1, 15, 16, 17, 40]}  # around a block of 16
+CONTINUED = {"seq_lens": [16, 17, 33, 100, 70, 0], "query_lens": [1, 16, 2, 5, 33, 0]}
+SMALL: dict[str, dict[str, Any]] = {
+    **{f"ragged {name}": {**RAGGED, "options": options} for name, options in OPTIONS.items()},
+    **{f"continued {name}": {**CONTINUED, "options": options} for name, options in OPTIONS.items()},
+    "bf16": {**CONTINUED, "dtype": torch.bfloat16},
+    "bf16 all": {**RAGGED, "dtype": torch.bfloat16, "options": OPTIONS["all"]},
+    "odd block, odd dims": {**CONTINUED, "block_size": 7, "head_dim": 80, "value_dim": 48},
+    "slots of one": {"seq_lens": [9, 3], "query_lens": [2, 3], "block_size": 1, "layout": "NHD"},
+    "group of 8": {**RAGGED, "num_heads": 8, "num_kv_heads": 1, "head_dim": 128},
+    "group of 1": {**CONTINUED, "num_heads": 3, "num_kv_heads": 3, "layout": "NHD"},
+    "group of 20": {"seq_lens": [17, 40], "query_lens": [17, 2], "num_heads": 20, "num_kv_heads": 1},
+    "window shorter than the tile": {
+        "seq_lens": [140],
+        "query_lens": [137],
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "dtype": torch.bfloat16,
+        "options": {"sliding_window": 5},
+    },
+    "one query each": {"seq_lens": [17, 1, 64], "query_lens": [1, 1, 1]},
+    "equal, from the start": {"seq_lens": [33, 33], "query_lens": [33, 33]},
+    "equal, continued": {"seq_lens": [50, 50], "query_lens": [7, 7], "options": {"sliding_window": 20}},
+    "one request": {"seq_lens": [90], "query_lens": [90], "num_heads": 2, "num_kv_heads": 1},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_matches_the_reference(
+    name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    batch = build(shape(**SMALL[name]), runner.device, seed=len(name))
+    assert_close(batch.prefill(runner.ops), reference(batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 2), (8, 1)])
+def test_every_shape(
+    heads: tuple[int, int],
+    head_dim: int,
+    options: str,
+    dtype: torch.dtype,
+    fast_runner: Any,
+    shape: Any,
+    build: Any,
+    reference: Any,
+    assert_close: Any,
+) -> None:
+    batch = build(
+        shape(
+            seq_lens=[5, 33, 0, 48],
+            query_lens=[5, 7, 0, 1],
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=head_dim,
+            dtype=dtype,
+            options=OPTIONS[options],
+        ),
+        fast_runner.device,
+        seed=head_dim,
+    )
+    assert_close(batch.prefill(fast_runner.ops), reference(batch))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_long_and_short_together(
+    options: str, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    lengths = {"seq_lens": [400, 16, 300, 1000, 5, 17], "query_lens": [400, 16, 300, 40, 1, 17]}
+    batch = build(shape(**lengths, options=OPTIONS[options], num_heads=2), fast_runner.device)
+    assert_close(batch.prefill(fast_runner.ops), reference(batch))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_in_chunks_as_at_once(options: str, runner: Any, shape: Any, build: Any) -> None:
+    """A prompt of 60 tokens in one step, and in steps of 1, 16, 17 and 26 of the same cache."""
+    whole = build(shape(seq_lens=[60], query_lens=[60], options=OPTIONS[options]), runner.device)
+    at_once = whole.prefill(runner.ops)
+    start = 0
+    for num_queries in (1, 16, 17, 26):
+        end = start + num_queries
+        counts = torch.tensor([0, num_queries], dtype=torch.int32, device=runner.device)
+        seq_lens = torch.tensor([end], dtype=torch.int32, device=runner.device)
+        chunk = runner.ops.prefill(
+            whole.query[start:end],
+            whole.k_cache,
+            whole.v_cache,
+            whole.block_tables,
+            counts,
+            seq_lens,
+            max_query_len=num_queries,
+            scale=whole.scale,
+            **whole.options,
+        )
+        torch.testing.assert_close(chunk, at_once[start:end], rtol=0, atol=2e-6)
+        start = end
+
+
+def test_order_of_requests_changes_nothing(fast_runner: Any, shape: Any, build: Any) -> None:
+    lengths, order = [5, 200, 31, 64], [2, 0, 3, 1]
+    batch = build(shape(seq_lens=lengths, query_lens=lengths), fast_runner.device)
+    rows = torch.cat([torch.arange(*batch.query_start[i : i + 2].tolist()) for i in order]).to(fast_runner.device)
+    starts = torch.tensor([0, *(lengths[i] for i in order)]).cumsum(0).to(torch.int32).to(fast_runner.device)
+    tables, seq_lens = batch.block_tables[order], batch.seq_lens[order]
+    arguments = batch.query[rows], batch.k_cache, batch.v_cache, tables, starts, seq_lens
+    permuted = fast_runner.ops.prefill(*arguments, max_query_len=200, scale=batch.scale)
+    torch.testing.assert_close(permuted, batch.prefill(fast_runner.ops)[rows], rtol=0, atol=2e-6)
+
+
+def test_scores_too_many_to_hold_at_once(
+    monkeypatch: pytest.MonkeyPatch, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    """The explicit path cuts the queries into pieces; a bound of next to nothing makes each a piece of its own."""
+    monkeypatch.setattr("kvscope_kernels.dense_attention._MAX_SCORES", 1)
+    batch = build(shape(seq_lens=[40, 33], query_lens=[20, 33], options=OPTIONS["all"]))
+    assert_close(paged_prefill(batch), reference(batch))
+
+
+def paged_prefill(batch: Any) -> Any:
+    arguments = batch.query, batch.k_cache, batch.v_cache, batch.block_tables, batch.query_start, batch.seq_lens
+    return paged_prefill_attention_torch(*arguments, max_query_len=33, scale=batch.scale, **batch.options)
+
+
+def test_empty_batch(runner: Any, shape: Any, build: Any) -> None:
+    batch = build(shape(seq_lens=[0, 0], query_lens=[0, 0]), runner.device)
+    assert batch.prefill(runner.ops).shape == (0, 6, 64)
+
+
+def test_strided_query_and_out(runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+    """Queries laid out head by head, as transformers hands them over; every second row of a buffer out."""
+    batch = build(shape(seq_lens=[17, 5], query_lens=[9, 5]), runner.device)
+    by_head = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
+    buffer = torch.full((28, 6, 64), 7.0, device=runner.device)
+    arguments = by_head, batch.k_cache, batch.v_cache, batch.block_tables, batch.query_start, batch.seq_lens
+    runner.ops.prefill(*arguments, max_query_len=9, scale=batch.scale, out=buffer[::2])
+    assert_close(buffer[::2], reference(batch))
+    assert (buffer[1::2] == 7.0).all()
+
+
+BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "a query without heads": ("query", lambda b: {"query": b.query[:, 0]}),
+    "another head dim": ("query", lambda b: {"query": b.query[..., :32]}),
+    "another dtype": ("k_cache", lambda b: {"k_cache": b.k_cache.double()}),
+    "an int64 table": ("block_tables", lambda b: {"block_tables": b.block_tables.long()}),
+    "starts of another batch": ("query_start", lambda b: {"query_start": b.query_start[:-1]}),
+    "int64 starts": ("query_start", lambda b: {"query_start": b.query_start.long()}),
+    "a negative window": ("sliding_window", lambda b: {"sliding_window": -4}),
+    "a soft cap of zero": ("softcap", lambda b: {"softcap": 0.0}),
+    "no queries at most": ("max_query_len", lambda b: {"max_query_len": 0}),
+    "an out of another dtype": ("out", lambda b: {"out": b.query.double()}),
+}
+
+
+@pytest.mark.parametrize("op", [paged_prefill_attention, paged_prefill_attention_torch])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
+    batch = build(shape(seq_lens=[5, 9], query_lens=[5, 2]))
+    argument, change = BAD[name]
+    tensors = ("query", "k_cache", "v_cache", "block_tables", "query_start", "seq_lens")
+    good = {name: getattr(batch, name) for name in tensors}
+    with pytest.raises(ValueError, match=f"^{argument} is "):
+        op(**good | {"scale": batch.scale, "max_query_len": 5} | change(batch))

@@ -1,0 +1,207 @@
+"""Endpoints, synthetic engines on real sockets, and a proxy that loses what it is told to lose."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from kvscope_telemetry.endpoints import endpoints
+from kvscope_telemetry.live_source import LiveSource
+from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.requests import RequestState
+from kvscope_telemetry.synthetic_engine import SyntheticEngine
+from kvscope_telemetry.synthetic_server import SyntheticServer
+
+REQUEST_FIELDS = (
+    "number",
+    "state",
+    "arrival_ns",
+    "num_prompt_tokens",
+    "max_tokens",
+    "num_computed_tokens",
+    "num_cached_tokens",
+    "num_output_tokens",
+    "num_preemptions",
+    "num_blocks",
+)
+WAIT_S = 30.0
+"""How long anything may take before the test fails; nothing waits this long when all is well."""
+
+
+@pytest.fixture
+def make_endpoint() -> Iterator[Callable[[str], str]]:
+    """`make_endpoint("ipc" or "tcp")`: an endpoint that nobody uses."""
+    folders: list[str] = []
+
+    def make(kind: str = "ipc") -> str:
+        if kind == "tcp":
+            return f"tcp://127.0.0.1:{_free_port_pair()}"
+        folders.append(tempfile.mkdtemp(prefix="kvscope-"))  # short: a socket path has 107 bytes at most
+        return f"ipc://{folders[-1]}/telemetry"
+
+    yield make
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., SyntheticServer]]:
+    """`serve(endpoint, rate=…, **engine options)`: a synthetic engine on real sockets."""
+    servers: list[SyntheticServer] = []
+
+    def start(endpoint: str, *, rate: float = 300.0, curve_key: Path | None = None, **options: int) -> SyntheticServer:
+        engine = SyntheticEngine(**{"num_blocks": 2000, **options})  # type: ignore[arg-type]
+        servers.append(SyntheticServer(engine, endpoint, rate=rate, curve_key=curve_key))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., LiveSource]]:
+    """`watch(endpoint)`: a live source."""
+    sources: list[LiveSource] = []
+
+    def start(endpoint: str, **options: Path) -> LiveSource:
+        sources.append(LiveSource(endpoint, **options))
+        return sources[-1]
+
+    yield start
+    for source in sources:
+        source.close()
+
+
+class Proxy:
+    """Stands between an engine and a client; `treat` maps each telemetry message to those passed on."""
+
+    def __init__(self, engine: str, client: str, treat: Callable[[bytes], list[bytes]]) -> None:
+        self._treat = treat
+        self._addresses = endpoints(engine), endpoints(client)
+        self._closing = threading.Event()
+        self._is_up = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._is_up.wait(WAIT_S)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        engine, client = self._addresses
+        with zmq.Context() as context:
+            sub, pub = context.socket(zmq.SUB), context.socket(zmq.PUB)
+            dealer, router = context.socket(zmq.DEALER), context.socket(zmq.ROUTER)
+            sub.subscribe(b"")
+            sub.rcvhwm = pub.sndhwm = 100_000
+            sub.connect(engine.telemetry)
+            dealer.connect(engine.command)
+            pub.bind(client.telemetry)
+            router.bind(client.command)
+            self._is_up.set()
+            self._forward(sub, pub, dealer, router)
+            for each in (sub, pub, dealer, router):
+                each.close(linger=0)
+
+    def _forward(
+        self,
+        sub: zmq.Socket[bytes],
+        pub: zmq.Socket[bytes],
+        dealer: zmq.Socket[bytes],
+        router: zmq.Socket[bytes],
+    ) -> None:
+        poller = zmq.Poller()
+        for each in (sub, dealer, router):
+            poller.register(each, zmq.POLLIN)
+        identity = b""
+        while not self._closing.is_set():
+            ready = dict(poller.poll(20))
+            if sub in ready:
+                for data in self._treat(sub.recv()):
+                    pub.send(data)
+            if router in ready:
+                identity, command = router.recv_multipart()
+                dealer.send(command)
+            if dealer in ready:
+                router.send_multipart([identity, dealer.recv()])
+
+
+@pytest.fixture
+def proxy(make_endpoint: Callable[[str], str]) -> Iterator[Callable[..., str]]:
+    """`proxy(engine_endpoint, treat)`: the endpoint to watch instead."""
+    proxies: list[Proxy] = []
+
+    def start(engine: str, treat: Callable[[bytes], list[bytes]]) -> str:
+        client = make_endpoint("ipc")
+        proxies.append(Proxy(engine, client, treat))
+        return client
+
+    yield start
+    for each in proxies:
+        each.close()
+
+
+@pytest.fixture
+def assert_mirrors() -> Callable[[LiveSource, SyntheticServer], None]:
+    """Hold the engine, let the source catch up, and compare everything."""
+
+    def check(source: LiveSource, server: SyntheticServer) -> None:
+        server.hold()
+        engine, mirror = server.engine, source.mirror
+        caught_up = source.wait(lambda: _follow(source, engine), WAIT_S)
+        assert caught_up, f"at {mirror.epoch}/{mirror.seq} of {engine.hello.epoch}/{engine.seq}, {source.status}"
+        assert mirror.ledger.differences(engine.ledger) == []
+        assert_same_requests(mirror, engine)
+        counts = np.bincount(engine.ledger.state, minlength=3)
+        assert [mirror.num_free, mirror.num_active, mirror.num_cached] == counts.tolist()
+        server.release()
+
+    return check
+
+
+def _follow(source: LiveSource, engine: SyntheticEngine) -> bool:
+    source.update_mirror()
+    return (source.mirror.epoch, source.mirror.seq) == (engine.hello.epoch, engine.seq)
+
+
+def assert_same_requests(mirror: Mirror, engine: SyntheticEngine) -> None:
+    """The mirror's unfinished requests are those of the engine, field for field and block for block."""
+    truth = Mirror()
+    truth.reset(engine.snapshot())
+    going_on = mirror.requests.state != RequestState.FINISHED
+    for name in REQUEST_FIELDS:
+        np.testing.assert_array_equal(
+            getattr(mirror.requests, name)[going_on], getattr(truth.requests, name), err_msg=name
+        )
+    for number in truth.requests.number.tolist():
+        assert mirror.requests.request_id(number) == truth.requests.request_id(number)
+        np.testing.assert_array_equal(mirror.requests.table(number), truth.requests.table(number))
+
+
+@pytest.fixture
+def same_requests() -> Callable[[Mirror, SyntheticEngine], None]:
+    """`assert_same_requests`, for tests without sockets."""
+    return assert_same_requests
+
+
+def _free_port_pair() -> int:
+    """A port such that it and the next one are free now."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
