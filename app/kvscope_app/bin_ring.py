@@ -7,7 +7,7 @@ curve, never a zero. Knows no messages and no Qt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +71,10 @@ class BinRing:
             for name, value in values.items():
                 self._data[self._row[name], bin_number % self.num_bins] = value
 
-    def read(self, first: int, last: int) -> dict[str, FloatArray]:
-        """Every column over bins `first` to `last` inclusive; NaN outside what the ring holds."""
+    def read(self, first: int, last: int, names: Iterable[str] | None = None) -> dict[str, FloatArray]:
+        """Columns (all, or `names`) over bins `first` to `last` inclusive; NaN outside what the ring holds."""
         numbers = np.arange(first, last + 1)
         held = (numbers > self.newest - self.num_bins) & (numbers <= self.newest)
-        block = np.where(held, self._data[:, numbers % self.num_bins], np.nan)
-        return {name: block[row] for name, row in self._row.items()}
+        slots = numbers % self.num_bins
+        wanted = self._row if names is None else names
+        return {name: np.where(held, self._data[self._row[name], slots], np.nan) for name in wanted}

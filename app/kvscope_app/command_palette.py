@@ -118,7 +118,7 @@ def match_rank(typed: str, text: str, group: str) -> tuple[int, int] | None:
     if not typed:
         return (0, 0)
     if any(word.startswith(typed) for word in words.split()) or words.startswith(typed):
-        return (1, len(words))
+        return (1, not words.startswith(typed))  # equals stay in the registry's order
     if typed in words:
         return (2, words.index(typed))
     if typed in group.casefold():

@@ -18,6 +18,7 @@ class Corner(QWidget):
         super().__init__(parent)
         self._session = session
         self._theme = DARK
+        self._color = ""
         self._state = QLabel()
         self._state.setAccessibleName("What the window shows")
         row = QHBoxLayout(self)
@@ -67,7 +68,9 @@ class Corner(QWidget):
     def _show(self, text: str, color: str) -> None:
         if text != self._state.text():
             self._state.setText(text)
-        self._state.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
+        if color != self._color:
+            self._color = color
+            self._state.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
 
 
 def _button(action: QAction) -> QToolButton:

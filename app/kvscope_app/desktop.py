@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -45,6 +46,7 @@ class Desktop(QObject):
         keeper = None if engine is None else EngineKeeper(engine, self)
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach)
         window.closing.connect(lambda: self._closed(window))
+        window.views_loaded.connect(_spare_the_collector)
         self.windows.append(window)
         self.sessions.append(session)
         session.start()
@@ -68,6 +70,12 @@ class Desktop(QObject):
             window.session.close()
         elif not window.keeper.engine.keep:
             window.session.send(Control(action="shutdown"))
+
+
+def _spare_the_collector() -> None:
+    """What start-up made stays: full collections, which stop the window, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def run_desktop(options: Options, engine: EngineProcess | None) -> int:

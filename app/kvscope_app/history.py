@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -124,6 +125,7 @@ class History:
         self._follow_clock(update, now_ns)
         self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_heard_ns <= MAX_SILENCE_NS)
         self._last_heard_ns = now_ns
+        self._add_standing(update, now_ns // BIN_NS)
         self._add_frames(update, now_ns)
         self._add_latencies(update, now_ns)
         self._add_requests(update)
@@ -132,14 +134,14 @@ class History:
         self.samples.extend(update.samples)
         self.memory = update.memory or self.memory
 
-    def window(self, seconds: float, now_ns: int | None = None) -> HistoryWindow:
-        """The last `seconds`, up to now."""
+    def window(self, seconds: float, now_ns: int | None = None, names: Iterable[str] | None = None) -> HistoryWindow:
+        """The last `seconds`, up to now: all columns, or `names`."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         last = now_ns // BIN_NS
         first = last - max(int(seconds * 1e9) // BIN_NS, 1)
         numbers = np.arange(first, last + 1)
         time_s = ((numbers * BIN_NS + (BIN_NS // 2 - now_ns)) / 1e9).astype(np.float64)
-        return HistoryWindow(time_s, self.ring.read(first, last), now_ns)
+        return HistoryWindow(time_s, self.ring.read(first, last, names), now_ns)
 
     def _follow_epoch(self, update: Update, mirror: BlockCounts) -> None:
         epoch = update.snapshot.hello.epoch if update.snapshot else mirror.epoch
@@ -162,6 +164,12 @@ class History:
         else:
             return
         self._offset_ns = seen if self._offset_ns is None else min(self._offset_ns, seen)
+
+    def _add_standing(self, update: Update, bin_number: int) -> None:
+        """A snapshot says how many requests there are before any frame does."""
+        if update.snapshot:
+            counters = update.snapshot.counters
+            self.ring.put_one(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
 
     def _add_frames(self, update: Update, now_ns: int) -> None:
         series = update.series

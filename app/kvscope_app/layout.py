@@ -64,17 +64,24 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         dock.setFloating(False)
         window.addDockWidget(spec.area, dock)
         dock.show()
+    if _is_small(window):
+        window.tabifyDockWidget(docks["throughput"], docks["memory"])
+        window.tabifyDockWidget(docks["throughput"], docks["requests"])
+        docks["throughput"].raise_()
     share_out(window, docks)
 
 
 def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
     """The sizes of the first start."""
-    small = window.width() < 1200
     for spec in DOCKS:
         direction = Qt.Orientation.Vertical if spec.area is _BOTTOM else Qt.Orientation.Horizontal
-        window.resizeDocks([docks[spec.name]], [spec.size * 3 // 4 if small else spec.size], direction)
+        window.resizeDocks([docks[spec.name]], [spec.size * 3 // 4 if _is_small(window) else spec.size], direction)
     sides = [docks["throughput"], docks["memory"]]
     window.resizeDocks(sides, [window.height() * 6 // 10, window.height() * 4 // 10], Qt.Orientation.Vertical)
+
+
+def _is_small(window: QMainWindow) -> bool:
+    return window.width() < 1200 or window.height() < 640
 
 
 def save(window: QMainWindow, settings: QSettings) -> None:

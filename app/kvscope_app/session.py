@@ -54,6 +54,7 @@ class Session(QObject):
     def __init__(self, source: Source, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.source = source
+        self._link = source if isinstance(source, LiveLink) else None
         self.history = History()
         self.status: SourceStatus = source.status
         self.selected_request: int | None = None
@@ -116,17 +117,17 @@ class Session(QObject):
     @property
     def takes_commands(self) -> bool:
         """Whether the other end can be asked and told things."""
-        return isinstance(self.source, LiveLink)
+        return self._link is not None
 
     def send(self, command: Command) -> bool:
         """Send to the engine; False when there is none that could take it. Never blocks.
 
         Raises BadInput for a command that is too large.
         """
-        if not isinstance(self.source, LiveLink):
+        if self._link is None:
             return False
         try:
-            self.source.send(command)
+            self._link.send(command)
         except EngineDead:
             return False
         return True
@@ -136,7 +137,7 @@ class Session(QObject):
         update = self.source.take()
         if update is not None:
             self._apply(update)
-        if isinstance(self.source, LiveLink) and (replies := self.source.take_replies()):
+        if self._link is not None and (replies := self._link.take_replies()):
             self.replies.emit(replies)
         self._tell_status()
 
@@ -145,8 +146,8 @@ class Session(QObject):
         try:
             self._live.apply(update)
         except ProtocolError:  # refused whole: a snapshot makes it good
-            if isinstance(self.source, LiveLink):
-                self.source.resync()
+            if self._link is not None:
+                self._link.resync()
             return
         self.history.add(update, self._live, time.monotonic_ns())
         if self._live.epoch != epoch:

@@ -72,6 +72,7 @@ class StatusBar(QStatusBar):
         self._session = session
         self._theme = DARK
         self._dot = Dot()
+        self._frames_color = ""
         self._labels = {name: QLabel() for name in _TIPS}
         self._steps: list[tuple[int, int]] = []  # (our time, step) of the last second
         self._updates: list[int] = []
@@ -95,8 +96,7 @@ class StatusBar(QStatusBar):
         lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"
         rejected = f", {count(status.messages_rejected)} unreadable" if status.messages_rejected else ""
         self._set("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
-        color = "warn" if status.frames_dropped or status.messages_rejected else "muted"
-        self._labels["frames"].setStyleSheet(f"color: {getattr(self._theme, color)};")
+        self._color_frames("warn" if status.frames_dropped or status.messages_rejected else "muted")
         known = status.latency_ns >= 0 and status.state is SourceState.LIVE
         self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
         self._set("display", f"{self._display_rate()} updates/s")
@@ -119,6 +119,12 @@ class StatusBar(QStatusBar):
             label.setContentsMargins(7, 0, 7, 0)
             if name != "state":
                 label.setProperty("look", "muted")
+
+    def _color_frames(self, name: str) -> None:
+        color = str(getattr(self._theme, name))
+        if color != self._frames_color:
+            self._frames_color = color
+            self._labels["frames"].setStyleSheet(f"color: {color};")
 
     def _set(self, name: str, text: str) -> None:
         label = self._labels[name]

@@ -50,7 +50,7 @@ def heartbeat(time_ns):
     return Update(heartbeat=Heartbeat(epoch=7, time_ns=time_ns, seq=0, step=0))
 
 
-def snapshot(epoch, preemptions=0):
+def snapshot(epoch, **totals):
     hello = Hello(
         epoch=epoch,
         time_ns=0,
@@ -59,7 +59,7 @@ def snapshot(epoch, preemptions=0):
         cache=CacheInfo(num_blocks=0, block_size=16),
         device=DeviceInfo(kind="cpu"),
     )
-    counters = Counters(preemptions=preemptions)
+    counters = Counters(**totals)
     return Update(snapshot=Snapshot(hello=hello, seq=0, step=0, time_ns=0, blocks=BlockRows(), counters=counters))
 
 
@@ -89,6 +89,12 @@ def test_a_quiet_engine_holds_its_gauges_and_has_no_tokens():
     assert window.columns["num_running"].tolist() == [4] * 5
     assert window.columns["blocks_active"].tolist() == [9] * 5
     assert window.columns["decode_tokens"].tolist() == [0] * 5
+
+
+def test_a_snapshot_says_how_many_requests_there_are():
+    history = History()
+    history.add(snapshot(7, num_running=2), mirror(), START)
+    assert history.window(1.0, START).columns["num_running"][-1] == 2
 
 
 def test_silence_leaves_a_gap():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kvscope_telemetry import SourceState
 from kvscope_telemetry.commands import Abort, BlockText, GetBlockText, Refused
 
-SMALL = ("--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "32")
+SMALL = ("--num-gpu-blocks-override", "24", "--max-num-batched-tokens", "32")
 
 
 def _is_mirrored(talk) -> bool:  # type: ignore[no-untyped-def]
@@ -27,7 +27,7 @@ def test_an_answer_streams_and_the_mirror_follows(start_engine: Callable, talk_t
     assert all(talk.text(f"r{number}").strip() for number in range(6))
     talk.wait_for(lambda: talk.source.mirror.counters.finished == 6)
     mirror = talk.source.mirror
-    assert mirror.counters.preemptions > 0, "six requests of 100 tokens do not fit in 40 blocks"
+    assert mirror.counters.preemptions > 0, "six requests of 100 tokens do not fit in 24 blocks"
     assert mirror.num_active == 0
     late = talk_to(engine)
     late.wait_for(lambda: _is_mirrored(late))
@@ -38,7 +38,7 @@ def test_an_answer_streams_and_the_mirror_follows(start_engine: Callable, talk_t
 def test_engine_killed_and_restarted(start_engine: Callable, talk_to: Callable) -> None:  # type: ignore[type-arg]
     engine = start_engine(*SMALL)
     talk = talk_to(engine)
-    talk.submit("long", "Tell me a very long story.", max_tokens=400, ignore_eos=True)
+    talk.submit("long", "Tell me a very long story.", max_tokens=340, ignore_eos=True)
     talk.wait_for(lambda: talk.source.mirror.num_active > 0)
     first_epoch = talk.source.mirror.epoch
     engine.kill()
@@ -55,7 +55,7 @@ def test_engine_killed_and_restarted(start_engine: Callable, talk_to: Callable) 
 
 
 def test_abort_refusal_and_block_text(start_engine: Callable, talk_to: Callable) -> None:  # type: ignore[type-arg]
-    talk = talk_to(start_engine(*SMALL, "--max-model-len", "640"))
+    talk = talk_to(start_engine("--num-gpu-blocks-override", "40", "--max-model-len", "640"))
     talk.submit("endless", "Tell me a very long story.", max_tokens=500, ignore_eos=True)
     talk.submit("too long", "word " * 3000, max_tokens=10)
     talk.submit("short", "Say hello.", max_tokens=4)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy
@@ -81,30 +82,30 @@ class PagedBatch:
         return self.query.new_full((*self.query.shape[:2], self.v_cache.shape[3]), math.nan)
 
 
+Interpret = Callable[..., Any]
+"""interpret(op, *arguments): `op` in Triton's interpreter, on CPU tensors."""
+
+
 @pytest.fixture(scope="session")
-def interpreter() -> Iterator[Ops]:
-    """The kernels in Triton's interpreter, which must be chosen before Triton is imported: in their own process."""
+def interpret() -> Iterator[Interpret]:
+    """Triton's interpreter, which must be chosen before Triton is imported: in a process of its own.
+
+    Tensors travel as shared memory, so what an operation writes in place is seen here.
+    """
     triton = pytest.importorskip("triton")
     if triton.__version__.startswith("3.6.") and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
         pytest.skip("Triton 3.6's interpreter cannot loop to a tensor with numpy 2.4")
-    kernels = ops_for("cuda")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
             patch.setenv("OMP_NUM_THREADS", "1")
             pool.submit(os.getpid).result()  # the process has started, with these
-        names = ("kv_write", "copy_blocks", "decode", "prefill")
-        yield Ops(*(_in_process(pool, getattr(kernels, name)) for name in names))
 
+        def call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = pool.submit(op, *args, **kwargs).result(timeout=60)
+            return kwargs["out"] if kwargs.get("out") is not None else result
 
-def _in_process(pool: ProcessPoolExecutor, op: Callable[..., Any]) -> Callable[..., Any]:
-    """`op` in the pool's process. Tensors travel as shared memory, so what it writes in place is seen here."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = pool.submit(op, *args, **kwargs).result(timeout=60)
-        return kwargs["out"] if kwargs.get("out") is not None else result
-
-    return call
+        yield call
 
 
 @pytest.fixture(params=["torch", INTERPRETER, GPU])
@@ -121,7 +122,9 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
     if request.param == "torch":
         return Runner("torch", ops_for("cpu"), "cpu")
     if request.param == "interpreter":
-        return Runner("interpreter", request.getfixturevalue("interpreter"), "cpu")
+        interpret, kernels = request.getfixturevalue("interpret"), ops_for("cuda")
+        ops = (kernels.kv_write, kernels.copy_blocks, kernels.decode, kernels.prefill)
+        return Runner("interpreter", Ops(*(partial(interpret, op) for op in ops)), "cpu")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return Runner("gpu", ops_for("cuda"), "cuda")

@@ -22,7 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "bf16 all": {"seq_lens": EDGES, "dtype": torch.bfloat16, "options": OPTIONS["all"]},
     "several splits": {"seq_lens": [300], "num_heads": 3, "num_kv_heads": 1},
     "a split just full": {"seq_lens": [63, 64, 65, 128, 129], "num_heads": 2, "num_kv_heads": 1},
-    "more splits than are merged at once": {"seq_lens": [1100, 1024], "num_heads": 2, "num_kv_heads": 1},
+    "more splits than are merged at once": {"seq_lens": [2100], "num_heads": 4, "num_kv_heads": 1},
     "tables as narrow as can be": {
         "seq_lens": [64, 49, 3],
         "options": {"sliding_window": 20},

@@ -52,6 +52,8 @@ def seconds(value: float | None) -> str:
     """A duration from microseconds to hours: `640 µs`, `8.2 ms`, `1.25 s`, `3:07 min`."""
     if value is None or not math.isfinite(value):
         return NOTHING
+    if value == 0:
+        return "0 s"
     if value < 1e-3:
         return f"{value * 1e6:.0f} µs"
     if value < 1:

@@ -5,6 +5,7 @@ Owns which time is shown and how the panels are laid out; what a panel draws is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from PySide6.QtCore import Qt
@@ -19,21 +20,21 @@ from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.curves import gaps
 from kvscope_app.views.chart.panel import ChartPanel
 from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
-from kvscope_app.views.throughput_panels import PANELS, Drawn, draw, preemption_marks, values_at
+from kvscope_app.views.throughput_panels import PANELS, Drawn, columns_of, draw, preemption_marks, values_at
 from kvscope_app.views.widgets import empty_state
 from kvscope_telemetry.source import SourceState
 
 EMPTY_TEXT = "No engine has reported yet.\nCurves begin with its first message."
 _PANEL_MIN_WIDTH = 310
-_STAGGER = 3
 
 
 class ThroughputView(View):
-    """Six plots. A third of them is drawn each call, so that every plot moves ten times a second."""
+    """Six plots. One of them is drawn each call, so that every plot moves ten times a second and no call
+    is long."""
 
     title: ClassVar[str] = "Throughput"
     object_name: ClassVar[str] = "throughput"
-    refresh_hz: ClassVar[float] = 28.0
+    refresh_hz: ClassVar[float] = 60.0
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
@@ -50,13 +51,14 @@ class ThroughputView(View):
         self._connect()
 
     def refresh(self) -> None:
-        """Draw the next third of the panels."""
+        """Draw the next panel."""
         if self.session.history.epoch is None:
             return
         self._stack.setCurrentIndex(1)
-        specs = PANELS[self._turn :: _STAGGER]
-        self._turn = (self._turn + 1) % _STAGGER
-        self._draw([spec.key for spec in specs])
+        self._turn = (self._turn + 1) % len(PANELS)
+        key = PANELS[self._turn].key
+        if not self.panels[key].visibleRegion().isEmpty():  # not scrolled out of sight
+            self._draw([key])
 
     def refresh_all(self) -> None:
         """Draw every panel now: the person changed what is shown."""
@@ -96,7 +98,7 @@ class ThroughputView(View):
         self._reflow()
 
     def _draw(self, keys: list[str]) -> None:
-        window, first_s, last_s = self._window()
+        window, first_s, last_s = self._window(columns_of(keys))
         now_s = last_s if self.is_following else None
         known = window.columns["num_steps"] == window.columns["num_steps"]
         silent = gaps(window.time_s + window.end_ns / 1e9, known, MAX_SILENCE_NS / 1e9)
@@ -109,19 +111,16 @@ class ThroughputView(View):
                 panel.show_marks(preemption_marks(self.session.history, first_s, last_s))
         self._show_values(keys)
 
-    def _window(self) -> tuple[HistoryWindow, float, float]:
+    def _window(self, names: Iterable[str]) -> tuple[HistoryWindow, float, float]:
         """What is to be drawn, and the first and last second shown."""
         shown_ns = self.session.shown_until_ns
         if self._fixed is None:
             # The bin in progress is not drawn: it would look like a drop.
             last_s = (shown_ns // BIN_NS) * BIN_NS / 1e9
-            return self.session.history.window(self._range_s, shown_ns), last_s - self._range_s, last_s
+            return self.session.history.window(self._range_s, shown_ns, names), last_s - self._range_s, last_s
         first_s, last_s = self._fixed
-        return (
-            self.session.history.window(last_s - first_s, min(int(last_s * 1e9), shown_ns)),
-            first_s,
-            last_s,
-        )
+        end_ns = min(int(last_s * 1e9), shown_ns)
+        return self.session.history.window(last_s - first_s, end_ns, names), first_s, last_s
 
     def _show_values(self, keys: list[str]) -> None:
         for key in keys:

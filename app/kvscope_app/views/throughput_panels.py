@@ -5,7 +5,7 @@ Owns the list of panels; widgets come from `chart.panel`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -99,6 +99,13 @@ PANELS: Final = (
     ),
 )
 _BY_KEY: Final = {spec.key: spec for spec in PANELS}
+
+
+def columns_of(keys: Iterable[str]) -> set[str]:
+    """The columns of the history that panels need; `num_steps` tells where nothing was heard."""
+    blocks = {"blocks_active", "blocks_cached", "blocks_free"}
+    curves = (blocks if key == "kv" else {curve.name for curve in _BY_KEY[key].curves} for key in keys)
+    return {"num_steps"}.union(*curves)
 
 
 def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, span_s: float) -> Drawn:

@@ -19,6 +19,7 @@ from kvscope_engine.model.decode_graphs import DecodeGraphs
 from kvscope_engine.model.forward import Forward
 from kvscope_engine.model.fuse import fuse_model, weights_bytes
 from kvscope_engine.model.hook_check import check_hook
+from kvscope_engine.model.host_memory import keep_freed_memory
 from kvscope_engine.model.kv_storage import KVStorage
 from kvscope_engine.model.sampler import Sampler
 from kvscope_engine.model.step_inputs import StepInputs, TableRows, build_inputs
@@ -42,6 +43,8 @@ class ModelRunner:
         self._storage = storage
         self._device = loaded.device
         self._ops = ops_for(loaded.device.type)
+        if loaded.device.type == "cpu":
+            keep_freed_memory()
         check_hook(loaded.module)
         self.fused = fuse_model(loaded.module)
         self.weights_bytes = weights_bytes(loaded.module)

@@ -22,6 +22,7 @@ def test_bytes(value, shown):
     [
         (None, "–"),
         (math.nan, "–"),
+        (0, "0 s"),
         (64e-5, "640 µs"),
         (8.24e-3, "8.2 ms"),
         (0.25, "250 ms"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from kvscope_engine.model.random_numbers import uniforms
 from kvscope_engine.model.sampler import Sampler
@@ -33,7 +34,7 @@ def make_request(number: int, output: Sequence[int] = (), prompt: Sequence[int] 
     )
 
 
-def reference_probabilities(logits: np.ndarray[Any, Any], request: Request) -> np.ndarray[Any, Any]:
+def reference_probabilities(logits: NDArray[Any], request: Request) -> NDArray[Any]:
     """What remains of one row, in float64, straight from the definitions."""
     options = request.sampling
     scores = logits.astype(np.float64).copy()
@@ -45,7 +46,8 @@ def reference_probabilities(logits: np.ndarray[Any, Any], request: Request) -> n
     if len(request.output_token_ids) < options.min_tokens:
         scores[EOS] = -math.inf
     if options.temperature == 0.0:
-        return (np.arange(len(scores)) == scores.argmax()).astype(np.float64)
+        chosen: NDArray[Any] = (np.arange(len(scores)) == scores.argmax()).astype(np.float64)
+        return chosen
     scores /= options.temperature
     weights = np.exp(scores - scores.max())
     weights[weights < options.min_p] = 0.0
@@ -57,10 +59,11 @@ def reference_probabilities(logits: np.ndarray[Any, Any], request: Request) -> n
         dropped = before >= options.top_p * weights.sum()
         dropped[0] = False
         weights[order[dropped]] = 0.0
-    return weights / weights.sum()
+    probabilities: NDArray[Any] = weights / weights.sum()
+    return probabilities
 
 
-def reference_token(logits: np.ndarray[Any, Any], request: Request) -> int:
+def reference_token(logits: NDArray[Any], request: Request) -> int:
     probabilities = reference_probabilities(logits, request)
     if request.sampling.temperature == 0.0:
         return int(probabilities.argmax())
@@ -103,7 +106,7 @@ def _said(rng: np.random.Generator) -> list[int]:
     return tokens
 
 
-def make_batch(seed: int) -> tuple[np.ndarray[Any, Any], list[Request]]:
+def make_batch(seed: int) -> tuple[NDArray[Any], list[Request]]:
     """A row for each of the options; logits with one dominant end of sequence here and there."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 3, (len(OPTIONS), VOCABULARY)).astype(np.float32)

@@ -45,7 +45,8 @@ def test_a_mixed_step() -> None:
     assert inputs.block_tables[0].tolist() == [7, 2]
     assert inputs.block_tables[1].tolist() == [5, 9]
     assert inputs.block_tables[2, 0] == 4
-    assert (inputs.block_tables.dtype, inputs.slot_mapping.dtype) == (np.int32, np.int64)
+    assert inputs.block_tables.dtype == np.dtype(np.int32)
+    assert inputs.slot_mapping.dtype == np.dtype(np.int64)
 
 
 def test_a_plan_that_knows_fewer_tokens_than_it_computes_is_caught() -> None:

@@ -73,6 +73,8 @@ class ChartPanel(QWidget):
         self.legend = Legend(title, [LegendEntry(curve.name, curve.label) for curve in self.curves])
         self._time_axis = TimeAxis()
         self.plot = pg.PlotWidget(axisItems={"left": ValueAxis(axis_text), "bottom": self._time_axis})
+        self._dots: dict[str, pg.ScatterPlotItem] = {}
+        """Points that no line reaches."""
         self._items = {curve.name: self._add_curve(curve) for curve in self.curves}
         self._gaps: list[pg.LinearRegionItem] = []
         self._marks = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
@@ -111,6 +113,8 @@ class ChartPanel(QWidget):
         x, y = decimate(x, y, max(self.plot.width() - 50, 50), phase)
         step = (x[-1] - x[0]) / max(x.size - 1, 1) if x.size else 0.0
         x, y, joined = join_near(x, y, max(self._join_gap_s, 3.5 * step))
+        alone = ~joined & ~np.roll(joined, 1)
+        self._dots[name].setData(x[alone], y[alone])
         item = self._items[name]
         item.setData(x, y, connect="all" if joined[:-1].all() else joined.astype(np.uint8), skipFiniteCheck=True)
         return float(y.max()) if y.size else 0.0
@@ -156,6 +160,7 @@ class ChartPanel(QWidget):
         for curve in self.curves:
             color = curve.color_of(theme)
             self._items[curve.name].setPen(pg.mkPen(color, width=1))
+            self._dots[curve.name].setBrush(pg.mkBrush(color))
             if curve.filled:
                 self._items[curve.name].setBrush(pg.mkBrush(mix(theme.base, color, 0.45)))
         self._marks.setBrush(pg.mkBrush(theme.bad))
@@ -172,6 +177,8 @@ class ChartPanel(QWidget):
     def _add_curve(self, curve: CurveSpec) -> pg.PlotCurveItem:
         item = pg.PlotCurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
         self.plot.addItem(item)
+        self._dots[curve.name] = pg.ScatterPlotItem(symbol="o", size=4, pen=None)
+        self.plot.addItem(self._dots[curve.name])
         return item
 
     def _set_up_plot(self) -> None:

@@ -9,12 +9,13 @@ import time
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.session import Session
-from kvscope_app.theme import DARK, Theme
+from kvscope_app.theme import Theme
 from kvscope_app.views.console.answer import Phase
 from kvscope_app.views.console.chat import Chat
+from kvscope_app.views.console.chat_head import ChatHead
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.context_bar import ContextBar
 from kvscope_app.views.console.conversation import Conversation
@@ -23,7 +24,7 @@ from kvscope_app.views.console.picker import ConversationCombo, ConversationList
 from kvscope_app.views.console.starters import Starters
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_app.views.format import count
-from kvscope_app.views.widgets import label, set_icon, tool_button
+from kvscope_app.views.widgets import label, tool_button
 from kvscope_telemetry.source import SourceState
 
 LIST_FROM_WIDTH = 640
@@ -45,7 +46,6 @@ class ChatPage(QWidget):
         self._edited: int | None = None
         self._deleted: Conversation | None = None
         self._stats_s = 0.0
-        self._theme: Theme = DARK
         self._model = ConversationModel(chat, self)
         self.list = ConversationList(self._model, self._on_row)
         self.combo = ConversationCombo(self._model, self._on_row)
@@ -55,10 +55,8 @@ class ChatPage(QWidget):
         self.composer = Composer()
         self.context = ContextBar()
         self.notice = label(wraps=True)
-        self.title_line = QLineEdit()
-        self.title_line.setAccessibleName("Name of the conversation")
-        self.title_line.hide()
-        self._make_buttons()
+        self.head = ChatHead(self.combo)
+        self.undo = tool_button("Undo", "Bring it back")
         self._lay_out()
         self._connect()
         self._tell("  ".join(chat.warnings))
@@ -82,29 +80,15 @@ class ChatPage(QWidget):
     def apply_theme(self, theme: Theme) -> None:
         """Hand the colours on."""
         self._model.theme = theme
-        self._theme = theme
-        self._draw_icons()
-        for part in (self.transcript, self.options, self.context):
+        for part in (self.head, self.transcript, self.options, self.context):
             part.apply_theme(theme)
         self.notice.setStyleSheet(f"color: {theme.warn};")
-
-    def _draw_icons(self) -> None:
-        buttons = {
-            "plus": self.new,
-            "pencil": self.rename,
-            "trash": self.remove,
-            "map": self.follow,
-            "gear": self.settings,
-        }
-        for name, button in buttons.items():
-            set_icon(button, name, self._theme)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         wide = self.width() >= LIST_FROM_WIDTH
         self.list.setVisible(wide)
-        self.combo.setVisible(not wide)
-        self._spring.setVisible(wide)
+        self.head.show_beside_list(wide)
 
     def show_status(self) -> None:
         """What can be sent depends on the engine; the context's limit on its model."""
@@ -132,13 +116,8 @@ class ChatPage(QWidget):
         self.chat.ask(self.current, text)
         self.composer.edit.set_earlier([m.content for m in self.current.messages if m.role == "user"])
 
-    def _on_options_shown(self, shown: bool) -> None:
-        self._options.setVisible(shown)
-        self._draw_icons()
-
     def _on_follow(self, on: bool) -> None:
         self.chat.follow_on_map = on
-        self._draw_icons()
 
     def _on_options(self) -> None:
         self.chat.touch(self.current)
@@ -181,19 +160,7 @@ class ChatPage(QWidget):
         if self.list.isVisible():
             self.list.edit(self._model.index(row))
             return
-        self.title_line.setText(self.current.title)
-        self.title_line.selectAll()
-        self._show_title_line(True)
-        self.title_line.setFocus()
-
-    def _on_renamed(self) -> None:
-        if self.title_line.isVisible():
-            self._show_title_line(False)
-            self.chat.rename(self.current, self.title_line.text())
-
-    def _show_title_line(self, shown: bool) -> None:
-        self.title_line.setVisible(shown)
-        self.combo.setVisible(not shown)
+        self.head.begin_rename(self.current.title)
 
     def _on_text(self, key: str, text: str) -> None:
         if key == self.current.key:
@@ -241,29 +208,19 @@ class ChatPage(QWidget):
         self._notice_row.setVisible(bool(text))
         self.undo.hide()
 
-    def _make_buttons(self) -> None:
-        self.new = tool_button("New", "New conversation (Ctrl+N)")
-        self.rename = tool_button("Rename", "Give this conversation a name (F2)")
-        self.remove = tool_button("Delete", "Delete this conversation")
-        self.settings = tool_button("Options", "System prompt and sampling options", checkable=True)
-        self.follow = tool_button(
-            "Follow", "Select each new request, so that the page map shows its blocks", checkable=True, checked=True
-        )
-        self.undo = tool_button("Undo", "Bring it back")
-
     def _connect(self) -> None:
-        self.new.clicked.connect(self.new_conversation)
-        self.rename.clicked.connect(self._on_rename)
-        self.remove.clicked.connect(self._on_delete)
+        self.head.new.clicked.connect(self.new_conversation)
+        self.head.rename.clicked.connect(self._on_rename)
+        self.head.renamed.connect(lambda title: self.chat.rename(self.current, title))
+        self.head.remove.clicked.connect(self._on_delete)
         self.undo.clicked.connect(self._on_undo)
-        self.settings.toggled.connect(self._on_options_shown)
-        self.follow.toggled.connect(self._on_follow)
+        self.head.settings.toggled.connect(self._options.setVisible)
+        self.head.follow.toggled.connect(self._on_follow)
         self.composer.sent.connect(self._on_send)
         self.composer.stop_wanted.connect(lambda: self.chat.stop(self.current))
         self.composer.edit_cancelled.connect(self._on_edit_cancelled)
         self.starters.chosen.connect(self.composer.set_text)
         self.options.changed.connect(self._on_options)
-        self.title_line.editingFinished.connect(self._on_renamed)
         self.transcript.again_wanted.connect(lambda index: self.chat.ask_again(self.current, index))
         self.transcript.edit_wanted.connect(self._on_edit)
         self.transcript.request_wanted.connect(self._on_request)
@@ -281,22 +238,13 @@ class ChatPage(QWidget):
             self.addAction(action)
 
     def _lay_out(self) -> None:
-        head = QHBoxLayout()
-        head.setContentsMargins(10, 6, 8, 4)
-        head.setSpacing(2)
-        self._spring = QWidget()
-        head.addWidget(self.combo, 1)
-        head.addWidget(self.title_line, 1)
-        head.addWidget(self._spring, 1)
-        for button in (self.new, self.rename, self.remove, self.follow, self.settings):
-            head.addWidget(button)
         self._pages = QStackedWidget()
         self._pages.addWidget(self.starters)
         self._pages.addWidget(self.transcript)
         main = QVBoxLayout()
         main.setContentsMargins(0, 0, 0, 8)
         main.setSpacing(6)
-        main.addLayout(head)
+        main.addWidget(self.head)
         main.addWidget(self._options_area())
         self.options.error.setContentsMargins(12, 0, 12, 0)
         main.addWidget(self.options.error)

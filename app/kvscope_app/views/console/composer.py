@@ -35,6 +35,12 @@ class PromptEdit(QPlainTextEdit):
         self._earlier = list(prompts)
         self._recalled = 0
 
+    def height_of(self, num_lines: int) -> int:
+        """Pixels that many lines take."""
+        frame = self.contentsMargins()
+        margins = 2 * round(self.document().documentMargin()) + frame.top() + frame.bottom()
+        return num_lines * self.fontMetrics().lineSpacing() + margins + 2
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         key, modifiers = event.key(), event.modifiers()
         if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and not modifiers & Qt.KeyboardModifier.ShiftModifier:
@@ -66,10 +72,7 @@ class PromptEdit(QPlainTextEdit):
         return True
 
     def _fit(self) -> None:
-        lines = max(1, min(int(self.document().size().height()), MAX_LINES))
-        frame = self.contentsMargins()
-        margins = 2 * round(self.document().documentMargin()) + frame.top() + frame.bottom()
-        height = lines * self.fontMetrics().lineSpacing() + margins + 2
+        height = self.height_of(max(1, min(int(self.document().size().height()), MAX_LINES)))
         if height != self.height():
             self.setFixedHeight(height)
 
@@ -93,7 +96,6 @@ class Composer(QWidget):
         row.addWidget(self.edit, 1)
         row.addWidget(self.button, 0, Qt.AlignmentFlag.AlignBottom)
         self.button.setMinimumWidth(self.button.fontMetrics().horizontalAdvance("Stopping…") + 34)
-        self.button.setMinimumHeight(self.edit.height())
         self.edit.sent.connect(self._send)
         self.edit.cancelled.connect(self.edit_cancelled)
         self.edit.textChanged.connect(self._show_button)
@@ -108,6 +110,10 @@ class Composer(QWidget):
         if is_stopping:
             self.button.setText("Stopping…")
             self.button.setEnabled(False)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.button.setFixedHeight(self.edit.height_of(1))
 
     def set_text(self, text: str) -> None:
         """Put a text there to be changed."""

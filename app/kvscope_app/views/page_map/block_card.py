@@ -61,11 +61,16 @@ class BlockCard(QFrame):
 
     def place(self, beside: QRect, within: QRect) -> None:
         """Move next to the cell `beside`, inside `within` (both in the parent's coordinates)."""
-        x = beside.right() + _GAP
-        if x + self.width() > within.right():
-            x = max(within.left(), beside.left() - _GAP - self.width())
-        y = min(max(within.top(), beside.top() - 8), max(within.top(), within.bottom() - self.height()))
-        self.move(QPoint(x, y))
+        right, left = beside.right() + _GAP, beside.left() - _GAP - self.width()
+        if right + self.width() <= within.right() or left >= within.left():
+            x = right if right + self.width() <= within.right() else left
+            y = beside.top() - 8
+        else:  # no room at either side: below, or above
+            below, x = beside.bottom() + _GAP, beside.center().x() - self.width() // 2
+            y = below if below + self.height() <= within.bottom() else beside.top() - _GAP - self.height()
+        x = min(x, within.right() - self.width())
+        y = min(y, within.bottom() - self.height())
+        self.move(QPoint(max(within.left(), x), max(within.top(), y)))
         self.show()
         self.raise_()
 

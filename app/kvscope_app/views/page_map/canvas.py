@@ -62,8 +62,9 @@ class Canvas(QWidget):
         self._press: QPointF | None = None
         self._dragged_to: QPointF | None = None
         self._image = QImage()
+        self._faded_ns = 0
         self._fader = QTimer(self, interval=FADE_MS)
-        self._fader.timeout.connect(self._fade)
+        self._fader.timeout.connect(self._fade_alone)
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
@@ -85,6 +86,11 @@ class Canvas(QWidget):
             self.update(0, top, self.width(), int((span[1] - span[0]) / ratio) + 2)
         if self.scene.is_fading and not self._fader.isActive():
             self._fader.start()
+
+    def fade(self) -> None:
+        """Let what was lit go out by as much as time went by."""
+        self._faded_ns = time.monotonic_ns()
+        self.show_span(self.scene.fade(self._faded_ns))
 
     def refit_pixels(self) -> None:
         """Give the scene as many pixels as there are now."""
@@ -142,6 +148,7 @@ class Canvas(QWidget):
             painter.fillRect(QRect(0, dirty.y(), self._gutter, dirty.height()), self.theme.color("base"))
             draw_gutter(painter, self.scene, self.theme, self._gutter, ratio, dirty)
         painter.setFont(sans(0.82))
+        painter.setClipRect(QRect(self._gutter, 0, self.width(), self.height()))
         draw_block_numbers(painter, self.scene, self._gutter, ratio)
         self._draw_pointer(painter)
         painter.end()
@@ -253,8 +260,10 @@ class Canvas(QWidget):
             return True
         return self._press is not None and (position - self._press).manhattanLength() >= _DRAG_FROM
 
-    def _fade(self) -> None:
-        self.show_span(self.scene.fade(time.monotonic_ns()))
+    def _fade_alone(self) -> None:
+        """Nothing new comes, but what was lit goes out."""
+        if time.monotonic_ns() - self._faded_ns >= FADE_MS * 900_000:
+            self.fade()
         if not self.scene.is_fading:
             self._fader.stop()
 

@@ -109,6 +109,7 @@ class PageMapView(View):
             ids = np.unique(np.concatenate(self._pending))
             self._pending.clear()
             self.canvas.show_span(self.scene.change(ids, mirror.step, time.monotonic_ns()))
+            self.canvas.fade()
         self._show_selection()
 
     def apply_theme(self, theme: Theme) -> None:

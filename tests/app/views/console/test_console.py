@@ -244,7 +244,7 @@ def test_copy_takes_the_source_text(talk, qtbot):
 
 def test_options_are_sent_and_kept_with_the_conversation(talk, qtbot):
     fields = talk.page.options.fields
-    talk.page.settings.click()
+    talk.page.head.settings.click()
     for name, text in (("temperature", "0.25"), ("seed", "42"), ("max_tokens", "")):
         fields[name].selectAll()
         qtbot.keyClicks(fields[name], text) if text else qtbot.keyClick(fields[name], Qt.Key.Key_Backspace)
@@ -310,13 +310,13 @@ def test_renaming_and_deleting_with_undo(talk, qtbot, tmp_path):
     type_and_send(talk, qtbot, "Old name")
     talk.token("text")
     talk.finish()
-    talk.page.rename.click()
-    talk.page.title_line.clear()
-    qtbot.keyClicks(talk.page.title_line, "New name")
-    qtbot.keyClick(talk.page.title_line, Qt.Key.Key_Return)
+    talk.page.head.rename.click()
+    talk.page.head.title_line.clear()
+    qtbot.keyClicks(talk.page.head.title_line, "New name")
+    qtbot.keyClick(talk.page.head.title_line, Qt.Key.Key_Return)
     assert talk.page.combo.currentText() == "New name"
     talk.chat.save()
-    talk.page.remove.click()
+    talk.page.head.remove.click()
     assert list((tmp_path / "conversations").glob("*.json")) == []
     assert talk.page.starters.isVisible()
     talk.page.undo.click()
@@ -327,7 +327,7 @@ def test_renaming_and_deleting_with_undo(talk, qtbot, tmp_path):
 
 def test_deleting_stops_the_engine(talk, qtbot):
     type_and_send(talk, qtbot, "x")
-    talk.page.remove.click()
+    talk.page.head.remove.click()
     assert talk.engine.source.sent[-1] == Abort(request_id=talk.request_id)
     talk.token("late")
     talk.finish("abort")
@@ -366,7 +366,7 @@ def test_starters_fill_the_composer(talk, qtbot):
 
 
 def test_follow_can_be_turned_off(talk, qtbot):
-    talk.page.follow.click()
+    talk.page.head.follow.click()
     type_and_send(talk, qtbot, "x")
     talk.accept()
     assert talk.session.selected_request is None

@@ -1,0 +1,82 @@
+"""The line above a conversation: which one it is, and what can be done with it as a whole."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QToolButton, QWidget
+
+from kvscope_app.theme import DARK, Theme
+from kvscope_app.views.console.picker import ConversationCombo
+from kvscope_app.views.widgets import set_icon, tool_button
+
+
+class ChatHead(QWidget):
+    """The drop-down (or the line that renames, in its place) and five buttons."""
+
+    renamed = Signal(str)
+    """The title a person gave."""
+
+    def __init__(self, combo: ConversationCombo) -> None:
+        super().__init__()
+        self.combo = combo
+        self.title_line = QLineEdit()
+        self.title_line.setAccessibleName("Name of the conversation")
+        self.title_line.hide()
+        self.new = tool_button("New", "New conversation (Ctrl+N)")
+        self.rename = tool_button("Rename", "Give this conversation a name (F2)")
+        self.remove = tool_button("Delete", "Delete this conversation")
+        self.follow = tool_button(
+            "Follow", "Select each new request, so that the page map shows its blocks", checkable=True, checked=True
+        )
+        self.settings = tool_button("Options", "System prompt and sampling options", checkable=True)
+        self._theme: Theme = DARK
+        self._has_list = False
+        self._lay_out()
+        self.title_line.editingFinished.connect(self._on_renamed)
+        for button in (self.follow, self.settings):
+            button.toggled.connect(self._draw_icons)
+
+    def show_beside_list(self, has_list: bool) -> None:
+        """Without the drop-down where a list names the conversations."""
+        self._has_list = has_list
+        self._spring.setVisible(has_list)
+        self._show_title_line(False)
+
+    def begin_rename(self, title: str) -> None:
+        """Let the person change the title in place."""
+        self.title_line.setText(title)
+        self.title_line.selectAll()
+        self._show_title_line(True)
+        self.title_line.setFocus()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Draw the icons."""
+        self._theme = theme
+        self._draw_icons()
+
+    def _draw_icons(self) -> None:
+        icons = ("plus", "pencil", "trash", "map", "gear")
+        for name, button in zip(icons, self._buttons(), strict=True):
+            set_icon(button, name, self._theme)
+
+    def _buttons(self) -> tuple[QToolButton, ...]:
+        return self.new, self.rename, self.remove, self.follow, self.settings
+
+    def _on_renamed(self) -> None:
+        if self.title_line.isVisible():
+            self._show_title_line(False)
+            self.renamed.emit(self.title_line.text())
+
+    def _show_title_line(self, shown: bool) -> None:
+        self.title_line.setVisible(shown)
+        self.combo.setVisible(not shown and not self._has_list)
+
+    def _lay_out(self) -> None:
+        self._spring = QWidget()
+        row = QHBoxLayout(self)
+        row.setContentsMargins(10, 6, 8, 4)
+        row.setSpacing(2)
+        for widget in (self.combo, self.title_line, self._spring):
+            row.addWidget(widget, 1)
+        for button in self._buttons():
+            row.addWidget(button)

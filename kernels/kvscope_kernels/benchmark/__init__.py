@@ -1,0 +1,1 @@
+"""`python -m kvscope_kernels.benchmark`: the kernels on this machine's GPU, against what its memory can do."""

@@ -1,0 +1,137 @@
+"""What is measured, against what. Knows the operations and the workloads; is given the timer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
+from kvscope_kernels.benchmark.timing import Call, Timer
+from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
+from kvscope_kernels.dispatch import Ops
+
+_CYCLE_BYTES: Final = 512 << 20  # several times any L2
+
+DECODE: Final = (
+    Workload(name="8 x 32k", seq_lens=(32768,) * 8),
+    Workload(name="32 x 4k", seq_lens=(4096,) * 32),
+    Workload(name="8 x 4k", seq_lens=(4096,) * 8),
+    Workload(name="1 x 32k", seq_lens=(32768,)),
+    Workload(name="64 x 2k, 9/3/64", seq_lens=(2048,) * 64, num_heads=9, num_kv_heads=3, head_dim=64),
+)
+SKEWED: Final = Workload(name="1 x 32k + 31 x 1k", seq_lens=(32768,) + (1024,) * 31)
+WRITE: Final = (
+    Workload(name="32 tokens", seq_lens=(512,) * 32),
+    Workload(name="8k tokens", seq_lens=(2048,) * 8, query_lens=(1024,) * 8),
+)
+PREFILL: Final = (
+    Workload(name="1 x 4k", seq_lens=(4096,), query_lens=(4096,)),
+    Workload(name="8 x 1k", seq_lens=(1024,) * 8, query_lens=(1024,) * 8),
+    Workload(name="512 after 16k", seq_lens=(16384,), query_lens=(512,)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    time_us: float
+    rate: float
+    unit: str
+    ratio: float | None = None
+    """Time of `against` over this one's: above 1 is faster than that."""
+    against: str = ""
+
+
+def decode_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = DECODE) -> Iterator[Row]:
+    """Bytes a second of decode over those of reading the same bytes, and what scattering the blocks costs."""
+    for work in works:
+        pools = _pools(work, device)
+        in_a_row = [make_pool(work, device, is_permuted=False, storage=pool.storage) for pool in pools]
+        times = timer(
+            {
+                "scattered": [_decode(ops, pool) for pool in pools],
+                "in a row": [_decode(ops, pool) for pool in in_a_row],
+                "read": [_read(pool, device) for pool in pools],
+            }
+        )
+        terabytes = work.kv_bytes / 1e12
+        yield _row(f"decode {work.name}", times, "scattered", terabytes, "TB/s", "read")
+        yield _row(f"decode {work.name}, in a row", times, "in a row", terabytes, "TB/s", "scattered")
+
+
+def skew_rows(ops: Ops, device: str, timer: Timer, work: Workload = SKEWED) -> Iterator[Row]:
+    """One long request among short ones, against as many bytes in equal requests."""
+    length = sum(work.seq_lens) // len(work.seq_lens)
+    even = replace(work, name="equal lengths", seq_lens=(length,) * len(work.seq_lens))
+    times = timer({each.name: [_decode(ops, pool) for pool in _pools(each, device)] for each in (work, even)})
+    yield _row(f"decode {work.name}", times, work.name, work.kv_bytes / 1e12, "TB/s", even.name)
+
+
+def write_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = WRITE) -> Iterator[Row]:
+    """Bytes a second, read and written, of writing keys and values."""
+    for work in works:
+        times = timer({"write": [_write(ops, pool) for pool in _pools(work, device)]})
+        moved = 2 * work.num_queries * work.kv_bytes // sum(work.seq_lens)
+        yield _row(f"kv_write {work.name}", times, "write", moved / 1e12, "TB/s", None)
+
+
+def prefill_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = PREFILL) -> Iterator[Row]:
+    """Arithmetic a second of prefill, beside torch's own attention on dense keys where that does the same."""
+    for work in works:
+        pools = _pools(work, device)
+        contenders: dict[str, list[Call]] = {"ours": [_prefill(ops, pool) for pool in pools]}
+        if work.query_lens == work.seq_lens:
+            contenders["torch, dense"] = [_dense(work, device) for _ in pools]
+        times = timer(contenders)
+        against = "torch, dense" if len(times) > 1 else None
+        yield _row(f"prefill {work.name}", times, "ours", work.flops / 1e12, "TFLOP/s", against)
+
+
+def _row(name: str, times: dict[str, float], ours: str, amount: float, unit: str, against: str | None) -> Row:
+    ratio = times[against] / times[ours] if against else None
+    return Row(
+        name=name,
+        time_us=times[ours] * 1e6,
+        rate=amount / times[ours],
+        unit=unit,
+        ratio=ratio,
+        against=against or "",
+    )
+
+
+def _pools(work: Workload, device: str) -> list[Pool]:
+    """At least two, and enough that reading them all leaves nothing of the first in L2."""
+    count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
+    return [make_pool(work, device) for _ in range(count)]
+
+
+def _decode(ops: Ops, pool: Pool) -> Call:
+    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.seq_lens
+    return partial(ops.decode, *arguments, scale=pool.scale, max_seq_len=pool.max_seq_len, out=pool.out)
+
+
+def _prefill(ops: Ops, pool: Pool) -> Call:
+    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.query_start, pool.seq_lens
+    return partial(ops.prefill, *arguments, max_query_len=pool.max_query_len, scale=pool.scale, out=pool.out)
+
+
+def _write(ops: Ops, pool: Pool) -> Call:
+    key, value = (torch.randn_like(pool.query[:, : pool.storage.shape[2]]) for _ in range(2))
+    return partial(ops.kv_write, key, value, pool.k_cache, pool.v_cache, pool.last_slots())
+
+
+def _read(pool: Pool, device: str) -> Call:
+    op = stream_read_torch if device == "cpu" else stream_read
+    return partial(op, pool.words, sums_for(pool.words))
+
+
+def _dense(work: Workload, device: str) -> Call:
+    shape = (len(work.seq_lens), work.num_heads, work.seq_lens[0], work.head_dim)
+    query = torch.randn(shape, device=device, dtype=work.dtype)
+    key, value = (torch.randn_like(query[:, : work.num_kv_heads]) for _ in range(2))
+    return partial(scaled_dot_product_attention, query, key, value, is_causal=True, enable_gqa=True)

@@ -1,0 +1,108 @@
+"""Paged caches full of random content to measure on, several of them, so that none stays in a cache of the GPU."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A batch: lengths of its requests, and the attention heads of one layer."""
+
+    name: str
+    seq_lens: tuple[int, ...]
+    query_lens: tuple[int, ...] | None = None
+    """New tokens of each request; None is decode, one each."""
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    block_size: int = 16
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values that decode must read."""
+        return sum(self.seq_lens) * self.num_kv_heads * self.head_dim * 2 * self.dtype.itemsize
+
+    @property
+    def num_queries(self) -> int:
+        """New tokens of the batch."""
+        return sum(num_queries for num_queries, _ in self._lengths())
+
+    @property
+    def flops(self) -> int:
+        """Of causal prefill: two products of 2 * head_dim, for each head and visible pair."""
+        pairs = sum(n * (length - n) + n * (n + 1) // 2 for n, length in self._lengths())
+        return 4 * self.num_heads * self.head_dim * pairs
+
+    def _lengths(self) -> list[tuple[int, int]]:
+        return list(zip(self.query_lens or [1] * len(self.seq_lens), self.seq_lens, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One layer's storage and a batch in it."""
+
+    storage: Tensor
+    """(num_blocks, 2, num_kv_heads, block_size, head_dim)"""
+    query: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start: Tensor
+    out: Tensor
+    max_seq_len: int
+    max_query_len: int
+    scale: float
+
+    @property
+    def k_cache(self) -> Tensor:
+        """(num_blocks, block_size, num_kv_heads, head_dim)"""
+        return self.storage[:, 0].transpose(1, 2)
+
+    @property
+    def v_cache(self) -> Tensor:
+        """(num_blocks, block_size, num_kv_heads, head_dim)"""
+        return self.storage[:, 1].transpose(1, 2)
+
+    @property
+    def words(self) -> Tensor:
+        """The same bytes as one run of int32."""
+        return self.storage.view(-1).view(torch.int32)
+
+    def last_slots(self) -> Tensor:
+        """(num_queries,) int64: where the new tokens of each request go, its last ones."""
+        num_queries = self.query_start.diff().to(torch.int64)
+        request = torch.arange(len(self.seq_lens), device=self.query.device).repeat_interleave(num_queries)
+        row = torch.arange(len(self.query), device=self.query.device)
+        position = self.seq_lens[request] - self.query_start[request + 1] + row
+        block_size = self.storage.shape[3]
+        block = self.block_tables[request, position // block_size].to(torch.int64)
+        return block * block_size + position % block_size
+
+
+def make_pool(work: Workload, device: str, *, is_permuted: bool = True, storage: Tensor | None = None) -> Pool:
+    """Blocks in random places, or in a row; in `storage` of another pool of the same size, if given."""
+    cuts = [-(-length // work.block_size) for length in work.seq_lens]
+    num_blocks = sum(cuts)
+    if storage is None:
+        shape = (num_blocks, 2, work.num_kv_heads, work.block_size, work.head_dim)
+        storage = torch.randn(shape, device=device, dtype=work.dtype)
+    blocks = torch.randperm(num_blocks) if is_permuted else torch.arange(num_blocks)
+    tables = torch.zeros(len(cuts), max(cuts), dtype=torch.int32)
+    for row, run in zip(tables, torch.split(blocks, cuts), strict=True):
+        row[: len(run)] = run
+    query_lens = work.query_lens or (1,) * len(cuts)
+    query = torch.randn(sum(query_lens), work.num_heads, work.head_dim, device=device, dtype=work.dtype)
+    return Pool(
+        storage=storage,
+        query=query,
+        block_tables=tables.to(device),
+        seq_lens=torch.tensor(work.seq_lens, dtype=torch.int32, device=device),
+        query_start=torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32).to(device),
+        out=torch.empty_like(query),
+        max_seq_len=max(work.seq_lens),
+        max_query_len=max(query_lens),
+        scale=1.0 / math.sqrt(work.head_dim),
+    )

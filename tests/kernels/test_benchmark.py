@@ -1,0 +1,94 @@
+"""The benchmark's workloads, counts and table, on the CPU's operations with small batches. No speed is claimed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_kernels import ops_for
+from kvscope_kernels.benchmark.__main__ import print_table
+from kvscope_kernels.benchmark.rows import decode_rows, prefill_rows, skew_rows, write_rows
+from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
+from kvscope_kernels.benchmark.workload import Workload, make_pool
+
+SMALL = Workload(name="small", seq_lens=(40, 17), num_heads=6, num_kv_heads=2, head_dim=64)
+
+
+def host_timer(contenders: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    times = {}
+    for name, calls in contenders.items():
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        times[name] = time.perf_counter() - start
+    return times
+
+
+def test_every_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    ops = ops_for("cpu")
+    whole = Workload(name="whole", seq_lens=(20, 20), query_lens=(20, 20), num_heads=6, num_kv_heads=2, head_dim=64)
+    continued = Workload(name="continued", seq_lens=(40,), query_lens=(3,), num_heads=6, num_kv_heads=2, head_dim=64)
+    rows = [
+        *decode_rows(ops, "cpu", host_timer, [SMALL]),
+        *skew_rows(ops, "cpu", host_timer, SMALL),
+        *write_rows(ops, "cpu", host_timer, [SMALL, whole]),
+        *prefill_rows(ops, "cpu", host_timer, [whole, continued]),
+    ]
+    print_table(rows)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 + len(rows) == 8
+    assert all(row.time_us > 0 and row.rate > 0 for row in rows)
+    assert printed[1].startswith("decode small ")
+    assert " x read" in printed[1]
+    assert " x " not in printed[-1]
+
+
+def test_bytes_and_operations_are_counted_once() -> None:
+    assert SMALL.kv_bytes == 57 * 2 * 64 * 2 * 2
+    assert Workload(name="", seq_lens=(3,), query_lens=(3,), num_heads=1, head_dim=1).flops == 4 * (1 + 2 + 3)
+    assert Workload(name="", seq_lens=(10,), query_lens=(2,), num_heads=1, head_dim=1).flops == 4 * (9 + 10)
+
+
+def test_tables_name_each_block_once() -> None:
+    for is_permuted in (True, False):
+        pool = make_pool(SMALL, "cpu", is_permuted=is_permuted)
+        assert sorted([*pool.block_tables[0, :3].tolist(), *pool.block_tables[1, :2].tolist()]) == [0, 1, 2, 3, 4]
+
+
+def test_last_slots_are_those_of_the_last_tokens() -> None:
+    work = Workload(name="", seq_lens=(18, 3), query_lens=(4, 1), num_heads=2, num_kv_heads=1, head_dim=16)
+    pool = make_pool(work, "cpu", is_permuted=False)
+    assert pool.last_slots().tolist() == [14, 15, 16, 17, 2 * 16 + 2]
+
+
+def test_stream_read_sums_every_word(interpret: Any) -> None:
+    data = torch.randint(-9999, 9999, (100_001,), dtype=torch.int32)
+    found, expected = sums_for(data).fill_(7)[:5], torch.empty(1, dtype=torch.int32)
+    interpret(stream_read, data, found)
+    stream_read_torch(data, expected)
+    assert found.sum(dtype=torch.int32) == expected[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_says_what_it_needs() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "kvscope_kernels.benchmark"], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 1
+    assert run.stderr == "the kernel benchmark needs a CUDA device; torch finds none\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_script_claims_no_pass_without_a_gpu(request: pytest.FixtureRequest) -> None:
+    script = request.config.rootpath / "tests" / "gpu.sh"
+    run = subprocess.run(
+        [script], capture_output=True, text=True, timeout=60, env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
+    )
+    assert run.returncode == 0
+    assert run.stdout == (
+        "tests/gpu.sh needs a CUDA device and a torch built for it; there is none here. Nothing was tested.\n"
+    )

@@ -1,0 +1,82 @@
+"""What only a GPU can show: graph capture without host reads, and caches past 2^31 elements."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_kernels import Ops, ops_for
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def ops() -> Ops:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return ops_for("cuda")
+
+
+def test_decode_is_captured_once_and_replayed_on_other_lengths(
+    ops: Ops, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    lengths = [[1, 1, 1, 1], [700, 16, 0, 129], [64, 2000, 17, 1]]
+    batches = [build(shape(seq_lens=each, dtype=torch.bfloat16), "cuda", seed=len(each)) for each in lengths]
+    largest = max(batches, key=lambda batch: batch.block_tables.shape[1])
+    static = {name: getattr(largest, name).clone() for name in ("query", "block_tables", "seq_lens")}
+    k_cache, v_cache = (torch.empty_like(cache) for cache in (largest.k_cache, largest.v_cache))
+    out = largest.poisoned_out()
+
+    def step() -> None:
+        arguments = static["query"], k_cache, v_cache, static["block_tables"], static["seq_lens"]
+        ops.decode(*arguments, scale=largest.scale, max_seq_len=2000, out=out)
+
+    for cache in (k_cache, v_cache):
+        cache.zero_()
+    static["block_tables"].zero_()
+    static["seq_lens"].fill_(1)
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for batch in batches:
+        static["query"].copy_(batch.query)
+        static["seq_lens"].copy_(batch.seq_lens)
+        static["block_tables"][:, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+        for cache, content in ((k_cache, batch.k_cache), (v_cache, batch.v_cache)):
+            cache[: len(content)].copy_(content)
+        out.fill_(float("nan"))
+        graph.replay()
+        assert_close(out, reference(batch))
+
+
+def test_blocks_past_two_to_the_31(ops: Ops) -> None:
+    """A cache of 4.5 GB in bytes and more than 2^31 elements: offsets must be 64-bit."""
+    num_blocks, block_size, num_kv_heads, head_dim = 72_000, 16, 16, 64
+    storage = torch.empty(num_blocks, 2, num_kv_heads, block_size, head_dim, dtype=torch.float16, device="cuda")
+    assert storage.numel() > 2**31
+    k_cache, v_cache = (storage[:, i].transpose(1, 2) for i in range(2))
+    last = num_blocks - 1
+    new = torch.randn(4, num_kv_heads, head_dim, dtype=torch.float16, device="cuda")
+    slots = torch.arange(4, device="cuda") + last * block_size
+    ops.kv_write(new, -new, k_cache, v_cache, slots)
+    assert torch.equal(k_cache[last, :4], new)
+    assert torch.equal(v_cache[last, :4], -new)
+    ops.copy_blocks(storage[None], torch.tensor([[last, last - 1]], device="cuda"))
+    tables = torch.tensor([[last], [last - 1]], dtype=torch.int32, device="cuda")
+    query = torch.randn(2, num_kv_heads, head_dim, dtype=torch.float16, device="cuda")
+    query[1] = query[0]
+    lengths = torch.full((2,), 4, dtype=torch.int32, device="cuda")
+    out = ops.decode(query, k_cache, v_cache, tables, lengths, scale=0.125)
+    scores = torch.einsum("hd,thd->ht", query[0].double(), new.double()) * 0.125
+    expected = torch.einsum("ht,thd->hd", scores.softmax(1), -new.double())
+    torch.testing.assert_close(out.double(), expected.expand(2, -1, -1), rtol=0, atol=4e-3)
+
+
+def test_benchmark_rows_are_sane(ops: Ops) -> None:
+    from kvscope_kernels.benchmark.rows import decode_rows
+    from kvscope_kernels.benchmark.timing import time_on_gpu
+    from kvscope_kernels.benchmark.workload import Workload
+
+    rows = list(decode_rows(ops, "cuda", time_on_gpu, [Workload(name="8 x 4k", seq_lens=(4096,) * 8)]))
+    assert all(0 < row.rate < 20 and row.ratio is not None and 0.05 < row.ratio < 2 for row in rows), rows
