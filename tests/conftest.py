@@ -1,9 +1,42 @@
-"""For all tests: one thread, no display, no progress bars."""
+"""For all tests: one thread, no display, no progress bars; and the name of a tiny model."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.4,  # large enough that every token depends on all before it
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The name of a tiny random Llama without a tokenizer, which loads at once; keyword arguments change its config."""
+
+    def name(**changes: object) -> str:
+        path = tmp_path_factory.mktemp("tiny") / "config.json"
+        path.write_text(json.dumps(TINY_LLAMA | changes))
+        return f"dummy:{path}"
+
+    return name

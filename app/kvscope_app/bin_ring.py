@@ -51,12 +51,16 @@ class BinRing:
 
     def add(self, bin_numbers: IntArray, values: Mapping[str, IntArray]) -> None:
         """Add one entry a frame, shape (n,), to the sums. Bins that left the ring are dropped."""
-        inside = (bin_numbers > self.newest - self.num_bins) & (bin_numbers <= self.newest)
-        slots = bin_numbers[inside] % self.num_bins
-        for name, column in values.items():
-            row = self._data[self._row[name]]
-            row[slots] = np.nan_to_num(row[slots])
-            np.add.at(row, slots, column[inside])
+        if not bin_numbers.size:
+            return
+        columns = np.stack(list(values.values()))
+        rows = np.array([self._row[name] for name in values])
+        for number in range(max(int(bin_numbers.min()), self.newest - self.num_bins + 1), self.newest + 1):
+            inside = bin_numbers == number
+            if inside.any():
+                slot = number % self.num_bins
+                before = np.nan_to_num(self._data[rows, slot])
+                self._data[rows, slot] = before + columns[:, inside].sum(axis=1)
 
     def put(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:
         """Set gauges, shape (n,), oldest first; the last of a bin stands."""

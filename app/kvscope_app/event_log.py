@@ -1,20 +1,29 @@
 """The newest events and when they came, bounded. Knows no Qt.
 
-Request numbers start again with each engine, so an entry carries the epoch it belongs to.
+Events lie in a ring, and beside them, in numpy columns of the same slots, what they are looked for by: a question
+costs microseconds however many there are. Request numbers start again with each engine, so an entry carries the
+epoch it belongs to.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, get_args
 
-from kvscope_telemetry.messages import Event
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.messages import Event, EventKind
+
+_CODES: Final[dict[str, int]] = {kind: code for code, kind in enumerate(get_args(EventKind))}
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedEvent:
-    """One event. `time_ns` is this machine's monotonic clock; `serial` counts from 1 and never repeats."""
+class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
+    """One event. `time_ns` is this machine's monotonic clock; `serial` counts from 1 and never repeats.
+
+    Nothing in it can be part of a cycle: the garbage collector, which stops the window, need not look at any.
+    """
 
     serial: int
     time_ns: int
@@ -29,45 +38,72 @@ class EventLog:
     """Upper estimate of an entry with a cause of 100 characters."""
 
     def __init__(self, max_events: int) -> None:
-        self._events: deque[LoggedEvent] = deque(maxlen=max_events)
         self.last_serial = 0
+        self._max_events = max_events
+        self._events: list[LoggedEvent] = []
+        """Slot `(serial - 1) % max_events`; shorter until the ring is full."""
+        self._time_ns = np.zeros(max_events, np.int64)
+        self._kind = np.zeros(max_events, np.uint8)
+        self._epoch = np.zeros(max_events, np.int64)
+        self._numbers = np.zeros((2, max_events), np.int64)
+        """The request it happened to, and the one that caused it."""
 
     def __len__(self) -> int:
         return len(self._events)
 
     def __iter__(self) -> Iterator[LoggedEvent]:
-        return iter(self._events)
+        return iter(self.since(0))
 
     def extend(self, events: Iterable[Event], epoch: int, offset_ns: int) -> None:
         """Append events whose clock is `offset_ns` behind this machine's."""
-        for event in events:
+        for event in (told := list(events)):
             self.last_serial += 1
-            self._events.append(LoggedEvent(self.last_serial, event.time_ns + offset_ns, epoch, event))
+            entry = LoggedEvent(self.last_serial, event.time_ns + offset_ns, epoch, event)
+            if len(self._events) < self._max_events:
+                self._events.append(entry)
+            else:
+                self._events[(self.last_serial - 1) % self._max_events] = entry
+        self._write_columns(told[-self._max_events :], epoch, offset_ns)
 
-    def since(self, serial: int) -> list[LoggedEvent]:
-        """Events after `serial`, oldest first. Costs as much as there are."""
+    def since(self, serial: int, limit: int | None = None) -> list[LoggedEvent]:
+        """Events after `serial`, oldest first, at most the newest `limit`. Costs as much as there are."""
         count = min(self.last_serial - serial, len(self._events))
+        count = count if limit is None else min(count, limit)
         if count <= 0:
             return []
-        newest = [entry for entry, _ in zip(reversed(self._events), range(count), strict=False)]
-        newest.reverse()
-        return newest
+        start = (self.last_serial - count) % self._max_events
+        end = start + count
+        return self._events[start:end] + self._events[: max(0, end - self._max_events)]
 
-    def between(self, first_ns: int, last_ns: int) -> list[LoggedEvent]:
-        """Events with `first_ns <= time_ns <= last_ns`, oldest first."""
-        found = []
-        for entry in reversed(self._events):
-            if entry.time_ns < first_ns:
-                break
-            if entry.time_ns <= last_ns:
-                found.append(entry)
-        found.reverse()
-        return found
+    def between(self, first_ns: int, last_ns: int, kind: str | None = None, limit: int = 1000) -> list[LoggedEvent]:
+        """The newest `limit` events with `first_ns <= time_ns <= last_ns`, of one kind or all, oldest first."""
+        times = self._time_ns[: len(self)]
+        wanted = (times >= first_ns) & (times <= last_ns)
+        if kind is not None:
+            wanted &= self._kind[: len(self)] == _CODES[kind]
+        return self._newest(wanted, limit)
 
-    def of_request(self, epoch: int, number: int) -> list[LoggedEvent]:
-        """Events that happened to a request, or that it caused, oldest first."""
-        return [
-            entry
-            for entry in self._events
-            if entry.epoch == epoch and number in (entry.event.number, entry.event.other)
-        ]
+    def of_kinds(self, kinds: Collection[str], limit: int) -> list[LoggedEvent]:
+        """The newest `limit` events of some kinds, oldest first."""
+        codes = np.array(sorted(_CODES[kind] for kind in kinds), np.uint8)
+        return self._newest(np.isin(self._kind[: len(self)], codes), limit)
+
+    def of_request(self, epoch: int, number: int, limit: int = 1000) -> list[LoggedEvent]:
+        """The newest `limit` events that happened to a request, or that it caused, oldest first."""
+        concerned = (self._numbers[:, : len(self)] == number).any(axis=0)
+        return self._newest(concerned & (self._epoch[: len(self)] == epoch), limit)
+
+    def _newest(self, wanted: npt.NDArray[np.bool_], limit: int) -> list[LoggedEvent]:
+        slots = np.flatnonzero(wanted)
+        oldest = self.last_serial % self._max_events if len(self) == self._max_events else 0
+        ordered = np.concatenate((slots[slots >= oldest], slots[slots < oldest]))[-limit:]
+        return [self._events[slot] for slot in ordered.tolist()]
+
+    def _write_columns(self, events: list[Event], epoch: int, offset_ns: int) -> None:
+        """Of the newest events, which are in the ring already."""
+        slots = np.arange(self.last_serial - len(events), self.last_serial) % self._max_events
+        self._time_ns[slots] = [event.time_ns + offset_ns for event in events]
+        self._kind[slots] = [_CODES[event.kind] for event in events]
+        self._epoch[slots] = epoch
+        self._numbers[0, slots] = [event.number for event in events]
+        self._numbers[1, slots] = [event.other for event in events]

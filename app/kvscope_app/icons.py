@@ -51,9 +51,10 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".svg") for entry in _FOLDER.iterdir() if entry.name.endswith(".svg"))
 
 
-def chevron_path(is_dark: bool) -> str:
+def chevron_path(is_dark: bool, *, up: bool = False) -> str:
     """A file for stylesheets, which take no pixmap."""
-    with resources.as_file(_FOLDER / ("chevron-on-dark.svg" if is_dark else "chevron-on-light.svg")) as path:
+    name = f"chevron{'-up' if up else ''}-on-{'dark' if is_dark else 'light'}.svg"
+    with resources.as_file(_FOLDER / name) as path:
         return path.as_posix()
 
 

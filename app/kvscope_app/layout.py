@@ -92,9 +92,15 @@ def save(window: QMainWindow, settings: QSettings) -> None:
 
 def restore(window: QMainWindow, settings: QSettings) -> bool:
     """Put the window as it was; False when nothing fitting is remembered."""
-    geometry, state = settings.value("window/geometry"), settings.value("window/state")
+    geometry = settings.value("window/geometry")
     if isinstance(geometry, QByteArray):
         window.restoreGeometry(geometry)
+    return restore_docks(window, settings)
+
+
+def restore_docks(window: QMainWindow, settings: QSettings) -> bool:
+    """Put the docks as they were; False when nothing fitting is remembered."""
+    state = settings.value("window/state")
     return isinstance(state, QByteArray) and window.restoreState(state, LAYOUT_VERSION)
 
 

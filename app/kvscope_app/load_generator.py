@@ -24,6 +24,7 @@ from kvscope_telemetry.source import SourceState
 TICK_MS: Final = 50
 MAX_NEW_PER_TICK: Final = 32
 _PAUSE_AFTER_REFUSAL_S: Final = 0.5
+_ENDED: Final = "The engine ended."
 
 
 @dataclass(slots=True)
@@ -182,5 +183,7 @@ class LoadGenerator(QObject):
         if ended and (self._unfinished or self._running):
             self.counts.lost += len(self._unfinished)
             self._unfinished.clear()
-            self._fail("the engine ended")
+            self._fail(_ENDED)
+        elif is_other and self.message == _ENDED:  # there is another engine now
+            self.message, self._is_news = "", True
         self._epoch = epoch

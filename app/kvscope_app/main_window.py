@@ -20,6 +20,7 @@ from kvscope_app.dock import Dock
 from kvscope_app.engine_keeper import EngineKeeper
 from kvscope_app.engine_notices import EngineNotices
 from kvscope_app.layout import DOCKS, DockSpec
+from kvscope_app.model_name import model_name
 from kvscope_app.refresher import Refresher
 from kvscope_app.session import Session
 from kvscope_app.status_bar import StatusBar
@@ -142,9 +143,14 @@ class MainWindow(QMainWindow):
     def _restore_layout(self) -> None:
         layout.default_size(self)
         layout.arrange(self, self.docks)
-        if not layout.restore(self, self._settings):
-            # Views bring sizes of their own when they are loaded.
-            self.views_loaded.connect(lambda: layout.share_out(self, self.docks))
+        self._has_own_layout = layout.restore(self, self._settings)
+
+    def _keep_sizes(self) -> None:
+        """Views bring sizes of their own when they are loaded: the docks take back theirs."""
+        if self._has_own_layout:
+            layout.restore_docks(self, self._settings)
+        else:
+            layout.share_out(self, self.docks)
 
     def _load_next_view(self) -> None:
         """One view a turn of the event loop, so that the window answers in between."""
@@ -163,6 +169,7 @@ class MainWindow(QMainWindow):
         placeholder.deleteLater()
         self._add_view(spec.name, view)
         view.apply_theme(self.themes.theme)
+        self._keep_sizes()
         if spec is DOCKS[0]:
             view.setFocus()  # the prompt is where one begins
 
@@ -185,7 +192,6 @@ class MainWindow(QMainWindow):
         self.refresher.touch_all()
 
     def _title(self) -> str:
-        hello = self.session.live_mirror.hello
-        name = "" if hello is None else hello.model.name.rstrip("/").rpartition("/")[2]
+        name = model_name(self.session.live_mirror.hello)
         where = "" if self.keeper is not None else f" at {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"

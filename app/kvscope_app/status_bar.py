@@ -9,6 +9,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QWidget
 
+from kvscope_app.model_name import model_name
 from kvscope_app.session import Session
 from kvscope_app.theme import DARK, Theme
 from kvscope_app.views.format import count, plural, seconds
@@ -73,7 +74,7 @@ class StatusBar(QStatusBar):
         self._theme = DARK
         self._dot = Dot()
         self._frames_color = ""
-        self._labels = {name: QLabel() for name in _TIPS}
+        self._labels = {name: _label(name) for name in _TIPS}
         self._steps: list[tuple[int, int]] = []  # (our time, step) of the last second
         self._updates: list[int] = []
         self._build()
@@ -110,15 +111,9 @@ class StatusBar(QStatusBar):
         row.addWidget(self._dot)
         row.addWidget(self._labels["state"])
         self.addWidget(left)
-        for name in ("model",):
-            self.addWidget(self._labels[name])
+        self.addWidget(self._labels["model"])
         for name in ("rate", "frames", "latency", "display"):
             self.addPermanentWidget(self._labels[name])
-        for name, label in self._labels.items():
-            label.setToolTip(_TIPS[name])
-            label.setContentsMargins(7, 0, 7, 0)
-            if name != "state":
-                label.setProperty("look", "muted")
 
     def _color_frames(self, name: str) -> None:
         color = str(getattr(self._theme, name))
@@ -151,8 +146,17 @@ class StatusBar(QStatusBar):
         return sum(t >= time.monotonic_ns() - 1_000_000_000 for t in self._updates)
 
 
+def _label(name: str) -> QLabel:
+    made = QLabel()
+    made.setToolTip(_TIPS[name])
+    made.setContentsMargins(7, 0, 7, 0)
+    if name != "state":
+        made.setProperty("look", "muted")  # before it is shown: the stylesheet looks once
+    return made
+
+
 def _model(hello: Hello | None) -> str:
     if hello is None:
         return ""
-    parts = (hello.model.name.rstrip("/").rpartition("/")[2] or hello.model.name, hello.model.dtype, hello.device.name)
+    parts = (model_name(hello), hello.model.dtype, hello.device.name)
     return "  ·  ".join(part for part in parts if part)

@@ -58,12 +58,24 @@ QLineEdit, QTextEdit, QPlainTextEdit, QTextBrowser, QSpinBox, QDoubleSpinBox {
 QLineEdit:focus, QTextEdit:focus, QPlainTextEdit:focus, QSpinBox:focus, QDoubleSpinBox:focus {
     border-color: $accent;
 }
-QComboBox { background: $raised; border: 1px solid $border; border-radius: 6px; padding: 4px 10px; }
+QComboBox { combobox-popup: 0; background: $raised; border: 1px solid $border; border-radius: 6px; padding: 4px 10px; }
 QComboBox:hover { border-color: $muted; }
 QComboBox:focus { border-color: $accent; }
 QComboBox::drop-down { border: none; width: 20px; }
 QComboBox::down-arrow { image: url("$chevron"); width: 10px; height: 10px; }
 QComboBox QAbstractItemView { background: $panel; border: 1px solid $border; padding: 4px; outline: 0; }
+QComboBox QAbstractItemView::item { color: $text; padding: 4px 6px; border-radius: 5px; }
+QComboBox QAbstractItemView::item:hover, QComboBox QAbstractItemView::item:selected {
+    background: $accent; color: $accent_text;
+}
+QAbstractSpinBox QLineEdit { background: transparent; border: none; border-radius: 0; padding: 0 0 0 8px; }
+QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {
+    subcontrol-origin: border; width: 20px; border: none; background: transparent;
+}
+QAbstractSpinBox::up-button { subcontrol-position: top right; }
+QAbstractSpinBox::down-button { subcontrol-position: bottom right; }
+QAbstractSpinBox::up-arrow { image: url("$chevron_up"); width: 9px; height: 9px; }
+QAbstractSpinBox::down-arrow { image: url("$chevron"); width: 9px; height: 9px; }
 
 QTabWidget::pane { border: none; border-top: 1px solid $border; }
 QTabBar { background: transparent; }
@@ -144,4 +156,5 @@ def stylesheet(theme: Theme) -> str:
         selected=mix(theme.accent, theme.base, 0.72),
         banner=mix(theme.bad, theme.panel, 0.88),
         chevron=chevron_path(theme.is_dark),
+        chevron_up=chevron_path(theme.is_dark, up=True),
     )

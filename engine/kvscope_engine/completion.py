@@ -44,6 +44,8 @@ class Completion:
 
 def collect(engine: Engine, prompts: Sequence[str | Submit], sampling: SamplingParams) -> Iterator[Completion]:
     """Submit all prompts, step until each is done, yield completions in order as soon as that allows."""
+    if engine.has_unfinished:
+        raise BadInput("generate needs the engine to itself: a request is unfinished; call step() until none is")
     waiting: list[Completion] = []
     by_key: dict[tuple[str, int], Completion] = {}
     for index, prompt in enumerate(prompts):
@@ -60,7 +62,7 @@ def collect(engine: Engine, prompts: Sequence[str | Submit], sampling: SamplingP
     finally:
         for completion in waiting:
             engine.abort(f"generate-{completion.index}")
-        if waiting:
+        if waiting and not engine.is_closed:
             engine.step()
 
 

@@ -27,7 +27,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.recorder import Recorder
 from kvscope_engine.submission import child_requests
 from kvscope_telemetry.commands import Accepted, BlockContent, Finished, FinishReason, Submit, Tokens
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages import (
     MemoryBreakdown,
     Progress,
@@ -68,6 +68,7 @@ class Engine:
         self._clients: dict[str, list[Request]] = {}
         self._next_number = 1
         self._record_ns = 0
+        self.is_closed = False
         self.step_count = 0
         self.step_started_ns = 0
         self.hello = self._parts.hello
@@ -78,8 +79,9 @@ class Engine:
         """Take a request into the queue.
 
         Raises BadInput, leaving nothing behind, when the prompt or an option cannot be accepted, when the
-        request can never fit, or when its id is in use.
+        request can never fit, or when its id is in use; EngineDead after `close`.
         """
+        self._check_open()
         requests = self._requests_of(submit)
         for request in requests:
             self._parts.scheduler.add(request)
@@ -101,6 +103,7 @@ class Engine:
 
     def step(self) -> list[Tokens | Finished]:
         """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first."""
+        self._check_open()
         started_ns = self.step_started_ns = time.monotonic_ns()
         plan = self._parts.scheduler.schedule(self.step_count + 1, started_ns)
         scheduled_ns = time.monotonic_ns()
@@ -127,7 +130,8 @@ class Engine:
         """Run prompts together; completions come in the order of the prompts.
 
         A text goes through the model's chat template. A prompt that is refused gives a completion with
-        `finish_reason` "error" and the reason in `error`; the others go on.
+        `finish_reason` "error" and the reason in `error`; the others go on. Leaving the loop early aborts them.
+        Raises BadInput while the engine has other requests: their outputs would be lost.
         """
         return collect(self, prompts, sampling or SamplingParams())
 
@@ -175,7 +179,10 @@ class Engine:
         return self._recorder.seq
 
     def close(self) -> None:
-        """Give the memory back; the engine is of no use afterwards."""
+        """Give the memory back; the engine is of no use afterwards. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         self._streams.clear()
         self._clients.clear()
         self._parts.close()
@@ -187,6 +194,10 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise EngineDead("the engine is closed")
 
     def _requests_of(self, submit: Submit) -> list[Request]:
         """The requests of a submission, numbered, not yet in the queue. They are alike: all fit, or none."""

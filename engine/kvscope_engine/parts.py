@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import torch
@@ -60,6 +60,7 @@ class Parts:
         """Drop every tensor."""
         self.runner.close()
         self.storage.close()
+        self.loaded = replace(self.loaded, module=torch.nn.Module())
 
 
 def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress], None]) -> Parts:

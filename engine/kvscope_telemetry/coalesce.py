@@ -118,8 +118,7 @@ def _block_rows(frames: Sequence[Frame]) -> tuple[npt.NDArray[np.uint32], Mappin
         return np.empty(0, np.uint32), {}
     ids = np.frombuffer(b"".join([r.ids for r in rows]), "<u4")
     columns: dict[str, Column] = {
-        name: np.frombuffer(b"".join([getattr(r, name) for r in rows]), dtype)
-        for name, dtype in COLUMNS.items()
+        name: np.frombuffer(b"".join([getattr(r, name) for r in rows]), dtype) for name, dtype in COLUMNS.items()
     }
     return ids, columns
 

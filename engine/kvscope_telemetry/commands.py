@@ -69,9 +69,7 @@ class GetStatus(_Command, frozen=True, kw_only=True):
 class GetBlockText(_Command, frozen=True, kw_only=True):
     """Ask for the tokens and text in blocks, answered with `BlockText`."""
 
-    blocks: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_TEXT_BLOCKS)
-    ]
+    blocks: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_TEXT_BLOCKS)]
     tag: Tag = 0
 
 

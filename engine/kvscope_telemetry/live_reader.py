@@ -122,11 +122,12 @@ class LiveReader:
             self._sockets.close()
 
     def _pass(self) -> None:
-        has_room = len(self.replies) < MAX_REPLIES_WAITING
-        self._sockets.wait(TICK_MS, replies=has_room)
+        room = MAX_REPLIES_WAITING - len(self.replies)
+        self._sockets.wait(TICK_MS, replies=room > 0)
         now_ns = time.monotonic_ns()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
-        replies = self._sockets.receive_replies(MAX_MESSAGES_A_PASS) if has_room else []
+        # All of them: what is still unread when a connection ends goes with it at the next look at the connection.
+        replies = self._sockets.receive_replies(room)
         for data in messages:
             self._read_telemetry(data, now_ns)
         for data in replies:

@@ -150,9 +150,7 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     """Frames the engine itself threw away because its publisher was behind."""
 
 
-EventKind: TypeAlias = Literal[
-    "admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note"
-]
+EventKind: TypeAlias = Literal["admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -268,6 +266,4 @@ class Goodbye(_Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
-TelemetryMessage: TypeAlias = (
-    Hello | Frame | Snapshot | Heartbeat | DeviceSample | MemoryBreakdown | Progress | Goodbye
-)
+TelemetryMessage: TypeAlias = Hello | Frame | Snapshot | Heartbeat | DeviceSample | MemoryBreakdown | Progress | Goodbye

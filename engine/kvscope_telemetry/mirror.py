@@ -93,9 +93,7 @@ class Mirror:
         columns = _all_columns(snapshot)
         _check_rows(columns, snapshot.hello.cache.block_size)
         same_epoch = self.epoch == snapshot.hello.epoch
-        self.requests.reset(
-            snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch
-        )
+        self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
         self._write_all(num_blocks, columns)
         self.hello, self.counters = snapshot.hello, snapshot.counters
         self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns

@@ -57,8 +57,7 @@ def read_changes(
     if (start > before).any():
         first = int(np.argmax(start > before))
         raise ProtocolError(
-            f"block table of request {numbers[at[first]]} goes on at {start[first]}, "
-            f"but has {before[first]} blocks"
+            f"block table of request {numbers[at[first]]} goes on at {start[first]}, but has {before[first]} blocks"
         )
     return RequestChanges(
         rows=at,

@@ -85,9 +85,7 @@ class RequestMirror:
         row = self.row_of(number)
         return _NO_BLOCKS.copy() if row is None else self._tables[row][: self.num_blocks[row]].copy()
 
-    def reset(
-        self, infos: Sequence[RequestInfo], rows: RequestRows, *, time_ns: int, same_epoch: bool
-    ) -> None:
+    def reset(self, infos: Sequence[RequestInfo], rows: RequestRows, *, time_ns: int, same_epoch: bool) -> None:
         """Replace what is known by a snapshot's unfinished requests.
 
         Within an epoch, ended requests stay, and one that the snapshot no longer has ended unseen. Raises
@@ -197,9 +195,7 @@ class RequestMirror:
             setattr(self, name, column[:num_rows])
 
 
-def _with_tail(
-    table: npt.NDArray[np.int32], start: int, blocks: npt.NDArray[np.int32]
-) -> npt.NDArray[np.int32]:
+def _with_tail(table: npt.NDArray[np.int32], start: int, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """A buffer that begins with `table[:start]` and goes on with `blocks`; grown by doubling."""
     end = start + len(blocks)
     if not end:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import msgspec
@@ -77,21 +76,28 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def _number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and low <= value <= high and not (open_low and value == low):
+    if is_number and low <= value <= high and not (open_low and value == low):  # NaN is in no range
         return
     bounds = f"above {low:g} and at most {high:g}" if open_low else f"from {low:g} to {high:g}"
-    raise BadInput(f"{name}={value!r} is not accepted: a number {bounds}")
+    raise BadInput(f"{name}={_shown(value)} is not accepted: a number {bounds}")
 
 
 def _integer(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
         return
-    raise BadInput(f"{name}={value!r} is not accepted: a whole number from {low} to {high}")
+    raise BadInput(f"{name}={_shown(value)} is not accepted: a whole number from {low} to {high}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python writes out no whole number of more than 4,300 digits
+        return "(thousands of digits)"
 
 
 def _stop_strings(stop: tuple[str, ...]) -> None:
     if not isinstance(stop, tuple) or not all(isinstance(text, str) for text in stop):
-        raise BadInput(f"stop={stop!r:.80} is not accepted: a tuple of strings")
+        raise BadInput(f"stop={_shown(stop)} is not accepted: a tuple of strings")
     if len(stop) > MAX_STOP_STRINGS:
         raise BadInput(f"stop has {len(stop)} strings: at most {MAX_STOP_STRINGS} are accepted")
     for text in stop:

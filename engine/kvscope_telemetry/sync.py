@@ -78,7 +78,7 @@ class Sync:
         """A heartbeat arrived: it may tell of a frame we never saw, or of another engine."""
         if heartbeat.epoch != self.epoch:
             self.want_snapshot()
-        elif heartbeat.seq > self.seq and self._behind is None:
+        elif self._behind is None and (heartbeat.seq > self._newest or self._is_behind(heartbeat.seq)):
             self._behind = (heartbeat.seq, now_ns)
 
     def snapshot(self, snapshot: Snapshot, now_ns: int) -> bool:
@@ -110,16 +110,17 @@ class Sync:
 
     def tick(self, now_ns: int) -> None:
         """Time went by: a frame that a heartbeat told of and that does not come is lost."""
-        if self._behind is None or not self.in_sync:
+        if self._behind is None:
             return
         seq, since_ns = self._behind
-        if self.seq >= seq:
+        num_missing = max(0, seq - self._newest)
+        if not (num_missing or self._is_behind(seq)):
             self._behind = None
         elif now_ns - max(since_ns, self._last_frame_ns) > BEHIND_GRACE_NS:
-            last_seen = max(self.seq, self._last_seen or 0)
-            self.num_dropped += max(0, seq - last_seen)
-            self._last_seen = max(seq, last_seen)
-            self.lose()
+            self._behind, self._last_seen = None, max(seq, self._newest)
+            self.num_dropped += num_missing
+            if self._is_behind(seq):
+                self.lose()
 
     def next_request(self, now_ns: int) -> int | None:
         """The tag of a snapshot request to send now, None when none is due. Say `sent` once it went."""
@@ -147,16 +148,27 @@ class Sync:
         runs, self._runs = self._runs, []
         return runs
 
+    @property
+    def _newest(self) -> int:
+        """The newest frame of the epoch that is accounted for."""
+        return self.seq if self._last_seen is None else self._last_seen
+
+    def _is_behind(self, seq: int) -> bool:
+        """Whether the state lacks a frame that is not waited for: it may be accounted for and yet not in a snapshot."""
+        return self.in_sync and seq > self.seq
+
     def _begin(self, snapshot: Snapshot) -> None:
         """The state is `snapshot`; go on with the held frames that follow it."""
         is_same = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
         self.epoch, self.seq, self.in_sync = snapshot.hello.epoch, snapshot.seq, True
-        self._behind = None
+        self._behind = self._behind if is_same else None
         self._runs.append(Run(snapshot))
         held, self._held = self._held, []
-        following = {f.seq: f for f in held if f.epoch == self.epoch and f.seq > self.seq}
-        self._count_holes(following, is_same)
+        held = [frame for frame in held if frame.epoch == self.epoch]
+        if not is_same:
+            self._count_holes({frame.seq for frame in held})
+        following = {frame.seq: frame for frame in held if frame.seq > self.seq}
         for seq in sorted(following):
             if seq == self.seq + 1:
                 self._pass_on(following[seq])
@@ -165,12 +177,11 @@ class Sync:
         if self._held:
             self.lose()
 
-    def _count_holes(self, following: dict[int, Frame], is_same_epoch: bool) -> None:
-        """Holes of this epoch were counted as they came; those of a new one show only now."""
-        if following and not is_same_epoch:
-            self.num_dropped += max(following) - self.seq - len(following)
-        if following or not is_same_epoch:
-            self._last_seen = max(following, default=None)
+    def _count_holes(self, seqs: set[int]) -> None:
+        """Among the frames of a new epoch, which were not counted as they came."""
+        self._last_seen = max(seqs, default=None)
+        if seqs:
+            self.num_dropped += max(seqs) - min(seqs) + 1 - len(seqs)
 
     def _pass_on(self, frame: Frame) -> None:
         self.seq = frame.seq

@@ -23,9 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     epoch = options.epoch if options.epoch is not None else secrets.randbits(48)
     try:
-        engine = SyntheticEngine(
-            num_blocks=options.blocks, num_running=options.running, seed=options.seed, epoch=epoch
-        )
+        engine = SyntheticEngine(num_blocks=options.blocks, num_running=options.running, seed=options.seed, epoch=epoch)
         server = SyntheticServer(engine, options.endpoint, rate=options.rate)
     except KvscopeError as error:
         print(f"kvscope-synthetic: {error}", file=sys.stderr)

@@ -20,9 +20,7 @@ _HEAT_LIMIT = (1 << 16) - 1
 class SyntheticPool:
     """`num_blocks` blocks, a share of which is cached from the beginning."""
 
-    def __init__(
-        self, num_blocks: int, block_size: int, rng: np.random.Generator, cached_share: float
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, rng: np.random.Generator, cached_share: float) -> None:
         self.ledger = Ledger(num_blocks)
         self.block_size = block_size
         self.num_evicted = 0

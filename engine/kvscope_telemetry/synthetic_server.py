@@ -79,9 +79,7 @@ class SyntheticServer:
         self._wake = threading.Event()
         self._beat = engine.heartbeat()
         self._sampled_ns = 0
-        self.sockets = ServerSockets(
-            endpoint, on_command=self._enqueue, heartbeat=self._heartbeat, curve_key=curve_key
-        )
+        self.sockets = ServerSockets(endpoint, on_command=self._enqueue, heartbeat=self._heartbeat, curve_key=curve_key)
         self.sockets.publish(engine.hello)
         self._thread = threading.Thread(target=self._run, name="kvscope-synthetic", daemon=True)
         self._thread.start()
@@ -161,9 +159,7 @@ class SyntheticServer:
         self._sampled_ns = now_ns
         epoch, cache = self.engine.hello.epoch, self.engine.hello.cache
         kv_bytes = cache.num_blocks * cache.block_bytes
-        self.sockets.publish(
-            MemoryBreakdown(epoch=epoch, time_ns=now_ns, weights_bytes=270 << 20, kv_bytes=kv_bytes)
-        )
+        self.sockets.publish(MemoryBreakdown(epoch=epoch, time_ns=now_ns, weights_bytes=270 << 20, kv_bytes=kv_bytes))
         total_bytes = 2 * kv_bytes + (1 << 30)
         self.sockets.publish(
             DeviceSample(

@@ -51,9 +51,7 @@ def check(message: TelemetryMessage) -> None:
     if isinstance(message, Frame):
         check_frame(message)
     elif isinstance(message, Heartbeat):
-        _counts(
-            "Heartbeat", (message.epoch, message.time_ns, message.seq, message.step, message.num_unfinished)
-        )
+        _counts("Heartbeat", (message.epoch, message.time_ns, message.seq, message.step, message.num_unfinished))
         _counts("Heartbeat", (message.step_started_ns,))
     elif isinstance(message, Hello):
         check_hello(message)

@@ -137,7 +137,7 @@ def _launch(
     names = [name for name in kernel.arg_names if name not in constants]
     arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
     aligned = frozenset(name for name in names if name not in _UNALIGNED)
-    warps, stages = (tiles.num_warps, tiles.num_stages) if tiles else (4, 3)
+    warps, stages, registers = tiles[4:] if tiles else (4, 3, None)
     return Launch(
         name=name,
         variant=variant,
@@ -147,6 +147,7 @@ def _launch(
         aligned=aligned,
         num_warps=warps,
         num_stages=stages,
+        max_registers=registers,
     )
 
 

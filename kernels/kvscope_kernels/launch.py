@@ -10,7 +10,7 @@ UNBOUNDED: Final = 2**31 - 1
 """The sliding window of a layer without one."""
 
 _MIN_SPLIT_TILES = 2
-_MAX_SPLIT_TOKENS = 1024  # bounds what one program does, so that one long request cannot hold up the batch
+_MAX_SPLIT_TOKENS = 512  # bounds what one program does, so that one long request cannot hold up the batch
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 
 
@@ -23,6 +23,8 @@ class DotTiles(NamedTuple):
     tile_v: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
+    """A thread. Setting it also keeps the assembler from spilling a few bytes to fit one more program."""
 
 
 def decode_tiles(head_dim: int, value_dim: int, group: int, element_bytes: int) -> DotTiles:
@@ -52,8 +54,11 @@ def prefill_tiles(
     tile_m = max(fewest, min(64 if is_wide else 128, next_power_of_2(max(max_query_len, 1) * group)))
     is_hopper = 90 <= capability < 100
     tile_n = _tile_tokens(head_dim, value_dim, element_bytes, (32 << 10) if is_hopper else (16 << 10))
-    tile_n = min(tile_n, 32) if capability >= 100 else tile_n
-    num_warps = 8 if tile_m >= 128 or (is_hopper and is_wide and tile_m >= 64) else 4
+    if capability >= 100:
+        num_warps = 8 if tile_m >= 128 else 4
+        max_registers = 128 if tile_d + tile_v <= 128 else 255
+        return DotTiles(tile_m, min(tile_n, 32), tile_d, tile_v, num_warps, 2, max_registers)
+    num_warps = 8 if tile_m >= (64 if is_wide else 128) else 4
     return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps=num_warps, num_stages=3)
 
 

@@ -31,6 +31,7 @@ class Launch:
     """Arguments divisible by 16, as the launcher would find them."""
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def compile_for(launch: Launch, capability: int) -> Resources:
         constexprs={name: launch.constants[name] for name in names if name not in launch.arguments},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in launch.aligned},
     )
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "maxnreg": launch.max_registers}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx: str = compiled.asm["ptx"]
     return Resources(

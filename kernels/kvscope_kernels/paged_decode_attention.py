@@ -99,6 +99,7 @@ def paged_decode_attention(
         UPCAST_DOT=is_interpreting(),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        maxnreg=tiles.max_registers,
     )
     if plan.num_splits > 1:
         merge_splits(partial, partial_lse, seq_lens, out, window=window, split_tokens=plan.split_tokens)

@@ -97,6 +97,7 @@ def paged_prefill_attention(
         UPCAST_DOT=is_interpreting(),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        maxnreg=tiles.max_registers,
     )
     return out
 

@@ -184,6 +184,13 @@ def _what_is_loaded_stays(qapp):
 
 
 @pytest.fixture(autouse=True)
+def _nobodys_own_files(tmp_path, monkeypatch):
+    """What the person who runs the tests keeps is neither read nor written, by us or by processes we start."""
+    for name in ("CONFIG", "DATA", "CACHE", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / "home" / name.lower()))
+
+
+@pytest.fixture(autouse=True)
 def _nothing_is_left_behind(qapp, monkeypatch):
     """Cyclic garbage is collected between tests, never in the middle of a paint; then all must be gone."""
     started = _note_started_timers(monkeypatch)

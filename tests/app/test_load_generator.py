@@ -92,7 +92,18 @@ def test_an_engine_that_ends_loses_its_requests(engine, session, generator):
     assert not generator.is_running
     assert generator.counts.lost == 2
     assert generator.num_unfinished == 0
-    assert generator.message == "the engine ended"
+    assert generator.message == "The engine ended."
+
+
+def test_another_engine_ends_the_news_of_the_end(engine, session, poll, generator):
+    generator.start(LoadSettings(concurrency=2))
+    session.status_changed.emit()
+    engine.say(SourceState.ENDED, "killed")
+    session.poll()
+    engine.begin(epoch=8)
+    poll(session)
+    session.status_changed.emit()
+    assert generator.message == ""
 
 
 def test_another_engine_does_not_know_them_either(engine, session, poll, generator):

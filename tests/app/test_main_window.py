@@ -180,6 +180,15 @@ def test_layout_is_kept_and_reset(session, make_window, settings):
     assert again.docks["memory"].isVisible()
 
 
+def test_views_that_load_later_leave_a_kept_layout_alone(session, make_window, qtbot):
+    window = make_window(session, with_views=True, size=(1500, 900))
+    window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
+    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=2000)
+    window.close()
+    again = make_window(session, with_views=True, size=(1500, 900))
+    assert abs(again.docks["console"].width() - 350) <= 1
+
+
 def test_a_layout_of_another_version_is_not_taken(session, make_window, settings):
     window = make_window(session)
     settings.setValue("window/state", window.saveState(layout.LAYOUT_VERSION + 1))

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,10 @@ class Talk:
         params = SamplingParams(temperature=0.0, **sampling)  # type: ignore[arg-type]
         self.source.send(Submit(request_id=request_id, prompt=prompt, sampling=params))
 
+    def submit_ids(self, request_id: str, ids: Sequence[int], **sampling: object) -> None:
+        params = SamplingParams(**({"temperature": 0.0, "ignore_eos": True} | sampling))  # type: ignore[arg-type]
+        self.source.send(Submit(request_id=request_id, prompt_token_ids=tuple(ids), sampling=params))
+
     def wait_for(self, found: Callable[[], bool], timeout_s: float = 60.0) -> None:
         def look() -> bool:
             self.replies += self.source.take_replies()
@@ -55,9 +59,20 @@ class Talk:
     def finished(self) -> dict[str, Finished]:
         return {reply.request_id: reply for reply in self.replies if isinstance(reply, Finished)}
 
+    def token_ids(self, request_id: str) -> list[int]:
+        pieces = (reply for reply in self.replies if isinstance(reply, Tokens))
+        return [token for piece in pieces if piece.request_id == request_id for token in piece.token_ids]
+
     def text(self, request_id: str) -> str:
         pieces = (reply for reply in self.replies if isinstance(reply, Tokens))
         return "".join(piece.text for piece in pieces if piece.request_id == request_id)
+
+
+def launch(endpoint: str, *options: str) -> RunningEngine:
+    """Start a process that serves on `endpoint`."""
+    command = [sys.executable, "-m", "kvscope_engine.cli.main", "serve", "--endpoint", endpoint, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=os.environ)
+    return RunningEngine(endpoint, process)
 
 
 @pytest.fixture
@@ -68,6 +83,20 @@ def socket_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def tiny_engine(tiny_model: Callable[..., str]) -> Iterator[RunningEngine]:
+    """One for all tests of a file: a tiny random model whose requests may be long."""
+    folder = Path(tempfile.mkdtemp(prefix="kvs-"))
+    model = tiny_model(max_position_embeddings=65536)
+    options = ["--model", model, "--dtype", "float32", "--block-size", "16", "--num-gpu-blocks-override", "8192"]
+    engine = launch(f"ipc://{folder}", *options)
+    yield engine
+    engine.kill()
+    assert engine.process.stderr is not None
+    engine.process.stderr.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture
 def start_engine(socket_folder: Path) -> Iterator[Callable[..., RunningEngine]]:
     """Starts engines on one endpoint, one after the other; none survives the test."""
@@ -75,11 +104,7 @@ def start_engine(socket_folder: Path) -> Iterator[Callable[..., RunningEngine]]:
     endpoint = f"ipc://{socket_folder}/e/telemetry"
 
     def start(*options: str) -> RunningEngine:
-        command = [sys.executable, "-m", "kvscope_engine.cli.main", "serve", "--endpoint", endpoint, *options]
-        process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=os.environ
-        )
-        engines.append(RunningEngine(endpoint, process))
+        engines.append(launch(endpoint, *options))
         return engines[-1]
 
     yield start

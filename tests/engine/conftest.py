@@ -1,9 +1,10 @@
-"""A pool and a scheduler driven without a model, over a KV cache that notices every wrong block."""
+"""A pool and a scheduler driven without a model, over a KV cache that notices every wrong block; tiny real engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from kvscope_engine.policy.scheduler import Scheduler
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.requests import RequestState
 from kvscope_telemetry.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from kvscope_engine import Engine
 
 POISON = -1
 VOCABULARY = 50
@@ -179,3 +183,21 @@ def drive() -> Callable[..., Drive]:
 def expected_completion() -> Callable[[Sequence[int], int], list[int]]:
     """What a prompt's completion must be in the end, whatever else ran."""
     return completion
+
+
+@pytest.fixture
+def make_engine(tiny_model: Callable[..., str]) -> Iterator[Callable[..., Engine]]:
+    """Makes real engines on a tiny random model, in float32; keyword arguments are those of EngineConfig."""
+    from kvscope_engine import Engine, EngineConfig
+
+    engines: list[Engine] = []
+
+    def make(*, publish: Any = None, **options: Any) -> Engine:
+        small = {"block_size": 4, "num_gpu_blocks_override": 256, "max_num_batched_tokens": 64, "max_num_seqs": 16}
+        config = {"model": tiny_model(), "dtype": "float32", "device": "cpu"} | small | options
+        engines.append(Engine(EngineConfig(**config), publish=publish))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()

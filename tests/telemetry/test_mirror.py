@@ -18,8 +18,8 @@ from kvscope_telemetry.source import Update
 from kvscope_telemetry.synthetic_engine import SyntheticEngine
 
 
-def _following(num_blocks: int = 200, **options: int) -> tuple[SyntheticEngine, Mirror]:
-    engine = SyntheticEngine(num_blocks=num_blocks, num_running=8, **options)
+def _following(num_blocks: int = 200, *, seed: int = 0) -> tuple[SyntheticEngine, Mirror]:
+    engine = SyntheticEngine(num_blocks=num_blocks, num_running=8, seed=seed)
     mirror = Mirror()
     mirror.apply(Update(snapshot=engine.snapshot()))
     return engine, mirror
@@ -90,7 +90,7 @@ def _rows(number: int, state: int = 1, start: int = 0, blocks: tuple[int, ...] =
     )
 
 
-MISFITS = {
+MISFITS: dict[str, dict[str, object]] = {
     "block id out of range": {"blocks": _rows_of_one_block(200)},
     "negative reference count": {"blocks": _rows_of_one_block(3, ref_count=-1)},
     "negative owner": {"blocks": _rows_of_one_block(3, owner=-2)},

@@ -13,7 +13,8 @@ from kvscope_telemetry.wire import decode_command
 
 
 def test_commands_leave_in_order_as_far_as_they_are_taken() -> None:
-    outgoing, sent = Outgoing(), []
+    outgoing = Outgoing()
+    sent: list[bytes] = []
     for i in range(5):
         outgoing.put(Abort(request_id=str(i)))
     outgoing.send_all(lambda data: len(sent) < 3 and not sent.append(data))  # type: ignore[func-returns-value]

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvscope_telemetry.coalesce import coalesce
@@ -128,6 +128,7 @@ shares = st.floats(0.0, 0.4)
     delay_ms=st.integers(1, 2500),
     restarts=st.integers(0, 2),
 )
+@example(seed=0, loss=0.0, repeat=0.0, reorder=0.25, answer_loss=0.0, delay_ms=40, restarts=0)
 def test_never_wrong_and_right_in_the_end(
     seed: int, loss: float, repeat: float, reorder: float, answer_loss: float, delay_ms: int, restarts: int
 ) -> None:

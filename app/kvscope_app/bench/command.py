@@ -76,7 +76,8 @@ def _measure_smoothness(endpoint: str, args: argparse.Namespace) -> dict[str, ob
     from kvscope_app.desktop import Desktop, make_application
 
     app = make_application()
-    desktop = Desktop(app, Options(theme="dark"), QSettings())
+    settings = QSettings()
+    desktop = Desktop(app, Options(theme="dark"), settings)
     window = desktop.open_window(endpoint)
     window.resize(*_SIZE)
     _run_until(window.views_loaded)
@@ -91,6 +92,7 @@ def _measure_smoothness(endpoint: str, args: argparse.Namespace) -> dict[str, ob
     result: dict[str, object] = dataclasses.asdict(meter.stop())
     window.close()
     desktop.close()
+    settings.sync()  # later it would write into a folder that is gone, and so bring it back
     return result
 
 

@@ -58,14 +58,14 @@ class EventModel(QAbstractTableModel):
 
     def follow(self, log: EventLog) -> None:
         """Add what the log got since the last call."""
-        fresh = [entry for entry in log.since(self._serial) if self._is_wanted(entry)]
+        fresh = [entry for entry in log.since(self._serial, MAX_SHOWN) if self._is_wanted(entry)]
         self._serial = log.last_serial
-        self._prepend(fresh[-MAX_SHOWN:])
+        self._prepend(fresh)
 
     def show_only(self, wanted: EventFilter, log: EventLog) -> None:
         """Show one kind of events."""
         self._filter = wanted
-        self.show_entries([entry for entry in log if self._is_wanted(entry)])
+        self.show_entries(log.of_kinds(_KINDS[wanted], MAX_SHOWN))
         self._serial = log.last_serial
 
     def show_entries(self, entries: Sequence[LoggedEvent]) -> None:

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QAbstractSpinBox,
     QComboBox,
     QDoubleSpinBox,
     QFrame,
@@ -59,7 +58,7 @@ class LoadView(View):
         self.rate.setDecimals(1)
         self.rate.setValue(LoadSettings().rate)
         self.rate.setSuffix(" requests/s")
-        _bare(self.rate, "Requests per second")
+        self.rate.setAccessibleName("Requests per second")
         self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Output tokens from")
         self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, " tokens", "Output tokens to")
         self.button = QPushButton("Start")
@@ -113,7 +112,11 @@ class LoadView(View):
 
     def _hint(self) -> str:
         if self.generator.is_running:
-            return "Watch the page map, and the requests that wait or are preempted."
+            return (
+                "Watch the page map, and the requests that wait."
+                " For more pressure: long prompts, or more at once. When no block is free, a request is preempted:"
+                " it gives its blocks back and begins again later."
+            )
         if self.generator.is_stopping:
             return "Waiting for the engine to stop them…"
         return "Sends sample prompts until you stop it. Stop aborts what it started."
@@ -216,15 +219,8 @@ def _whole(low: int, high: int, value: int, suffix: str, name: str) -> QSpinBox:
     box.setRange(low, high)
     box.setValue(value)
     box.setSuffix(suffix)
-    _bare(box, name)
-    return box
-
-
-def _bare(box: QAbstractSpinBox, name: str) -> None:
-    """No arrows: the stylesheet leaves them without a shape, and without them no room for the text."""
     box.setAccessibleName(name)
-    box.setStyleSheet("QAbstractSpinBox::up-button, QAbstractSpinBox::down-button { width: 0; border: none; }")
-    box.lineEdit().setStyleSheet("border: none; padding: 0 0 0 8px; background: transparent;")
+    return box
 
 
 def _number() -> QLabel:

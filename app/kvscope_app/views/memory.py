@@ -5,6 +5,7 @@ Paints an `Account` and a `KVDetail`; how they are worked out is in `memory_acco
 
 from __future__ import annotations
 
+import time
 from typing import ClassVar
 
 from PySide6.QtCore import Qt
@@ -31,6 +32,9 @@ from kvscope_app.views.widgets import empty_state, label, set_look
 EMPTY_TEXT = "No engine has reported yet.\nIts memory is shown once it has."
 _WIDE = 680
 """From this width on the two tables stand side by side."""
+_MANY_BLOCKS = 100_000
+_DETAIL_EVERY_S = 1.0
+"""The pool in detail is worked out from every block: a millisecond and a half for a million of them."""
 _SERIES = {"weights": 6, "workspace": 7, "other": 4, "others": 3}
 
 
@@ -48,6 +52,7 @@ class MemoryView(View):
         self.bar.setAccessibleName("Memory of the device")
         self.table = PartTable()
         self.details = DetailTable()
+        self._detailed_s = 0.0
         self._lay_out()
 
     def refresh(self) -> None:
@@ -61,7 +66,9 @@ class MemoryView(View):
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
         self.bar.show_segments(self._segments(now))
         self.table.show_account(now)
-        self.details.show_rows(detail_rows(kv_detail(mirror)))
+        if mirror.num_blocks < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
+            self._detailed_s = time.monotonic()
+            self.details.show_rows(detail_rows(kv_detail(mirror)))
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)

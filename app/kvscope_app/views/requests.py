@@ -52,7 +52,7 @@ class RequestsView(View):
         self.filter.addItems([wanted.value for wanted in Filter])
         self.filter.setAccessibleName("Which requests")
         self.search = QLineEdit()
-        self.search.setPlaceholderText("Id or number")
+        self.search.setPlaceholderText("Find by id or number")
         self.search.setClearButtonEnabled(True)
         self.count = label(look="muted")
         self._is_reordering = False

@@ -29,12 +29,12 @@ _PANEL_MIN_WIDTH = 310
 
 
 class ThroughputView(View):
-    """Six plots. One of them is drawn each call, so that every plot moves ten times a second and no call
+    """Six plots. One of them is drawn each call, so that every plot moves five times a second and no call
     is long."""
 
     title: ClassVar[str] = "Throughput"
     object_name: ClassVar[str] = "throughput"
-    refresh_hz: ClassVar[float] = 60.0
+    refresh_hz: ClassVar[float] = 30.0
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)

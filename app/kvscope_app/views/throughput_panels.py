@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 import numpy as np
 
+from kvscope_app.event_log import LoggedEvent
 from kvscope_app.history import BIN_NS, History, HistoryWindow
 from kvscope_app.session import Session
 from kvscope_app.views.chart.curves import FloatArray, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
 from kvscope_app.views.format import NOTHING, percent, seconds, short
 
-MAX_MARKS: Final = 400
+MAX_MARKED_EVENTS: Final = 2000
+_MARKS_ACROSS: Final = 80
+"""Preemptions closer than this part of the time shown share a mark: more would lie on top of each other."""
+_NAMED_ON_A_MARK: Final = 4
 _LATENCY_WINDOW_S: Final = 10.0
 _JOIN_LATENCIES_S: Final = 3.0
 
@@ -130,12 +135,18 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
 
 
 def preemption_marks(history: History, first_s: float, last_s: float) -> list[Mark]:
-    """The newest preemptions between two seconds, each with who, for whom and why."""
-    entries = history.events.between(int(first_s * 1e9), int(last_s * 1e9))
-    preempted = [entry for entry in entries if entry.event.kind == "preempted"][-MAX_MARKS:]
-    return [
-        Mark(entry.time_ns / 1e9, f"Request {entry.event.number} preempted: {entry.event.cause}") for entry in preempted
-    ]
+    """The newest preemptions between two seconds; each mark tells who, for whom and why."""
+    entries = history.events.between(int(first_s * 1e9), int(last_s * 1e9), "preempted", MAX_MARKED_EVENTS)
+    # Absolute stretches of time, so that marks stay what they are as the window moves on.
+    width_ns = max(int((last_s - first_s) * 1e9) // _MARKS_ACROSS, 1)
+    groups = groupby(entries, key=lambda entry: entry.time_ns // width_ns)
+    return [_mark(list(group)) for _, group in groups]
+
+
+def _mark(entries: list[LoggedEvent]) -> Mark:
+    lines = [f"Request {e.event.number} preempted: {e.event.cause}" for e in entries[:_NAMED_ON_A_MARK]]
+    rest = len(entries) - len(lines)
+    return Mark(entries[0].time_ns / 1e9, "\n".join([*lines, f"and {rest} more"] if rest else lines))
 
 
 def _curves(key: str, window: HistoryWindow, span_s: float) -> dict[str, FloatArray]:

@@ -6,6 +6,7 @@ Owns how options are read from text (sizes, counts); knows no command.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import Any, Final, NoReturn
 
@@ -56,10 +57,10 @@ def parse_size(text: str) -> int:
     """Bytes in `512MiB`, `1.5GB`, `4G` (binary) or a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
     unit = SIZE_UNITS.get(match[2].upper()) if match else None
-    num_bytes = int(float(match[1]) * unit) if match and unit else 0
-    if num_bytes <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: a size such as 512MiB or 2GB")
-    return num_bytes
+    num_bytes = float(match[1]) * unit if match and unit else 0.0
+    if not 1 <= num_bytes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: a size such as 512MiB or 2GB")
+    return int(num_bytes)
 
 
 def whole_number(text: str) -> int:
@@ -67,7 +68,7 @@ def whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: a whole number") from None
 
 
 def number(text: str) -> float:
@@ -75,4 +76,4 @@ def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not accepted: a number") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: a number") from None

@@ -80,13 +80,15 @@ class Dispatcher:
         for client, last in self._open.end_all(reason, error):
             self._reply(client, last)
 
-    def abort_all(self) -> None:
-        """Abort every open request, with the engine's own last words where it still has them."""
-        for request_id in self._open.ids():
+    def abort_all(self) -> bool:
+        """Abort every open request, with the engine's own last words where it still has them; whether any was open."""
+        open_ids = self._open.ids()
+        for request_id in open_ids:
             self._engine.abort(request_id)
         with contextlib.suppress(Exception):  # the end is near; what follows needs no engine
             self.step()
         self.end_all("abort")
+        return bool(open_ids)
 
     def _do(self, client: bytes, command: Command) -> Reply:
         if isinstance(command, Submit):

@@ -26,6 +26,8 @@ MAX_ERRANDS_A_STEP: Final = 64
 """Commands served between two steps, so that a flood of them does not stop everybody's tokens."""
 FAILED_GRACE_S: Final = 1.0
 """How long a failed engine still answers `GetStatus` with the reason, when anybody has asked before."""
+LAST_WORDS_S: Final = 0.2
+"""How long connections stay open after the last words: one that is cut may take along what was not read yet."""
 
 
 class Interrupted(BaseException):
@@ -108,7 +110,8 @@ class EngineService:
             while self._errands(dispatcher, engine):
                 if not self._desk.paused and (engine.has_unfinished or dispatcher.touched):
                     dispatcher.step()
-            dispatcher.abort_all()
+            if dispatcher.abort_all() or dispatcher.stopping:
+                time.sleep(LAST_WORDS_S)
         except Exception as error:
             reason = f"the engine died in a step: {one_line(error)}"
             dispatcher.end_all("error", reason)

@@ -165,6 +165,21 @@ def test_an_ended_request_shows_what_it_left_in_the_cache(engine, session, show,
     assert color_at(view, 40) != DARK.block_active
 
 
+def test_a_request_that_left_nothing_does_not_dim_the_map(engine, session, show, poll):
+    engine.request(4, (5, 6))
+    engine.hold([5, 6, 9], owner=4)
+    poll(session)
+    view = show(session)
+    session.select_request(4)
+    view.refresh()
+    assert color_at(view, 9) != DARK.block_active
+    engine.request(4, (), state=3)
+    engine.hold([5, 6, 9], owner=7)
+    poll(session)
+    view.refresh()
+    assert color_at(view, 9) == DARK.block_active
+
+
 def test_a_selected_request_that_grows_is_followed(engine, session, show, poll):
     engine.request(2, blocks=[7])
     engine.hold([7], owner=2)

@@ -164,6 +164,17 @@ def test_preemptions_are_marked_with_who_and_why(session, view):
     assert [point.data() for point in points] == ["Request 12 preempted: no free block for request 14"]
 
 
+def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
+    end_ns = feed(session, seconds=2, decode_tokens=1)
+    events = tuple(Event(kind="preempted", time_ns=end_ns, number=n, cause="no free block") for n in range(1, 301))
+    session.history.add(Update(events=events), session.mirror, end_ns + 1)
+    view.refresh_all()
+    (mark,) = view.panels["requests"]._marks.points()
+    lines = mark.data().splitlines()
+    assert lines[0] == "Request 1 preempted: no free block"
+    assert lines[-1] == f"and {300 - len(lines) + 1} more"
+
+
 def test_a_silence_is_shaded(session, view):
     end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
     later_ns = end_ns + 4_000_000_000
@@ -175,7 +186,7 @@ def test_a_silence_is_shaded(session, view):
 
 
 def test_the_pause_between_two_heartbeats_is_no_silence(session, view):
-    end_ns = feed(session, ago_s=1, decode_tokens=1)
+    end_ns = feed(session, ago_s=3, decode_tokens=1)  # well before the snapshot, after which a gap would be over
     view.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 1)
     assert not [region for region in view.panels["decode"]._gaps if region.isVisible()]
 

@@ -13,7 +13,7 @@ import pytest
 
 from kvscope_engine.server import desk
 from kvscope_engine.server.desk import MAX_WAITING_COMMANDS
-from kvscope_engine.server.served_engine import OnProgress, Publish
+from kvscope_engine.server.served_engine import FramesDropped, OnProgress, Publish
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.commands import (
     Abort,
@@ -58,8 +58,8 @@ class Running:
         self.service.stop()
         self.join()
 
-    def _remember(self, progress: OnProgress, publish: Publish) -> Any:
-        self.engine = self._build(progress, publish)
+    def _remember(self, progress: OnProgress, publish: Publish, frames_dropped: FramesDropped) -> Any:
+        self.engine = self._build(progress, publish, frames_dropped)
         return self.engine
 
     def _run(self) -> None:
@@ -197,7 +197,7 @@ def test_the_requests_of_a_client_that_left_are_aborted(
 
 
 def test_an_abort_storm_ends_with_nothing_open(start: Callable[..., Running], client: Client) -> None:
-    running = start()
+    running = start(step_s=0.001)  # faster than anybody could read, it would count as not reading
     client.wait_ready()
     for number in range(300):
         client.send(submit(f"r{number}", max_tokens=ENDLESS if number % 2 else 5))

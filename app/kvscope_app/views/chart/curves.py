@@ -46,6 +46,17 @@ def join_near(x: FloatArray, y: FloatArray, max_gap: float) -> tuple[FloatArray,
     return x, y, joined
 
 
+def close_areas(
+    x: FloatArray, y: FloatArray, joined: npt.NDArray[np.bool_]
+) -> tuple[FloatArray, FloatArray, npt.NDArray[np.bool_]]:
+    """The same curve, down to zero on both sides of each gap: what is filled below it ends there as well."""
+    before = np.flatnonzero(~joined[:-1])
+    at = np.repeat(before + 1, 2)
+    edges = np.stack((x[before], x[before + 1]), axis=1).ravel()
+    closed = np.insert(x, at, edges), np.insert(y, at, 0.0)
+    return *closed, np.arange(x.size + at.size) < x.size + at.size - 1
+
+
 def gaps(x: FloatArray, known: npt.NDArray[np.bool_], patience: float) -> list[tuple[float, float]]:
     """Stretches of `x` where nothing is known, after the first that is. One that reaches the end counts only
     once it is longer than `patience`: something may still come."""

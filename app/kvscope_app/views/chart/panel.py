@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from kvscope_app.theme import Theme, mix
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
-from kvscope_app.views.chart.curves import FloatArray, decimate, join_near, nice_ceiling
+from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
 from kvscope_app.views.chart.legend import Legend, LegendEntry
 
 PLOT_MIN_HEIGHT = 64
@@ -76,8 +76,10 @@ class ChartPanel(QWidget):
         self._dots: dict[str, pg.ScatterPlotItem] = {}
         """Points that no line reaches."""
         self._items = {curve.name: self._add_curve(curve) for curve in self.curves}
+        self._filled = {curve.name: curve.filled for curve in self.curves}
         self._gaps: list[pg.LinearRegionItem] = []
         self._marks = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
+        self._shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
         self._cursor = pg.InfiniteLine(angle=90, movable=False)
         self._set_up_plot()
         layout = QVBoxLayout(self)
@@ -115,9 +117,12 @@ class ChartPanel(QWidget):
         x, y, joined = join_near(x, y, max(self._join_gap_s, 3.5 * step))
         alone = ~joined & ~np.roll(joined, 1)
         self._dots[name].setData(x[alone], y[alone])
-        item = self._items[name]
-        item.setData(x, y, connect="all" if joined[:-1].all() else joined.astype(np.uint8), skipFiniteCheck=True)
-        return float(y.max()) if y.size else 0.0
+        highest = float(y.max()) if y.size else 0.0
+        if self._filled[name]:
+            x, y, joined = close_areas(x, y, joined)
+        connect = "all" if joined[:-1].all() else joined.astype(np.uint8)
+        self._items[name].setData(x, y, connect=connect, skipFiniteCheck=True)
+        return highest
 
     def fit(self, highest: float) -> None:
         """Let the value axis end on a round number above `highest`; it shrinks only when much too high."""
@@ -143,7 +148,10 @@ class ChartPanel(QWidget):
     def show_marks(self, marks: Sequence[Mark]) -> None:
         """Draw marks near the bottom; hovering one shows its text."""
         y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
-        self._marks.setData([mark.x for mark in marks], [y] * len(marks), data=[mark.text for mark in marks])
+        shown = (y, tuple(marks))
+        if shown != self._shown_marks:
+            self._shown_marks = shown
+            self._marks.setData([mark.x for mark in marks], [y] * len(marks), data=[mark.text for mark in marks])
 
     def show_cursor(self, x: float | None) -> None:
         """The hover line, the same in every panel."""

@@ -29,6 +29,8 @@ from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40
 SAVE_AFTER_MS: Final = 800
+SAVE_WRITING_S: Final = 2.0
+"""How much of an answer that is being written may be lost when the desktop is killed."""
 
 
 class Chat(QObject):
@@ -151,7 +153,7 @@ class Chat(QObject):
             conversation = self.find(key)
             if conversation is not None and (conversation.messages or conversation.named):
                 try:
-                    self._store.save(conversation)
+                    self._store.save(conversation, sync=self.answer_of(key) is None)
                 except KvscopeError as error:
                     self.told.emit(str(error))
         self._unsaved.clear()
@@ -209,6 +211,7 @@ class Chat(QObject):
             text = answer.take_pending()
             if text:
                 self.text_added.emit(key, text)
+                self._keep_partial(answer.conversation)
             if answer.is_ended:
                 del self._answers[answer.request_id]
                 self._touch(answer.conversation)
@@ -218,6 +221,12 @@ class Chat(QObject):
                 self.listed.emit()
         if not self._answers:
             self._flush_timer.stop()
+
+    def _keep_partial(self, conversation: Conversation) -> None:
+        """Have what came so far on disk before long; the save timer does not start anew with each token."""
+        self._unsaved.add(conversation.key)
+        if not self._save_timer.isActive():
+            self._save_timer.start(round(SAVE_WRITING_S * 1000))
 
     def _on_status(self) -> None:
         """An engine that ended, or another one, does not go on writing: what came is kept, and marked."""
@@ -233,8 +242,8 @@ class Chat(QObject):
     def _touch(self, conversation: Conversation) -> None:
         conversation.changed_s = time.time()
         self._unsaved.add(conversation.key)
-        if not self._save_timer.isActive():
-            self._save_timer.start()
+        if not self._save_timer.isActive() or self._save_timer.remainingTime() > SAVE_AFTER_MS:
+            self._save_timer.start(SAVE_AFTER_MS)
 
     def _move_to_top(self, conversation: Conversation) -> None:
         self.conversations.remove(conversation)

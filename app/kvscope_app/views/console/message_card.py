@@ -11,7 +11,7 @@ from kvscope_app.views.console.answer import Answer, Phase
 from kvscope_app.views.console.conversation import AnswerStats, Message
 from kvscope_app.views.console.text_body import TextBody
 from kvscope_app.views.format import count, plural, seconds, short
-from kvscope_app.views.widgets import label, tool_button
+from kvscope_app.views.widgets import label, set_icon, tool_button
 
 _ENDING_TEXT = {
     "length": "reached its token limit",
@@ -80,6 +80,8 @@ class MessageCard(QFrame):
         self.setStyleSheet(
             f"QFrame#prompt, QFrame#answer {{ background: {back}; border: 1px solid {line}; border-radius: 8px; }}"
         )
+        set_icon(self.copy, "copy", theme)
+        set_icon(self.redo, "restart" if self._is_answer else "pencil", theme)
         bad = self.message.ending in ("refused", "error", "interrupted")
         self.notice.setStyleSheet(f"color: {theme.bad if bad else theme.muted};")
 

@@ -21,7 +21,7 @@ class Starters(QWidget):
     def __init__(self) -> None:
         super().__init__()
         column = QVBoxLayout(self)
-        column.setContentsMargins(24, 24, 24, 24)
+        column.setContentsMargins(12, 24, 12, 24)
         column.setSpacing(8)
         column.addStretch(1)
         hint = label("Ask the model something and watch the cache answer.", "muted", wraps=True)

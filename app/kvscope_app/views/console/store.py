@@ -45,11 +45,14 @@ class ConversationStore:
         conversations.sort(key=lambda conversation: conversation.changed_s, reverse=True)
         return Loaded(conversations, warnings)
 
-    def save(self, conversation: Conversation) -> None:
-        """Write one. Raises KvscopeError when the disk does not take it; what was there stays."""
+    def save(self, conversation: Conversation, *, sync: bool = True) -> None:
+        """Write one. Raises KvscopeError when the disk does not take it; what was there stays.
+
+        `sync`: wait until the disk has it, so that it also outlives the machine's end, not only the desktop's.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_atomically(self._path(conversation.key), msgspec.json.encode(conversation))
+            _write_atomically(self._path(conversation.key), msgspec.json.encode(conversation), sync)
         except OSError as error:
             raise KvscopeError(f"the conversation was not saved: {error.strerror or error}") from error
 
@@ -99,13 +102,14 @@ def _end_unfinished(conversation: Conversation) -> None:
             message.ending, message.note = "interrupted", "kvscope was closed"
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def _write_atomically(path: Path, data: bytes, sync: bool) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)

@@ -37,6 +37,7 @@ class TextBody(QTextBrowser):
         """GitHub's Markdown; HTML in it stays text."""
         features = QTextDocument.MarkdownFeature
         self.document().setMarkdown(text, features.MarkdownDialectGitHub | features.MarkdownNoHTML)
+        self._let_code_wrap()
 
     def add(self, text: str) -> None:
         """More text at the end."""
@@ -50,6 +51,16 @@ class TextBody(QTextBrowser):
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
+
+    def _let_code_wrap(self) -> None:
+        """There is no bar to scroll sideways with: a line of code that is too long goes on below."""
+        block = self.document().begin()
+        while block.isValid():
+            if block.blockFormat().nonBreakableLines():
+                wrapping = block.blockFormat()
+                wrapping.setNonBreakableLines(False)
+                QTextCursor(block).setBlockFormat(wrapping)
+            block = block.next()
 
     def _fit(self, size: QSizeF) -> None:
         self.setFixedHeight(max(round(size.height() + 0.5), self.fontMetrics().height()))

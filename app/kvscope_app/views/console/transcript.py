@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.theme import DARK, Theme
@@ -36,6 +36,8 @@ class Transcript(QScrollArea):
         self._theme: Theme = DARK
         self._conversation: Conversation | None = None
         self._first = 0
+        self._told_width = 0
+        """What the layout around knows of the least width."""
         self._follows = True
         self._body = QWidget()
         self._column = QVBoxLayout(self._body)
@@ -48,6 +50,11 @@ class Transcript(QScrollArea):
         self.setWidget(self._body)
         self.verticalScrollBar().rangeChanged.connect(self._on_range)
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
+
+    def minimumSizeHint(self) -> QSize:
+        """As wide as the widest card must be: what is cut off at the side could not be scrolled to."""
+        bar = self.verticalScrollBar().sizeHint().width()
+        return QSize(self._body.minimumSizeHint().width() + bar, super().minimumSizeHint().height())
 
     def show_conversation(self, conversation: Conversation, answer: Answer | None) -> None:
         """Show its messages; the ones that are there already stay."""
@@ -73,6 +80,7 @@ class Transcript(QScrollArea):
         elif card.message.role == "assistant":
             card.show_whole()
             card.apply_theme(self._theme)
+        self._tell_width()
 
     def apply_theme(self, theme: Theme) -> None:
         """Recolour the cards."""
@@ -97,6 +105,12 @@ class Transcript(QScrollArea):
             self._column.insertWidget(self._column.count() - 1, card)
             self.cards.append(card)
         self._earlier.setVisible(self._first > 0)
+
+    def _tell_width(self) -> None:
+        width = self._body.minimumSizeHint().width()
+        if width != self._told_width:
+            self._told_width = width
+            self.updateGeometry()
 
     def _connect(self, card: MessageCard) -> None:
         card.request_wanted.connect(self.request_wanted)

@@ -1,4 +1,4 @@
-"""How cells of the request table are painted: a small bar below the output tokens."""
+"""How the output column of the request table is painted: a small bar below the tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARGIN = 6
 
 
 class ProgressDelegate(QStyledItemDelegate):
-    """Text as always; cells that know a share get a bar."""
+    """Text as always, and a bar as long as the share that is there."""
 
     theme: Theme = DARK
 

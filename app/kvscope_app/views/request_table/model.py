@@ -23,6 +23,13 @@ from kvscope_telemetry.requests import RequestState
 Index = QModelIndex | QPersistentModelIndex
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
 """Share of `max_tokens` that is there, 0 to 1."""
+_DISPLAY: Final = int(Qt.ItemDataRole.DisplayRole)
+_ALIGNMENT: Final = int(Qt.ItemDataRole.TextAlignmentRole)
+_FOREGROUND: Final = int(Qt.ItemDataRole.ForegroundRole)
+_DECORATION: Final = int(Qt.ItemDataRole.DecorationRole)
+_PROGRESS: Final = int(PROGRESS_ROLE)
+_TOLD_ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS))
+"""As plain integers: comparing with Qt's enumerations costs more than what is told."""
 
 _STATE_COLORS: Final = {
     RequestState.WAITING: "warn",
@@ -93,7 +100,11 @@ COLUMNS: Final = (
     Column("Time", "time_s", _timed("time_s"), "Since it arrived, until it ended"),
     Column("Preempted", "num_preemptions", _preempted_text, "How often its blocks were taken for another"),
 )
-_OUTPUT: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Output")
+_LEFT, _RIGHT = (
+    side | Qt.AlignmentFlag.AlignVCenter for side in (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignRight)
+)
+_ALIGNMENTS: Final = tuple(_RIGHT if column.is_number else _LEFT for column in COLUMNS)
+OUTPUT_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Output")
 _STATE: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "State")
 
 
@@ -185,21 +196,23 @@ class RequestModel(QAbstractTableModel):
             return COLUMNS[section].title
         if role == Qt.ItemDataRole.ToolTipRole:
             return COLUMNS[section].tip
-        return _alignment(COLUMNS[section]) if role == Qt.ItemDataRole.TextAlignmentRole else None
+        return _ALIGNMENTS[section] if role == Qt.ItemDataRole.TextAlignmentRole else None
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if role not in _TOLD_ROLES:  # asked thousands of times a second
+            return None
         if self._columns is None or not 0 <= index.row() < len(self._rows):
             return None
         row, column = int(self._rows[index.row()]), index.column()
-        if role == Qt.ItemDataRole.DisplayRole:
+        if role == _DISPLAY:
             return COLUMNS[column].text(self._columns, row)
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _alignment(COLUMNS[column])
-        if role == Qt.ItemDataRole.ForegroundRole and column == _STATE:
+        if role == _ALIGNMENT:
+            return _ALIGNMENTS[column]
+        if role == _FOREGROUND and column == _STATE:
             return self.theme.color(_STATE_COLORS[RequestState(int(self._columns.state[row]))])
-        if role == Qt.ItemDataRole.DecorationRole and column == 0:
+        if role == _DECORATION and column == 0:
             return self._owner_color(row)
-        return self._progress(row) if role == PROGRESS_ROLE and column == _OUTPUT else None
+        return self._progress(row) if role == _PROGRESS and column == OUTPUT_COLUMN else None
 
     def _owner_color(self, row: int) -> QColor:
         """The page map's colour of the request."""
@@ -229,8 +242,3 @@ class RequestModel(QAbstractTableModel):
             self.beginRemoveRows(QModelIndex(), 0, len(self._rows) - 1)
             self._rows = np.empty(0, np.intp)
             self.endRemoveRows()
-
-
-def _alignment(column: Column) -> Qt.AlignmentFlag:
-    side = Qt.AlignmentFlag.AlignRight if column.is_number else Qt.AlignmentFlag.AlignLeft
-    return side | Qt.AlignmentFlag.AlignVCenter

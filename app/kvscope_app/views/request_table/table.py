@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QMenu, QTableView
 
 from kvscope_app.theme import Theme
 from kvscope_app.views.request_table.delegate import ProgressDelegate
-from kvscope_app.views.request_table.model import COLUMNS, RequestModel
+from kvscope_app.views.request_table.model import COLUMNS, OUTPUT_COLUMN, RequestModel
 
 _SORT_ARROW = """
 QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
@@ -43,7 +43,7 @@ class RequestTable(QTableView):
         self._requests = model
         self._delegate = ProgressDelegate(self)
         self.setModel(model)
-        self.setItemDelegate(self._delegate)
+        self.setItemDelegateForColumn(OUTPUT_COLUMN, self._delegate)
         self._set_up_looks()
         self._set_up_actions()
         self.selectionModel().selectionChanged.connect(self._on_selection)

@@ -7,9 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvscope_app.views.chart.curves import decimate, gaps, join_near, nice_ceiling, trailing_mean
+from kvscope_app.views.chart.curves import close_areas, decimate, gaps, join_near, nice_ceiling, trailing_mean
 
 NAN = np.nan
+
+
+def test_an_area_goes_down_to_zero_at_a_gap():
+    x, y, joined = close_areas(np.array([0.0, 1, 5, 6]), np.array([3.0, 4, 7, 8]), np.array([True, False, True, False]))
+    assert x.tolist() == [0, 1, 1, 5, 5, 6]
+    assert y.tolist() == [3, 4, 0, 0, 7, 8]
+    assert joined.tolist() == [True] * 5 + [False]
+
+
+def test_an_area_without_a_gap_stays():
+    x, y, joined = close_areas(np.array([0.0, 1]), np.array([3.0, 4]), np.array([True, False]))
+    assert (x.tolist(), y.tolist(), joined.tolist()) == ([0, 1], [3, 4], [True, False])
+    assert close_areas(np.empty(0), np.empty(0), np.empty(0, bool))[0].size == 0
 
 
 def test_a_trailing_mean_looks_back_and_skips_what_is_unknown():

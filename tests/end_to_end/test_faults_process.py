@@ -1,0 +1,387 @@
+"""A real engine process among clients that are hostile, stopped, killed or late; and one that breaks itself."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from kvscope_telemetry import LiveSource, SourceState
+from kvscope_telemetry.commands import Abort, Failed, GetBlockText, GetSnapshot, GetStatus, Refused, Submit
+from kvscope_telemetry.endpoints import endpoints
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.wire import decode_reply, encode
+
+PROMPT = tuple(range(3, 43))
+ENDLESS = 30_000
+"""Tokens; nobody waits for them."""
+
+
+def use_of(pid: int) -> tuple[int, int]:
+    """Open files and resident bytes of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return len(os.listdir(f"/proc/{pid}/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def assert_idle_and_mirrored(talk: Any, talk_to: Callable[..., Any], engine: Any) -> None:
+    """Once nothing runs, the mirror is what a fresh joiner is told, and no block is active."""
+    mirror = talk.source.mirror
+    late = talk_to(engine)
+    fresh = late.source.mirror
+
+    def is_even() -> bool:
+        talk.source.update_mirror()
+        counters = mirror.counters
+        return counters.num_running == counters.num_waiting == 0 and (fresh.epoch, fresh.seq) == (
+            mirror.epoch,
+            mirror.seq,
+        )
+
+    late.wait_for(is_even)
+    assert fresh.ledger.differences(mirror.ledger) == []
+    assert mirror.num_active == 0
+    late.source.close()
+
+
+@contextmanager
+def dealer(engine: Any) -> Iterator[zmq.Socket[bytes]]:
+    """A client of few lines that can send anything."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.rcvtimeo = socket.sndtimeo = 20_000
+        socket.connect(endpoints(engine.endpoint).command)
+        yield socket
+
+
+# Hostile
+
+
+def garbage(generator: random.Random) -> bytes:
+    """Random bytes, maps of nonsense, and good commands with bits flipped or their ends cut off."""
+    sampling = SamplingParams(max_tokens=3)
+    good = [
+        encode(Submit(request_id="fuzz", prompt_token_ids=PROMPT, sampling=sampling)),
+        encode(Submit(request_id="fuzz", prompt="text without a tokenizer")),
+        encode(Submit(request_id="fuzz", prompt_token_ids=(-5, 1 << 60), sampling=sampling)),
+        encode(GetBlockText(blocks=(0, 1, 1 << 40), tag=1)),
+        encode(GetStatus(tag=7)),
+        encode(Abort(request_id="r0")),
+        msgspec.msgpack.encode(
+            {"type": generator.choice(("Submit", "Abort", "Nothing", "Control", 5)), "request_id": 5}
+        ),
+        msgspec.msgpack.encode({"type": "Submit", "request_id": "x", "prompt": "p", "sampling": {"temperature": -1.0}}),
+        msgspec.msgpack.encode([[[[None]]]] * generator.randint(0, 50)),
+    ]
+    data = bytearray(generator.choice(good))
+    kind = generator.randrange(4)
+    if kind == 0:
+        return generator.randbytes(generator.randint(0, 300))
+    if kind == 1:
+        del data[generator.randrange(len(data)) :]
+    elif kind == 2:
+        for _ in range(generator.randint(1, 4)):
+            data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    return bytes(data)
+
+
+def test_malformed_commands_hurt_nobody(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+    """3,000 of them while six requests run: each is answered, and what the six say does not change."""
+    talk = talk_to(tiny_engine)
+
+    def outputs(prefix: str) -> list[list[int]]:
+        names = [f"{prefix}{number}" for number in range(6)]
+        for number, name in enumerate(names):
+            talk.submit_ids(name, PROMPT[number:], max_tokens=300)
+        talk.wait_for(lambda: set(names) <= set(talk.finished()))
+        return [talk.token_ids(name) for name in names]
+
+    undisturbed = outputs("before")
+    outputs("warm up")
+    generator = random.Random(1)
+    with dealer(tiny_engine) as socket:
+        socket.send_multipart([b"two", b"parts"])
+        assert isinstance(decode_reply(socket.recv()), Failed)
+        before = use_of(tiny_engine.process.pid)
+        for number, name in enumerate(f"during{number}" for number in range(6)):
+            talk.submit_ids(name, PROMPT[number:], max_tokens=300)
+        num_failed = 0
+        for _ in range(30):
+            for _ in range(100):
+                socket.send(garbage(generator))
+            socket.send(encode(GetStatus(tag=99)))
+            while getattr(reply := decode_reply(socket.recv()), "tag", None) != 99:
+                num_failed += isinstance(reply, Failed | Refused)
+        assert num_failed > 1500
+    talk.wait_for(lambda: all(f"during{number}" in talk.finished() for number in range(6)))
+    assert [talk.token_ids(f"during{number}") for number in range(6)] == undisturbed
+    after = use_of(tiny_engine.process.pid)
+    assert after[1] - before[1] < 32 << 20, "some of it is what a slow reader of telemetry has waiting"
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+
+
+def test_ids_are_a_client_s_own_and_aborts_of_nothing_are_answered(
+    tiny_engine: Any, talk_to: Callable[..., Any]
+) -> None:
+    talk, other = talk_to(tiny_engine), talk_to(tiny_engine)
+    talk.submit_ids("mine", PROMPT, max_tokens=200)
+    talk.submit_ids("mine", PROMPT, max_tokens=5)
+    talk.wait_for(lambda: any(isinstance(reply, Refused) for reply in talk.replies))
+    (refused,) = (reply for reply in talk.replies if isinstance(reply, Refused))
+    assert "'mine' is in use" in refused.reason
+    for name in ("mine", "never heard of"):
+        other.source.send(Abort(request_id=name))
+    other.wait_for(lambda: len(other.replies) == 2)
+    talk.wait_for(lambda: "mine" in talk.finished())
+    assert talk.finished()["mine"].finish_reason == "length"
+    assert len(talk.token_ids("mine")) == 200
+    talk.source.send(Abort(request_id="mine"))
+    talk.submit_ids("several", PROMPT, max_tokens=ENDLESS, n=3, temperature=1.0)
+    talk.wait_for(lambda: len(talk.token_ids("several")) > 20)
+    for _ in range(2):
+        talk.source.send(Abort(request_id="several"))
+    talk.wait_for(lambda: sum(getattr(reply, "finish_reason", "") == "abort" for reply in talk.replies) == 3)
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+
+
+# Stopped, killed, late
+
+
+def test_a_stopped_engine_is_stale_and_goes_on_where_it_was(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+    talk = talk_to(tiny_engine)
+    talk.submit_ids("long", PROMPT, max_tokens=600)
+    talk.wait_for(lambda: len(talk.token_ids("long")) > 20)
+    os.kill(tiny_engine.process.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        talk.wait_for(lambda: talk.source.status.state is SourceState.STALE, 10)
+        assert time.monotonic() - stopped < 3
+        assert talk.source.mirror.num_active > 0, "what was known is kept"
+    finally:
+        os.kill(tiny_engine.process.pid, signal.SIGCONT)
+    talk.wait_for(lambda: talk.source.status.state is SourceState.LIVE, 5)
+    talk.wait_for(lambda: "long" in talk.finished())
+    assert len(talk.token_ids("long")) == 600
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+
+
+def test_late_joiners_at_random_steps_all_see_the_same(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+    talk = talk_to(tiny_engine)
+    generator = random.Random(3)
+    for number in range(8):
+        talk.submit_ids(f"r{number}", PROMPT[number:], max_tokens=150 + 40 * number)
+    joiners: list[LiveSource] = []
+    files = use_of(tiny_engine.process.pid)[0]
+    try:
+        for number in range(8):
+            step = talk.source.mirror.step + generator.randint(1, 40)
+            talk.wait_for(lambda step=step: talk.source.mirror.step >= step or "r7" in talk.finished())
+            joiners.append(LiveSource(tiny_engine.endpoint))
+            if number % 3 == 2:
+                joiners.pop(generator.randrange(len(joiners))).close()
+        talk.wait_for(lambda: talk.source.mirror.counters.num_running == 0 and "r7" in talk.finished())
+        mirror = talk.source.mirror
+        for joiner in joiners:
+            assert joiner.wait(lambda joiner=joiner: _has_caught_up(joiner, mirror), 20)
+            assert joiner.mirror.ledger.differences(mirror.ledger) == []
+    finally:
+        for joiner in joiners:
+            joiner.close()
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+    talk.wait_for(lambda: use_of(tiny_engine.process.pid)[0] <= files, 10)
+
+
+def _has_caught_up(joiner: LiveSource, mirror: Any) -> bool:
+    joiner.update_mirror()
+    return (joiner.mirror.epoch, joiner.mirror.seq) == (mirror.epoch, mirror.seq)
+
+
+WATCHER = """
+import os, sys, time, zmq
+from kvscope_telemetry.commands import Submit
+from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.wire import encode
+telemetry, command = sys.argv[1:]
+context = zmq.Context()
+subscriber, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+subscriber.rcvhwm = 10
+subscriber.connect(telemetry)
+subscriber.subscribe(b"")
+dealer.connect(command)
+sampling = SamplingParams(temperature=0.0, max_tokens=30_000, ignore_eos=True)
+dealer.send(encode(Submit(request_id=str(os.getpid()), prompt_token_ids=(5, 6, 7), sampling=sampling)))
+dealer.recv()
+dealer.recv()
+print("reading", flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def watchers(engine: Any, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that subscribe, have a request run for them, and read nothing from then on. Killed at the end."""
+    where = endpoints(engine.endpoint)
+    command = [sys.executable, "-c", WATCHER, where.telemetry, where.command]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "reading\n"
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_watchers_that_are_killed_leave_nothing(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+    talk = talk_to(tiny_engine)
+
+    def kill_some() -> None:
+        with watchers(tiny_engine, 4):
+            talk.wait_for(lambda: talk.source.mirror.counters.num_running >= 4)
+        talk.wait_for(lambda: talk.source.mirror.counters.num_running == 0, 20)
+
+    kill_some()
+    files, num_bytes = use_of(tiny_engine.process.pid)
+    for _ in range(4):
+        kill_some()
+    talk.wait_for(lambda: use_of(tiny_engine.process.pid)[0] <= files, 10)
+    assert use_of(tiny_engine.process.pid)[1] - num_bytes < 8 << 20
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+
+
+def test_watchers_that_do_not_read_slow_nobody(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+    """The time of a step, without and with three stopped subscribers, in turns; and the engine's memory."""
+    talk = talk_to(tiny_engine)
+    talk.submit_ids("load", PROMPT, max_tokens=ENDLESS)
+    talk.wait_for(lambda: len(talk.token_ids("load")) > 50)
+
+    def step_ns(num_steps: int) -> float:
+        """Median time a step takes, over the next ones with a single request."""
+        seen: list[int] = []
+
+        def look() -> bool:
+            talk.source.take_replies()
+            update = talk.source.update_mirror()
+            if update is not None and update.series:
+                alone = update.series["batch_size"] == 1
+                parts = [update.series[name][alone] for name in ("schedule_ns", "run_ns", "commit_ns", "record_ns")]
+                seen.extend(np.sum(parts, axis=0).tolist())
+            return len(seen) >= num_steps
+
+        assert talk.source.wait(look, 30)
+        return statistics.median(seen)
+
+    where = endpoints(tiny_engine.endpoint).telemetry
+    quiet, watched = [], []
+    before = use_of(tiny_engine.process.pid)[1]
+    for _ in range(4):
+        quiet.append(step_ns(150))
+        with zmq.Context() as context:
+            sockets = [context.socket(zmq.SUB) for _ in range(3)]
+            for socket in sockets:
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.rcvhwm = 1
+                socket.subscribe(b"")
+                socket.connect(where)
+            watched.append(step_ns(150))
+            for socket in sockets:
+                socket.close()
+    talk.source.send(Abort(request_id="load"))
+    talk.wait_for(lambda: "load" in talk.finished())
+    assert min(watched) < 1.5 * min(quiet)
+    assert use_of(tiny_engine.process.pid)[1] - before < 64 << 20
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+
+
+def test_a_client_that_does_not_read_its_answers(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+    """Its telemetry and its answers pile up somewhere, but not without bound here, and others go on."""
+    talk = talk_to(tiny_engine)
+    before = use_of(tiny_engine.process.pid)[1]
+    with watchers(tiny_engine, 3) as processes:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        for number in range(40):
+            talk.source.send(GetSnapshot(tag=number))
+        talk.submit_ids("beside", PROMPT, max_tokens=800)
+        talk.wait_for(lambda: "beside" in talk.finished())
+        assert len(talk.token_ids("beside")) == 800
+    talk.wait_for(lambda: talk.source.mirror.counters.num_running == 0, 20)
+    assert use_of(tiny_engine.process.pid)[1] - before < 64 << 20
+    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+
+
+# One that breaks itself
+
+
+EVIL = """
+import sys
+from kvscope_engine.model.runner import ModelRunner
+run, steps = ModelRunner.run, []
+def evil_run(self, plan):
+    steps.append(plan)
+    if len(steps) > 10:
+        raise RuntimeError("evil forward\\nin two lines")
+    return run(self, plan)
+ModelRunner.run = evil_run
+from kvscope_engine.cli.main import main
+main()
+"""
+
+
+def test_a_forward_pass_that_raises_ends_everything_at_once(
+    socket_folder: Path, tiny_model: Callable[..., str], talk_to: Callable[..., Any]
+) -> None:
+    options = ["--model", tiny_model(), "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
+    command = [sys.executable, "-c", EVIL, "serve", "--endpoint", f"ipc://{socket_folder}", *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        engine = type("Running", (), {"endpoint": f"ipc://{socket_folder}", "process": process})
+        talk = talk_to(engine)
+        for number in range(6):  # four run, two wait
+            talk.submit_ids(f"r{number}", PROMPT, max_tokens=300)
+        talk.wait_for(lambda: any(talk.token_ids(f"r{number}") for number in range(6)))
+        started = time.monotonic()
+        talk.wait_for(lambda: len(talk.finished()) == 6, 10)
+        assert time.monotonic() - started < 1.5, "ten small steps and one second"
+        for last in talk.finished().values():
+            assert last.finish_reason == "error"
+            assert last.error == "the engine died in a step: RuntimeError: evil forward in two lines"
+            assert last.usage.completion_tokens == len(talk.token_ids(last.request_id))
+        talk.wait_for(lambda: talk.source.status.state is SourceState.ENDED, 5)
+        assert "evil forward" in talk.source.status.reason
+        assert BlockState.ACTIVE in talk.source.mirror.ledger.state, "the desktop keeps what it knew"
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert err == "kvscope-engine: the engine died in a step: RuntimeError: evil forward in two lines\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_engine_that_is_told_to_ends_in_order(
+    start_engine: Callable[..., Any], talk_to: Callable[..., Any], tiny_model: Callable[..., str]
+) -> None:
+    engine = start_engine("--model", tiny_model(max_position_embeddings=65536), "--num-gpu-blocks-override", "4096")
+    talk = talk_to(engine)
+    talk.submit_ids("running", PROMPT, max_tokens=ENDLESS)
+    talk.wait_for(lambda: len(talk.token_ids("running")) > 5)
+    engine.process.send_signal(signal.SIGTERM)
+    talk.wait_for(lambda: "running" in talk.finished(), 10)
+    assert talk.finished()["running"].finish_reason == "abort"
+    talk.wait_for(lambda: talk.source.status.state is SourceState.ENDED, 10)
+    assert engine.process.wait(20) == 0
+    assert engine.process.stderr.read() == ""

@@ -1,0 +1,228 @@
+"""A real engine watched over a line that loses frames: the mirror ends as the ledger is; and what blocks hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvscope_engine import Engine, SamplingParams
+from kvscope_telemetry.coalesce import coalesce
+from kvscope_telemetry.commands import Submit
+from kvscope_telemetry.ledger import COLUMNS, BlockState
+from kvscope_telemetry.messages import Frame, Heartbeat, Hello, TelemetryMessage
+from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.requests import RequestState
+from kvscope_telemetry.sync import Sync
+from kvscope_telemetry.wire import decode_reply, decode_telemetry, encode
+
+Make = Callable[..., Engine]
+
+SECOND_NS = 1_000_000_000
+
+
+class Watcher:
+    """What a live source does with what it hears, on the test's clock; the line loses what `loses` says."""
+
+    def __init__(self, loses: Callable[[int], bool] = lambda count: False) -> None:
+        self.mirror = Mirror()
+        self.sync = Sync()
+        self.num_lost = 0
+        self._loses = loses
+        self._count = 0
+        self._now_ns = 0
+
+    def hear(self, message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            self._count += 1
+            if self._loses(self._count):
+                self.num_lost += 1
+                return
+        message = decode_telemetry(encode(message))
+        if isinstance(message, Frame):
+            self.sync.frame(message, self._now_ns)
+        elif isinstance(message, Heartbeat):
+            self.sync.heartbeat(message, self._now_ns)
+        elif isinstance(message, Hello):
+            self.sync.want_snapshot()
+
+    def tick(self, engine: Engine, elapsed_ns: int = SECOND_NS // 2) -> None:
+        """Time goes by: ask when it is time to, apply what came."""
+        self._now_ns += elapsed_ns
+        self.sync.tick(self._now_ns)
+        tag = self.sync.next_request(self._now_ns)
+        if tag is not None:
+            self.sync.sent(tag, self._now_ns)
+            answer: Any = decode_reply(encode(engine.snapshot(tag)))
+            self.sync.snapshot(answer, self._now_ns)
+        for run in self.sync.take():
+            self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))
+
+    def settle(self, engine: Engine) -> None:
+        """Some heartbeats later whatever was lost at the end has been noticed."""
+        for _ in range(4):
+            self.hear(Heartbeat(epoch=engine.hello.epoch, time_ns=0, seq=engine.last_seq, step=engine.step_count))
+            self.tick(engine, 3 * SECOND_NS)
+
+
+def assert_mirrored(mirror: Mirror, engine: Engine) -> None:
+    """Every column of every block, and every unfinished request with its table."""
+    pool, requests = engine._parts.pool, engine._parts.scheduler.requests
+    assert mirror.epoch == engine.hello.epoch
+    assert mirror.seq == engine.last_seq
+    for name in COLUMNS:
+        assert np.array_equal(getattr(mirror.ledger, name), getattr(pool.ledger, name)), name
+    counts = (mirror.num_free, mirror.num_cached, mirror.num_active)
+    assert counts == (pool.num_free, pool.num_cached, pool.num_active)
+    rows = mirror.requests
+    assert sorted(rows.number[rows.state != RequestState.FINISHED].tolist()) == sorted(requests)
+    for number, request in requests.items():
+        row = rows.row_of(number)
+        assert row is not None
+        assert rows.table(number).tolist() == request.block_table
+        assert int(rows.num_output_tokens[row]) == len(request.output_token_ids)
+        assert int(rows.state[row]) == request.state
+    assert mirror.counters == engine.snapshot().counters
+
+
+def drive(engine: Engine, seed: int, num_steps: int, after_step: Callable[[], None]) -> None:
+    """Random requests, aborts and refusals, a pool that is too small; some are unfinished at the end."""
+    generator = random.Random(seed)
+    prefix = generator.choices(range(3, 256), k=16)
+    for step in range(num_steps):
+        for number in range(generator.choice((0, 0, 1, 2))):
+            ids = (prefix if generator.random() < 0.5 else []) + generator.choices(range(3, 256), k=20)
+            sampling = SamplingParams(
+                temperature=0.0, max_tokens=generator.randint(1, 30), n=generator.choice((1, 1, 3))
+            )
+            name = f"r{seed}-{step}-{number}"
+            engine.submit(Submit(request_id=name, prompt_token_ids=tuple(ids), sampling=sampling))
+            if generator.random() < 0.2:
+                engine.abort(name)
+        if generator.random() < 0.02:
+            engine.reset_prefix_cache()
+        engine.step()
+        after_step()
+
+
+LINES: dict[str, Callable[[int], bool]] = {
+    "nothing": lambda count: False,
+    "every third": lambda count: count % 3 == 0,
+    "all but every third": lambda count: count % 3 != 0,
+    "long runs": lambda count: count % 40 < 15,
+    "the first thirty": lambda count: count <= 30,
+    "the last": lambda count: count > 100,
+}
+
+
+@pytest.fixture
+def watched(make_engine: Make) -> Callable[..., Engine]:
+    """Makes engines that several watchers hear."""
+
+    def make(*watchers: Watcher) -> Engine:
+        def publish(message: TelemetryMessage) -> None:
+            for watcher in watchers:
+                watcher.hear(message)
+
+        return make_engine(publish=publish, num_gpu_blocks_override=60, max_num_batched_tokens=32, max_num_seqs=8)
+
+    return make
+
+
+def test_mirrors_equal_the_ledger_whatever_the_line_loses(watched: Callable[..., Engine]) -> None:
+    watchers = {name: Watcher(loses) for name, loses in LINES.items()}
+    engine = watched(*watchers.values())
+    checks = 0
+
+    def after_step() -> None:
+        nonlocal checks
+        for watcher in watchers.values():
+            watcher.tick(engine)
+        if watchers["nothing"].sync.in_sync:
+            assert_mirrored(watchers["nothing"].mirror, engine)
+            checks += 1
+
+    drive(engine, 1, 140, after_step)
+    assert checks > 130
+    assert engine.has_unfinished
+    counters = engine.snapshot().counters
+    assert counters.preemptions > 0
+    assert counters.aborted > 0
+    assert counters.evicted_blocks > 0
+    late = Watcher()
+    late.sync.want_snapshot()
+    for watcher in (*watchers.values(), late):
+        watcher.settle(engine)
+        assert_mirrored(watcher.mirror, engine)
+    assert watchers["nothing"].sync.num_dropped == watchers["nothing"].sync.num_resyncs == 0
+    assert watchers["every third"].num_lost > 40
+    assert watchers["every third"].sync.num_dropped >= watchers["every third"].num_lost - 2
+
+
+def test_mirrors_follow_over_a_restart(watched: Callable[..., Engine]) -> None:
+    """The old engine is gone in the middle of its work; the new one has a new epoch and begins at one."""
+    watchers = [Watcher(), Watcher(LINES["every third"])]
+    first = watched(*watchers)
+    drive(first, 2, 50, lambda: [watcher.tick(first) for watcher in watchers] and None)
+    assert first.has_unfinished
+    first.close()
+    second = watched(*watchers)
+    assert second.hello.epoch != first.hello.epoch
+    drive(second, 3, 50, lambda: [watcher.tick(second) for watcher in watchers] and None)
+    for watcher in watchers:
+        watcher.settle(second)
+        assert_mirrored(watcher.mirror, second)
+
+
+# What blocks hold
+
+
+IDS = tuple(random.Random(9).choices(range(3, 256), k=14))
+GREEDY = SamplingParams(temperature=0.0, max_tokens=22, ignore_eos=True)
+
+
+def submit(engine: Engine, name: str, ids: tuple[int, ...]) -> int:
+    return engine.submit(Submit(request_id=name, prompt_token_ids=ids, sampling=GREEDY)).numbers[0]
+
+
+def test_blocks_of_running_requests_and_those_they_share(make_engine: Make) -> None:
+    engine = make_engine(block_size=4)
+    first = submit(engine, "first", IDS)
+    engine.step()
+    second = submit(engine, "second", (*IDS[:12], 7, 8, 9))
+    engine.step()
+    requests, ledger = engine._parts.scheduler.requests, engine._parts.pool.ledger
+    tables = {number: requests[number].block_table for number in (first, second)}
+    assert tables[first][:3] == tables[second][:3]
+    assert ledger.ref_count[tables[first][:3]].tolist() == [2, 2, 2]
+    for number in (first, second):
+        contents = engine.block_text(tables[number])
+        told = [token for content in contents for token in content.token_ids]
+        assert told == requests[number].tokens(0, requests[number].num_computed_tokens)
+        assert [content.start for content in contents] == list(range(0, 4 * len(contents), 4))
+        assert [content.block for content in contents] == tables[number]
+        assert {content.number for content in contents[:3]} <= {first, second}
+        assert {content.number for content in contents[3:]} == {number}
+
+
+def test_cached_blocks_keep_their_tokens_until_they_are_forgotten(make_engine: Make) -> None:
+    engine = make_engine(block_size=4)
+    number = submit(engine, "a", IDS)
+    engine.step()
+    request = engine._parts.scheduler.requests[number]
+    table: list[int] = []
+    while engine.has_unfinished:
+        table = list(request.block_table) or table
+        engine.step()
+    full = request.tokens(0, 32)
+    contents = engine.block_text(table[:8])
+    assert [token for content in contents for token in content.token_ids] == full
+    assert set(engine._parts.pool.ledger.state[table[:8]]) == {BlockState.CACHED}
+    (last,) = engine.block_text(table[8:9])
+    assert last.token_ids == (), "the last block was not full: it is free"
+    engine.reset_prefix_cache()
+    assert all(content.token_ids == () for content in engine.block_text(table))
+    assert [content.block for content in engine.block_text((0, 10**9))] == [0, 10**9]
