@@ -109,6 +109,7 @@ class ThroughputView(View):
             panel.show_gaps(silent)
             if key == "requests":
                 panel.show_marks(preemption_marks(self.session.history, first_s, last_s))
+            panel.settle()
         self._show_values(keys)
 
     def _window(self, names: Iterable[str]) -> tuple[HistoryWindow, float, float]:

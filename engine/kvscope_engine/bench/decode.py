@@ -23,12 +23,12 @@ Rounds = dict[str, list[Rate]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (default: 3)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds")
     parser.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16"),
         default="auto",
-        help="of both ours and transformers (default: auto, what the engine takes on this CPU)",
+        help="of both ours and transformers (auto: what the engine takes on this CPU)",
     )
     parser.add_argument(
         "--only",

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from kvscope_engine.model.fused_attention import attention_candidates
-from kvscope_engine.model.fused_layer import layer_candidate
+from kvscope_engine.model.fused_layer import FusedLayer, layer_candidate
 from kvscope_engine.model.fused_mlp import mlp_candidate
 from kvscope_engine.model.fused_norm import norm_candidates
 from kvscope_engine.model.packed_linear import can_pack, pack_linears, packed_bytes
 from kvscope_engine.model.trial import Trial, run_trial
+
+LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Fused:
     norms: int
     layers: int
     packed: bool
+    float32_residual: bool
 
 
 def fuse_model(module: nn.Module) -> Fused:
@@ -44,7 +47,8 @@ def fuse_model(module: nn.Module) -> Fused:
         layers = _each(module, lambda part: _fuse_layer(part, trial))
         if packed:
             pack_linears(module)
-    return Fused(attentions, mlps, norms, layers, packed)
+        float32_residual = _keep_residual_in_float32(module, trial)
+    return Fused(attentions, mlps, norms, layers, packed, float32_residual)
 
 
 def weights_bytes(module: nn.Module) -> int:
@@ -90,6 +94,21 @@ def _fuse_layer(part: nn.Module, trial: Trial) -> bool:
         return False
     _replace(part, candidate)
     return True
+
+
+def _keep_residual_in_float32(module: nn.Module, trial: Trial) -> bool:
+    """Where all layers are fused, and whatever stands around them takes what they return then."""
+    parts = [getattr(part, "kvscope_fused", None) for part in module.modules()]
+    layers = [part for part in parts if isinstance(part, FusedLayer)]
+    if next(module.parameters()).dtype not in LOW_PRECISION or len(layers) != len(trial.context.layers):
+        return False
+    for layer in layers:
+        layer.keeps_float32 = True
+    if trial.proves_as_a_whole(module):
+        return True
+    for layer in layers:
+        layer.keeps_float32 = False
+    return False
 
 
 def _replace(part: nn.Module, fused: Any, *given_up: str) -> None:

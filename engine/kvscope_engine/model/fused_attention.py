@@ -117,4 +117,4 @@ def _joined_norms(attention: nn.Module, q_norm: nn.Module, k_norm: nn.Module) ->
     counts = [getattr(attention, name).out_features // head_dim for name in ("q_proj", "k_proj")]
     for offset in (0.0, 1.0):
         rows = [offset + w.detach().float().expand(n, -1) for w, n in zip(weights, counts, strict=True)]  # type: ignore[union-attr]
-        yield FastRMSNorm(torch.cat(rows), eps)
+        yield FastRMSNorm(torch.cat(rows), eps, attention.q_proj.weight.dtype)  # type: ignore[union-attr,arg-type]

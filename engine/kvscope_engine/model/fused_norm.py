@@ -13,19 +13,23 @@ from torch import nn
 
 
 class FastRMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis; the weight broadcasts over the axes before it."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis; the weight broadcasts over the axes before it.
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+    The result is of type `dtype`, whatever the type of x is.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> None:
         self.weight = weight.detach().float()
         self.eps = torch.tensor(eps, device=weight.device)
         self.inverse_size = 1.0 / weight.shape[-1]
+        self.dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., size) -> the same shape and type."""
+        """(..., size) -> the same shape."""
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self.eps, norm, norm, value=self.inverse_size).rsqrt_()
         normed = torch.mul(x, scale).mul_(self.weight)
-        return normed if x.dtype == torch.float32 else normed.to(x.dtype)
+        return normed.to(self.dtype)
 
 
 def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Tensor]]:
@@ -34,7 +38,8 @@ def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Te
     only_weight = [name for name, _ in module.named_parameters()] == ["weight"]
     if not only_weight or eps is None or not isinstance(weight, torch.Tensor) or weight.dim() != 1:
         return []
-    return [FastRMSNorm(weight, eps), FastRMSNorm(1.0 + weight.detach().float(), eps)]
+    wide, dtype = weight.detach().float(), weight.dtype
+    return [FastRMSNorm(wide, eps, dtype), FastRMSNorm(1.0 + wide, eps, dtype)]
 
 
 def norm_eps(module: nn.Module) -> float | None:

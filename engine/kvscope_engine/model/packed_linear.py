@@ -34,7 +34,9 @@ class PackedLinear(nn.Module):
         return y
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The same, plus `other` of the result's shape, in one pass."""
+        """The same, plus `other` of the result's shape: in one pass, when it is of the result's type too."""
+        if other.dtype != x.dtype:
+            return other + self.forward(x)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self.bias, "add")
         return y
 

@@ -19,6 +19,8 @@ from kvscope_engine.model.attention import AttentionOptions
 POSITIONS: Final = (3, 17, 0, 90, 41)
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-4}
 LOW_PRECISION_TOLERANCE: Final = 2e-2
+WHOLE_TOLERANCE: Final = 0.3
+"""Of a whole model in half precision, each of whose parts was proven: its rounding adds up over the layers."""
 
 
 class Disagreement(Exception):
@@ -59,10 +61,12 @@ class TrialContext:
 
 @dataclass(slots=True)
 class Trial:
-    """The calls of one forward, by module."""
+    """The calls of one forward, by module, and what the model was given."""
 
     context: TrialContext
     calls: dict[nn.Module, Call]
+    inputs: dict[str, Any] = field(default_factory=dict)
+    logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
     def proves(self, original: nn.Module, replacement: Callable[..., Any]) -> bool:
         """Whether `replacement`, given what `original` was given, returns what it returned."""
@@ -76,28 +80,40 @@ class Trial:
         except (Disagreement, RuntimeError, TypeError, ValueError, AttributeError, IndexError):
             return False
 
+    def proves_as_a_whole(self, module: nn.Module) -> bool:
+        """Whether the model, with its parts replaced, still runs, and gives its logits but for rounding."""
+        try:
+            with torch.inference_mode():
+                logits = module(**self.inputs, paged=TrialContext()).logits
+        except (RuntimeError, TypeError, ValueError):
+            return False
+        return close(logits, self.logits, WHOLE_TOLERANCE)
+
 
 def run_trial(module: nn.Module) -> Trial:
     """One short forward of the untouched model, every module's call kept. Each module is called once, or not kept."""
-    trial = Trial(TrialContext(), {})
     device = next(module.parameters()).device
     positions = torch.tensor([POSITIONS], device=device)
     ids = (positions * 31 + 7) % int(module.config.get_text_config(decoder=True).vocab_size)  # type: ignore[operator, union-attr]
+    trial = Trial(TrialContext(), {}, {"input_ids": ids, "position_ids": positions, "use_cache": False})
     with torch.inference_mode(), _captured(module, trial.calls):
-        module(input_ids=ids, position_ids=positions, use_cache=False, paged=trial.context)
+        trial.logits = module(**trial.inputs, paged=trial.context).logits
     return trial
 
 
-def close(actual: Any, expected: Any) -> bool:
-    """Whether two results are equal but for rounding: tensors, None, or tuples of them."""
+def close(actual: Any, expected: Any, tolerance: float | None = None) -> bool:
+    """Whether two results are equal but for rounding: tensors, None, or tuples of them.
+
+    `tolerance` is the root mean square of the difference over that of `expected`; by default it fits the type.
+    """
     if isinstance(expected, tuple | list):
         same_length = isinstance(actual, tuple | list) and len(actual) == len(expected)
-        return same_length and all(close(a, e) for a, e in zip(actual, expected, strict=True))
+        return same_length and all(close(a, e, tolerance) for a, e in zip(actual, expected, strict=True))
     if not isinstance(expected, torch.Tensor):
         return type(actual) is type(expected)
     if not isinstance(actual, torch.Tensor) or actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
-    tolerance = TOLERANCE.get(expected.dtype, LOW_PRECISION_TOLERANCE)
+    tolerance = TOLERANCE.get(expected.dtype, LOW_PRECISION_TOLERANCE) if tolerance is None else tolerance
     difference = (actual.float() - expected.float()).square().mean().sqrt()
     return bool(difference <= tolerance * expected.float().square().mean().sqrt())
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, Qt
 
 from kvscope_app.history import BIN_NS
 from kvscope_app.theme import THEMES
@@ -214,3 +214,27 @@ def test_paused_stands_still(session, view):
     view.show_last(10.0)
     (_, last), _ = view.panels["decode"].plot.viewRange()
     assert last == pytest.approx(stopped_s, abs=0.11)
+
+
+class Paints(QObject):
+    """Counts how often a widget is painted."""
+
+    count = 0
+
+    def eventFilter(self, watched, event):
+        self.count += event.type() == QEvent.Type.Paint
+        return False
+
+
+def test_what_is_drawn_is_painted_once(session, view, qtbot):
+    """pyqtgraph moves its items at the beginning of a paint, unless told to before, and then paints again."""
+    feed(session, decode_tokens=1)
+    view.refresh_all()
+    qtbot.wait(50)
+    paints = Paints()
+    view.panels["decode"].plot.viewport().installEventFilter(paints)
+    for _ in range(5):
+        qtbot.wait(120)  # the next bin begins: the curve moves
+        view.refresh_all()
+        qtbot.wait(20)
+    assert 0 < paints.count <= 6

@@ -58,10 +58,14 @@ def test_tokens_equal_eager_alone_together_in_chunks_and_preempted(
 def test_what_is_fused(tiny_loaded: Load, planned: Any) -> None:
     found = {name: planned(tiny_loaded(name)).runner.fused for name in MODELS}
     packed = found["llama"].packed
-    assert found["llama"] == found["mistral"] == Fused(attentions=2, mlps=2, norms=5, layers=2, packed=packed)
-    assert found["qwen3"] == Fused(attentions=2, mlps=2, norms=5, layers=2, packed=packed)
-    assert found["gemma2"] == Fused(attentions=2, mlps=2, norms=9, layers=0, packed=packed)
-    assert found["gpt_oss"] == Fused(attentions=2, mlps=0, norms=5, layers=0, packed=packed)
+    assert (
+        found["llama"]
+        == found["mistral"]
+        == Fused(attentions=2, mlps=2, norms=5, layers=2, packed=packed, float32_residual=False)
+    )
+    assert found["qwen3"] == Fused(attentions=2, mlps=2, norms=5, layers=2, packed=packed, float32_residual=False)
+    assert found["gemma2"] == Fused(attentions=2, mlps=2, norms=9, layers=0, packed=packed, float32_residual=False)
+    assert found["gpt_oss"] == Fused(attentions=2, mlps=0, norms=5, layers=0, packed=packed, float32_residual=False)
 
 
 def test_logprobs_are_those_of_the_model(tiny_loaded: Load, planned: Any) -> None:

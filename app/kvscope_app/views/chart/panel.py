@@ -100,6 +100,10 @@ class ChartPanel(QWidget):
         view.blockSignals(False)
         self._time_axis.setRange(first_s, last_s)
 
+    def settle(self) -> None:
+        """Work out now where everything lies: pyqtgraph does so in the next paint, and then paints twice."""
+        self.plot.scene().prepareForPaint()
+
     def clock_text(self, x: float) -> str:
         """The time of day at `x`."""
         return self._time_axis.clock_text(x)
