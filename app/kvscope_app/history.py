@@ -124,12 +124,14 @@ class History:
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
         self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_heard_ns <= MAX_SILENCE_NS)
-        self._last_heard_ns = now_ns
+        tells_state = bool(update.snapshot or update.series or update.heartbeat)
+        if tells_state:  # and not how the load of the next engine goes, while the mirror still shows the last one
+            self._last_heard_ns = now_ns
+            self._add_blocks(mirror, now_ns // BIN_NS)
         self._add_standing(update, now_ns // BIN_NS)
         self._add_frames(update, now_ns)
         self._add_latencies(update, now_ns)
         self._add_requests(update)
-        self._add_blocks(mirror, now_ns // BIN_NS)
         self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
         self.samples.extend(update.samples)
         self.memory = update.memory or self.memory

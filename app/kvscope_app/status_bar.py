@@ -91,7 +91,8 @@ class StatusBar(QStatusBar):
         status, mirror = self._session.status, self._session.live_mirror
         self._dot.set_color(self._theme.color(_COLORS[status.state]))
         reason = f": {status.reason}" if status.reason and status.state is not SourceState.LIVE else ""
-        self._set("state", (_WORDS[status.state] + reason)[:80])
+        is_ready = status.state is SourceState.LOADING and status.reason == "ready"
+        self._set("state", "Ready" if is_ready else (_WORDS[status.state] + reason)[:80])
         self._set("model", _model(mirror.hello))
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
         lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"

@@ -21,6 +21,7 @@ from kvscope_telemetry.messages import (
     Heartbeat,
     Hello,
     ModelInfo,
+    Progress,
     RequestRows,
     Snapshot,
 )
@@ -104,6 +105,17 @@ def test_silence_leaves_a_gap():
     column = history.window(5.0, START + 5 * SECOND).columns["decode_tokens"]
     assert np.isfinite(column[[0, -1]]).all()
     assert np.isnan(column[1:-1]).all()
+
+
+def test_the_load_of_the_next_engine_says_nothing_of_the_last_ones_cache():
+    history = History()
+    history.add(coalesce([frame(1, START, decode=1)]), mirror(active=9), START)
+    for seconds in range(1, 6):
+        now_ns = START + seconds * SECOND
+        history.add(Update(progress=Progress(stage="load")), mirror(active=9), now_ns)
+    column = history.window(5.0, START + 5 * SECOND).columns["blocks_active"]
+    assert column[0] == 9
+    assert np.isnan(column[-30:]).all()
 
 
 def test_late_frames_count_in_the_bin_they_happened_in():

@@ -172,7 +172,9 @@ def test_the_panel_starts_and_stops_with_one_button(engine, session, qtbot):
     session.status_changed.emit()
     assert view.button.isEnabled()
     view.concurrency.setValue(2)
+    session.select_request(1)
     view.button.click()
+    assert session.selected_request is None, "the map shows all requests alike"
     assert len(submitted(engine)) == 2
     assert view.button.text() == "Stop"
     view.concurrency.setValue(3)

@@ -104,6 +104,7 @@ class LoadView(View):
         if self.generator.is_running:
             self.generator.stop()
             return
+        self.session.select_request(None)  # the map shows all of them alike
         try:
             self.generator.start(self.settings())
         except BadInput as error:

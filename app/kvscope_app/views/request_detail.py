@@ -12,6 +12,7 @@ from kvscope_app.views.block_strip import BlockStrip
 from kvscope_app.views.event_table import EventFilter, EventModel, EventTable
 from kvscope_app.views.format import count, num_bytes, plural
 from kvscope_app.views.widgets import label
+from kvscope_telemetry.ledger import BlockState
 
 NOTHING_SELECTED = "Select a request to see its blocks."
 
@@ -26,7 +27,7 @@ class RequestDetail(QTabWidget):
         super().__init__()
         self._session = session
         self.setDocumentMode(True)
-        self.summary = label(look="muted", elastic=True)
+        self.summary = label(look="muted", wraps=True)
         self.strip = BlockStrip()
         offset_ns = session.history.wall_ns(0)
         self.own_events = EventModel(offset_ns, self)
@@ -75,7 +76,9 @@ class RequestDetail(QTabWidget):
         assert mirror.hello is not None, "a request is shown only once there is an engine"
         cache = mirror.hello.cache
         if not num_blocks:
-            return f"Request #{count(number)} holds no blocks now."
+            left = int(np.count_nonzero((mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)))
+            cached = f" {plural(left, 'block')} it left {'is' if left == 1 else 'are'} still cached." if left else ""
+            return f"Request #{count(number)} holds no blocks now.{cached}"
         size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
         slots = f"{count(num_tokens)} of {count(num_blocks * cache.block_size)} slots filled"
         return f"Request #{count(number)}: {plural(num_blocks, 'block')}{size}, {slots}"

@@ -13,6 +13,7 @@ from kvscope_app.views.request_table.columns import Filter, order_rows, read_col
 from kvscope_app.views.request_table.model import COLUMNS, PROGRESS_ROLE
 from kvscope_app.views.requests import RequestsView
 from kvscope_telemetry.commands import Abort
+from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages import Event
 
 WAITING, RUNNING, PREEMPTED, FINISHED = range(4)
@@ -144,6 +145,10 @@ def test_the_block_table_of_the_selected_request(view, session):
     assert view.detail.strip.tip(2) == "Block 17\nindex 2 of the table, positions 32 to 47\n5 of 16 slots filled"
     session.select_request(3)
     assert view.detail.summary.text() == "Request #3 holds no blocks now."
+    ledger = session.mirror.ledger
+    ledger.owner[[30, 31]], ledger.state[[30, 31]] = 3, BlockState.CACHED
+    view.detail.refresh()
+    assert view.detail.summary.text() == "Request #3 holds no blocks now. 2 blocks it left are still cached."
 
 
 def test_events_tell_who_why_and_how_much(view, engine, session, poll):
