@@ -18,6 +18,7 @@ from kvscope_engine.model.device import choose_device, choose_dtype, dtype_name,
 from kvscope_engine.model.dummy import random_model
 from kvscope_engine.model.gguf_cache import converted_gguf, entry_folder, is_intact
 from kvscope_engine.model.hf_config import eos_token_ids, head_dim, num_kv_heads, read_config
+from kvscope_engine.model.host_memory import bound_compiled_products
 from kvscope_engine.model.hub import hub_folder
 from kvscope_engine.model.names import ModelName, parse_model_name
 from kvscope_engine.model.progress import ProgressCallback
@@ -75,6 +76,8 @@ def load_model(config: EngineConfig, progress: ProgressCallback) -> LoadedModel:
     """
     name = parse_model_name(config.model)
     device = choose_device(config.device)
+    if device.type == "cpu":
+        bound_compiled_products()
     dtype = choose_dtype(config.dtype, device)
     try:
         return _load(config, name, device, dtype, progress)

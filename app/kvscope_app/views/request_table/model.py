@@ -89,16 +89,16 @@ def _preempted_text(columns: RequestColumns, row: int) -> str:
 
 COLUMNS: Final = (
     Column("#", "number", _counted("number"), "Number of the request in this engine"),
-    Column("Id", "request_ids", lambda columns, row: columns.request_ids[row], "The client's name for it", False),
     Column("State", "state", _state_text, "Waiting, prefill, running, preempted or finished", False),
     Column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "Tokens of the prompt"),
-    Column("Cached", "num_cached_tokens", _cached_text, "Prompt tokens taken from the prefix cache"),
     Column("Output", "num_output_tokens", _output_text, "Tokens generated, of at most"),
     Column("Blocks", "num_blocks", _counted("num_blocks"), "Blocks in its block table"),
     Column("Speed", "tokens_per_s", _speed_text, "Output tokens a second since its first token"),
-    Column("TTFT", "ttft_s", _timed("ttft_s"), "Time to first token, since it arrived"),
     Column("Time", "time_s", _timed("time_s"), "Since it arrived, until it ended"),
+    Column("TTFT", "ttft_s", _timed("ttft_s"), "Time to first token, since it arrived"),
+    Column("Cached", "num_cached_tokens", _cached_text, "Prompt tokens taken from the prefix cache"),
     Column("Preempted", "num_preemptions", _preempted_text, "How often its blocks were taken for another"),
+    Column("Id", "request_ids", lambda columns, row: columns.request_ids[row], "The client's name for it", False),
 )
 _LEFT, _RIGHT = (
     side | Qt.AlignmentFlag.AlignVCenter for side in (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignRight)
