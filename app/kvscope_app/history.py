@@ -123,9 +123,9 @@ class History:
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
-        self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_heard_ns <= MAX_SILENCE_NS)
-        tells_state = bool(update.snapshot or update.series or update.heartbeat)
-        if tells_state:  # and not how the load of the next engine goes, while the mirror still shows the last one
+        if update.snapshot or update.series or update.heartbeat:
+            # And not how the load of the next engine goes, while the mirror still shows the last one.
+            self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_heard_ns <= MAX_SILENCE_NS)
             self._last_heard_ns = now_ns
             self._add_blocks(mirror, now_ns // BIN_NS)
         self._add_standing(update, now_ns // BIN_NS)

@@ -132,8 +132,10 @@ class ChartPanel(QWidget):
         """Let the value axis end on a round number above `highest`; it shrinks only when much too high."""
         if self._fixed_top is not None:
             return
-        if highest > self._top or highest < self._top * _SHRINK_BELOW or self._top == 0:
-            self._top = nice_ceiling(max(highest * 1.04, 1e-9))
+        if highest <= 0:
+            return  # nothing to fit to: ends of zero and zero would say nothing
+        if highest > self._top or highest < self._top * _SHRINK_BELOW:
+            self._top = nice_ceiling(highest * 1.04)
             self.plot.setYRange(0, self._top, padding=0)
 
     def show_gaps(self, gaps: Sequence[tuple[float, float]]) -> None:
