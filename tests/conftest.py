@@ -31,6 +31,12 @@ TINY_LLAMA = {
 
 
 @pytest.fixture(scope="session")
+def amount() -> Callable[[int, int], int]:
+    """`amount(small, whole)`: how much a soak test does; the whole of it when `KVSCOPE_SOAK` is set."""
+    return lambda small, whole: whole if os.environ.get("KVSCOPE_SOAK") else small
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """The name of a tiny random Llama without a tokenizer, which loads at once; keyword arguments change its config."""
 

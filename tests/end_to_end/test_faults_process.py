@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 import signal
@@ -246,7 +248,7 @@ def watchers(engine: Any, count: int) -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
-def test_watchers_that_are_killed_leave_nothing(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
+def test_watchers_that_are_killed_leave_nothing(tiny_engine: Any, talk_to: Callable[..., Any], amount: Any) -> None:
     talk = talk_to(tiny_engine)
 
     def kill_some() -> None:
@@ -256,7 +258,7 @@ def test_watchers_that_are_killed_leave_nothing(tiny_engine: Any, talk_to: Calla
 
     kill_some()
     files, num_bytes = use_of(tiny_engine.process.pid)
-    for _ in range(4):
+    for _ in range(amount(4, 13)):
         kill_some()
     talk.wait_for(lambda: use_of(tiny_engine.process.pid)[0] <= files, 10)
     assert use_of(tiny_engine.process.pid)[1] - num_bytes < 8 << 20
@@ -305,6 +307,65 @@ def test_watchers_that_do_not_read_slow_nobody(tiny_engine: Any, talk_to: Callab
     assert min(watched) < 1.5 * min(quiet)
     assert use_of(tiny_engine.process.pid)[1] - before < 64 << 20
     assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+
+
+FOLLOWER = """
+import hashlib, json, sys, threading
+from kvscope_telemetry import LiveSource
+source, told = LiveSource(sys.argv[1]), threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), told.set()), daemon=True).start()
+first_seq = 0
+while not told.is_set():
+    source.wait(lambda: source.update_mirror() is not None, 0.1)
+    if source.mirror.seq and not first_seq:
+        first_seq = source.mirror.seq
+        print("following", flush=True)
+rows = source.mirror.ledger.pack_all()
+told = {
+    "first_seq": first_seq,
+    "seq": source.mirror.seq,
+    "ledger": hashlib.sha256(b"".join(getattr(rows, name) for name in rows.__struct_fields__)).hexdigest(),
+    "received": source.status.frames_received,
+    "dropped": source.status.frames_dropped,
+    "resyncs": source.status.resyncs,
+}
+print(json.dumps(told))
+source.close()
+"""
+
+
+def test_a_watcher_that_is_stopped_for_a_while_is_right_again(
+    tiny_engine: Any, talk_to: Callable[..., Any], amount: Any
+) -> None:
+    """As a desktop on a machine that sleeps: it costs the engine little, and is whole again soon after."""
+    talk = talk_to(tiny_engine)
+    talk.submit_ids("load", PROMPT, max_tokens=2 * ENDLESS)
+    talk.wait_for(lambda: len(talk.token_ids("load")) > 50)
+    command = [sys.executable, "-c", FOLLOWER, tiny_engine.endpoint]
+    before = use_of(tiny_engine.process.pid)[1]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdin is not None
+        assert follower.stdout is not None
+        try:
+            assert follower.stdout.readline() == "following\n"
+            follower.send_signal(signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            talk.wait_for(lambda: time.monotonic() - stopped_s > amount(3, 60), 90)
+            assert use_of(tiny_engine.process.pid)[1] - before < 64 << 20
+            follower.send_signal(signal.SIGCONT)
+            talk.source.send(Abort(request_id="load"))
+            talk.wait_for(lambda: "load" in talk.finished())
+            assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+            time.sleep(2.0)  # a heartbeat tells of the last frame, should it be missing
+            told = json.loads(follower.communicate("tell\n", timeout=20)[0])
+        finally:
+            follower.kill()
+    rows = talk.source.mirror.ledger.pack_all()
+    ledger = hashlib.sha256(b"".join(getattr(rows, name) for name in rows.__struct_fields__)).hexdigest()
+    assert (told["seq"], told["ledger"]) == (talk.source.mirror.seq, ledger)
+    assert told["resyncs"] <= 2
+    num_frames = told["seq"] - told["first_seq"]
+    assert num_frames <= told["received"] + told["dropped"] <= num_frames + 200, told
 
 
 def test_a_client_that_does_not_read_its_answers(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:

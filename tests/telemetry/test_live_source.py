@@ -50,6 +50,7 @@ Watch = Callable[..., LiveSource]
 Treat = Callable[[bytes], list[bytes]]
 MakeProxy = Callable[[str, Treat], str]
 AssertMirrors = Callable[..., None]
+Amount = Callable[[int, int], int]
 
 
 def _is_frame(data: bytes) -> bool:
@@ -134,6 +135,7 @@ def test_it_mirrors_over_a_line_that_drops_every_third_frame(
 
 
 def test_it_mirrors_over_a_line_that_drops_repeats_and_reorders(
+    amount: Amount,
     make_endpoint: MakeEndpoint,
     serve: Serve,
     watch: Watch,
@@ -159,7 +161,8 @@ def test_it_mirrors_over_a_line_that_drops_repeats_and_reorders(
     server = serve(engine_endpoint := make_endpoint("ipc"), rate=2000.0)
     source = watch(proxy(engine_endpoint, treat))
     started = time.monotonic()
-    _see_frames(source, 5000)
+    for _ in range(amount(1, 20)):
+        _see_frames(source, 5000)
     assert_mirrors(source, server)
     assert 1 <= source.status.resyncs <= time.monotonic() - started + 1
     assert source.status.messages_rejected == 0
@@ -420,8 +423,12 @@ def test_a_command_sent_right_before_the_end_arrives(make_endpoint: MakeEndpoint
     assert server.engine.seq > 0
 
 
-def test_reconnecting_leaves_no_file_open(
-    make_endpoint: MakeEndpoint, serve: Serve, assert_mirrors: AssertMirrors
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_reconnecting_leaves_nothing_behind(
+    amount: Amount, make_endpoint: MakeEndpoint, serve: Serve, assert_mirrors: AssertMirrors
 ) -> None:
     server = serve(endpoint := make_endpoint("ipc"))
 
@@ -430,12 +437,17 @@ def test_reconnecting_leaves_no_file_open(
             assert source.wait(lambda: source.update_mirror() is not None and source.mirror.seq > 0, WAIT_S)
         return len(os.listdir("/proc/self/fd"))
 
-    join()
+    for _ in range(10):
+        join()
     before = len(os.listdir("/proc/self/fd"))
-    counts = [join() for _ in range(100)]
-    assert max(counts) <= before + 8, "sockets of the server's side close a little later"
-    with LiveSource(endpoint) as source:
-        assert_mirrors(source, server)
+    for more_bytes in (8 << 20, 2 << 20):
+        resident = _resident_bytes()
+        counts = [join() for _ in range(amount(50, 1000))]
+        assert max(counts) <= before + 8, "sockets of the server's side close a little later"
+        assert _resident_bytes() - resident < more_bytes
+    for _ in range(amount(3, 1000)):
+        with LiveSource(endpoint) as source:
+            assert_mirrors(source, server)
 
 
 def test_a_bad_endpoint_or_key_is_refused_and_opens_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -321,14 +322,15 @@ def _damaged(data: bytes, rng: random.Random) -> bytes:
     return bytes(damaged)
 
 
-def test_damaged_messages_are_refused_or_read_and_never_hurt() -> None:
+def test_damaged_messages_are_refused_or_read_and_never_hurt(amount: Callable[[int, int], int]) -> None:
     rng = random.Random(20_26)
     engine = SyntheticEngine(num_blocks=200)
     good = [wire.encode(message) for message in (*ALL.values(), engine.advance(), engine.advance())]
     decoders = (wire.decode_telemetry, wire.decode_command, wire.decode_reply)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     slowest_s, num_refused = 0.0, 0
-    for i in range(20_000):
+    count = amount(20_000, 100_000)
+    for i in range(count):
         data = _damaged(rng.choice(good), rng)
         started = time.thread_time()
         try:
@@ -336,6 +338,6 @@ def test_damaged_messages_are_refused_or_read_and_never_hurt() -> None:
         except ProtocolError:
             num_refused += 1
         slowest_s = max(slowest_s, time.thread_time() - started)
-    assert num_refused > 10_000
+    assert num_refused > count // 2
     assert slowest_s < 0.1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 20 << 10
