@@ -192,7 +192,7 @@ class DetailTable(QWidget):
 
     def _add_row(self, name: str, meaning: str) -> None:
         row = self._grid.rowCount()
-        text, value = label(name), _number()
+        text, value = label(name, wraps=True), _number()
         text.setToolTip(meaning)
         value.setToolTip(meaning)
         self._grid.addWidget(text, row, 1)
