@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 
 class Wakeup:
@@ -14,13 +15,18 @@ class Wakeup:
         os.set_blocking(self.reader, False)
         os.set_blocking(self._writer, False)
         self._is_set = False
+        self._is_closed = False
+        self._lock = threading.Lock()
 
     def signal(self) -> None:
-        """Make `reader` readable. The flag spares the system call while nobody has looked yet."""
-        if not self._is_set:
-            self._is_set = True
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._writer, b"\0")
+        """Make `reader` readable, but not after `close`. The flag spares the system call while nobody has looked."""
+        if self._is_set:
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._is_set = True
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._writer, b"\0")
 
     def clear(self) -> None:
         """Forget the signals so far. The flag goes last down, so a later signal always writes."""
@@ -29,6 +35,9 @@ class Wakeup:
         self._is_set = False
 
     def close(self) -> None:
-        """Give the file descriptors back; nobody may signal any more."""
-        os.close(self.reader)
-        os.close(self._writer)
+        """Give the file descriptors back. Idempotent; a signal may come at any time, also later."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self.reader)
+                os.close(self._writer)
