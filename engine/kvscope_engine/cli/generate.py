@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvscope_engine.cli.answers import Answer, JsonPrinter, Printer, StreamPrinter, TextPrinter
+from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.prompts import read_prompts
 from kvscope_engine.cli.sampling_options import add_sampling_options, sampling_params
@@ -53,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
     config = engine_config(args)
     submits = read_prompts(args.prompt, args.prompts, sampling_params(args), raw=args.raw)
 
-    from kvscope_engine.engine import Engine
+    engine_type = engine_class()
     from kvscope_engine.model.progress import TerminalProgress
 
     bar = TerminalProgress()
-    with Engine(config, progress=bar) as engine:
+    with engine_type(config, progress=bar) as engine:
         bar.close()
         return _generate(engine, submits, _printer(args, submits))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.server.parent_watch import watch_parent
@@ -57,9 +58,8 @@ def run(args: argparse.Namespace) -> int:
         watch_parent(args.exit_with_parent or None)
 
     def build(progress: OnProgress, publish: Publish, frames_dropped: FramesDropped) -> ServedEngine:
-        from kvscope_engine.engine import Engine  # torch is imported here, after the sockets are up
-
-        return Engine(config, progress=progress, publish=publish, frames_dropped=frames_dropped)
+        # Torch is imported here, after the sockets are up.
+        return engine_class()(config, progress=progress, publish=publish, frames_dropped=frames_dropped)
 
     from kvscope_engine.model.progress import TerminalProgress
 
