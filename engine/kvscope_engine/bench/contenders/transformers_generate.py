@@ -44,8 +44,10 @@ def plain_default_model(dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     from kvscope_engine.model.default_model import default_gguf
+    from kvscope_engine.model.quiet import quiet_gguf
 
     gguf = default_gguf(lambda progress: None)
-    module = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=dtype)
+    with quiet_gguf(lambda progress: None, gguf.name):
+        module = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=dtype)
     module.requires_grad_(False)
     return module
