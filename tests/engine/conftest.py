@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kvscope_engine.policy.allocation import PagedAllocation
+from kvscope_engine.policy.allocators import make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
@@ -35,6 +35,9 @@ class Shape:
     max_num_batched_tokens: int = 32
     max_model_len: int = 1024
     prefix_caching: bool = True
+    allocator: str = "paged"
+    knows_lengths: bool = False
+    """Whether requests come with `expected_tokens`."""
 
 
 def running_hashes(tokens: Sequence[int]) -> list[int]:
@@ -67,7 +70,7 @@ class Drive:
         self.pool = BlockPool(shape.num_blocks, shape.block_size, prefix_caching=shape.prefix_caching, salt=b"test")
         self.scheduler = Scheduler(
             self.pool,
-            PagedAllocation(self.pool),
+            make_allocation(shape.allocator, self.pool, max_model_len=shape.max_model_len),
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
             max_model_len=shape.max_model_len,
@@ -89,6 +92,7 @@ class Drive:
             max_tokens=max_tokens,
             arrival_ns=self.now_ns,
             priority=priority,
+            expected_tokens=len(prompt) + max_tokens if self.shape.knows_lengths else None,
         )
 
     def submit(self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0) -> Request:
@@ -104,13 +108,19 @@ class Drive:
         self.scheduler.fork(parent, child, self.now_ns)
         return child
 
-    def step(self) -> tuple[StepPlan, StepResult]:
-        """Schedule, run, commit, give out tokens, end who is done; everything is checked."""
+    def step(self, abort: Request | None = None) -> tuple[StepPlan, StepResult]:
+        """Schedule, run, commit, give out tokens, end who is done; everything is checked.
+
+        `abort` is aborted between schedule and commit.
+        """
         self.step_count += 1
         self.now_ns += 1_000_000
         plan = self.scheduler.schedule(self.step_count, self.now_ns)
         self.scheduler.check_integrity()
         self._check_plan(plan)
+        if abort is not None:
+            self.scheduler.abort(abort, self.now_ns)
+            self.scheduler.check_integrity()
         result = StepResult(self._run(plan))
         self.scheduler.commit(plan, self.step_count)
         for item, token in zip(plan.scheduled, result.token_ids, strict=True):
@@ -137,9 +147,10 @@ class Drive:
     def _run(self, plan: StepPlan) -> tuple[int | None, ...]:
         for source, target in plan.copies:
             self.kv[target] = self.kv[source]
-        for item in plan.scheduled:
+        items = [item for item in plan.scheduled if not item.request.is_finished]
+        for item in items:
             self._write(item)
-        return tuple(self._sample(item) for item in plan.scheduled)
+        return tuple(self._sample(item) if item in items else None for item in plan.scheduled)
 
     def _write(self, item: Scheduled) -> None:
         tokens = item.request.tokens(0, item.start + item.num_tokens)
@@ -162,6 +173,9 @@ class Drive:
         assert all(count == 1 for count in counts[: plan.num_decodes])
         assert all(count > 1 for count in counts[plan.num_decodes :])
         assert len({item.request.number for item in plan.scheduled}) == len(counts)
+        sources, targets = {source for source, _ in plan.copies}, [target for _, target in plan.copies]
+        assert len(set(targets)) == len(targets), "a block is copied to twice"
+        assert not sources & set(targets), "a block is copied from and to in one step"
         for item in plan.scheduled:
             request, stop = item.request, item.start + item.num_tokens
             assert request.state is RequestState.RUNNING

@@ -13,12 +13,12 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from kvscope_engine.cli import bench, doctor, generate, serve
+from kvscope_engine.cli import bench, doctor, generate, serve, simulate
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PROGRAM = "kvscope-engine"
-COMMANDS = (serve, generate, bench, doctor)
+COMMANDS = (serve, generate, bench, simulate, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,8 +3,8 @@
 Owns the ledger, the free list, reference counts, the prefix index and the order of eviction. Knows block ids
 and request numbers, and neither the requests nor what is computed in a block.
 
-A block is free (holds nothing), active (`ref_count` block tables hold it) or cached (held by nobody, full and
-hashed; kept for a later prompt, evicted oldest first once no free block is left). `free + cached + active =
+A block is free (holds nothing), active (`ref_count` block tables or reservations hold it) or cached (held by nobody,
+full and hashed; kept for a later prompt, evicted oldest first once no free block is left). `free + cached + active =
 num_blocks`, always; `check_integrity` says where that, or anything else here, is broken.
 """
 
@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_engine.policy.buddy_list import BuddyList
 from kvscope_engine.policy.changed_rows import ChangedRows
 from kvscope_engine.policy.free_list import FreeList
 from kvscope_engine.policy.integrity import check_pool
@@ -48,7 +49,7 @@ class BlockPool:
         self.index = PrefixIndex(block_size, salt) if prefix_caching else None
         self.evicted_blocks = 0
         """Cached blocks given to another request since the start."""
-        self._free = FreeList(num_blocks)
+        self._free: FreeList | BuddyList = FreeList(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the next to be evicted first
         self._changed = ChangedRows(num_blocks)
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
@@ -65,7 +66,7 @@ class BlockPool:
 
     @property
     def num_active(self) -> int:
-        """Blocks in at least one block table."""
+        """Blocks in at least one block table, or reserved for one."""
         return self.num_blocks - len(self._free) - len(self._idle)
 
     @property
@@ -98,6 +99,36 @@ class BlockPool:
             blocks += self._evict(count - from_free)
         self._activate(np.array(blocks, np.int64), owner)
         return blocks
+
+    def keep_runs(self) -> None:
+        """From now on free blocks are kept in runs, for `allocate_run`. All must be free, none can be cached."""
+        assert self.num_free == self.num_blocks, f"{self.num_blocks - self.num_free} blocks of the pool are in use"
+        assert self.index is None, "the pool has a prefix cache"
+        self._free = BuddyList(self.num_blocks)
+
+    @property
+    def longest_run(self) -> int:
+        """Blocks of the longest run that `allocate_run` can give, 0 when the pool keeps none."""
+        return self._free.longest if isinstance(self._free, BuddyList) else 0
+
+    def allocate_run(self, length: int, owner: int) -> list[int]:
+        """`length` blocks in a row for request `owner`: a power of two, at most `longest_run`."""
+        assert isinstance(self._free, BuddyList), "the pool keeps no runs"
+        start = self._free.take_run(length)
+        self._activate(np.arange(start, start + length, dtype=np.int64), owner)
+        return list(range(start, start + length))
+
+    def can_extend_run(self, run: Sequence[int]) -> bool:
+        """Whether `extend_run` can double `run`."""
+        return isinstance(self._free, BuddyList) and self._free.has_buddy(run[0], len(run))
+
+    def extend_run(self, run: Sequence[int], owner: int) -> list[int]:
+        """`run`, active, and as many blocks before or after it: a run of twice its length for request `owner`."""
+        assert isinstance(self._free, BuddyList), "the pool keeps no runs"
+        buddy = self._free.take_buddy(run[0], len(run))
+        self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)
+        start = min(buddy, run[0])
+        return list(range(start, start + 2 * len(run)))
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more block table holds these active `blocks` (each once)."""
@@ -171,8 +202,13 @@ class BlockPool:
         return bool(self._changed)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError, saying what is wrong and where, unless all agrees with the block `tables`."""
+        """Raise AssertionError, saying what is wrong and where, unless all agrees with `tables`.
+
+        They are the block tables, or where blocks are reserved the reservations, of which tables are a part.
+        """
         prefixes = self.index.items() if self.index is not None else []
+        if isinstance(self._free, BuddyList):
+            self._free.check()
         check_pool(self.ledger, self.block_size, self._free.ids, list(self._idle), prefixes, tables)
 
     def _activate_one(self, block: int, owner: int) -> None:

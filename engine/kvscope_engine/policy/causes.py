@@ -39,7 +39,7 @@ def forked(parent: Request, child: Request, now_ns: int) -> Event:
 def preempted(victim: Request, needy: Request, needed: int, available: int, now_ns: int) -> Event:
     """`needy` needed blocks that were not there. Called while the victim still has its own."""
     lost, held = victim.num_computed_tokens, len(victim.block_table)
-    there = "none was free" if available == 0 else f"{available} could be had"
+    there = "none could be had" if available == 0 else f"{available} could be had"
     chosen = "it is itself the newest and gave way" if victim is needy else _choice(victim, needy)
     return Event(
         kind="preempted",

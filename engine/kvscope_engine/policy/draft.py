@@ -40,6 +40,14 @@ class Draft:
         """Before the step, block `source` is copied to `target` for the request."""
         self._copies.append((request, source, target))
 
+    def undo_copy_from(self, source: int) -> tuple[Request, int] | None:
+        """Take a copy from `source` out of the plan: whose it was, and the block it went to. None: there is none."""
+        for copy in self._copies:
+            if copy[1] == source:
+                self._copies.remove(copy)
+                return copy[0], copy[2]
+        return None
+
     def drop(self, request: Request) -> None:
         """The request was preempted: it does not run, and what it was given is taken back."""
         for items in (self._singles, self._chunks):

@@ -34,6 +34,10 @@ class Request:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache gave, at the first admission."""
     num_preemptions: int = 0
+    expected_tokens: int | None = None
+    """Prompt and output together in the end, where somebody knows: only the simulator does."""
+    num_reserved_tokens: int = 0
+    """Slots set aside for it under a policy that reserves, those in use among them; 0 under one that does not."""
     block_digests: list[bytes] = field(default_factory=list)
     """Chained digests of its full blocks, as far as they were needed; the scheduler's, empty without a prefix
     cache. They follow from the tokens, so they outlive preemption."""

@@ -15,8 +15,9 @@ The rules, in the order they are applied in each step:
    could not run alone.
 4. Waiting requests are admitted by rank while tokens of the budget are left (so no running prefill is still
    short of blocks), all blocks for the tokens they know fit in what is available, less a watermark of 1 % of
-   the pool (at least a block; none when nothing runs), and no request was preempted in this step. One that
-   does not fit is not overtaken. Waiting requests, whatever their priority, never preempt running ones.
+   the pool (at least a block; none when nothing runs, or the policy reserves ahead), and no request was
+   preempted in this step. One that does not fit is not overtaken. Waiting requests, whatever their priority,
+   never preempt running ones.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
-        self._watermark = max(1, pool.num_blocks // 100)
+        self._allocation = allocation
+        self._watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
         self._waiting = RankedQueue()
         self._running = RankedQueue()
         self._requests: dict[int, Request] = {}
@@ -89,7 +91,7 @@ class Scheduler:
     @property
     def max_request_tokens(self) -> int:
         """The longest prompt and output together that `add` takes."""
-        return min(self._max_model_len, self._pool.num_blocks * self._pool.block_size)
+        return min(self._max_model_len, self._allocation.max_request_tokens)
 
     def check_fits(self, request: Request) -> None:
         """Raise BadInput, with the numbers, when the request could not even run alone. Changes nothing."""
@@ -99,6 +101,7 @@ class Scheduler:
             block_size=self._pool.block_size,
             max_model_len=self._max_model_len,
         )
+        self._allocation.check_fits(request)
 
     def add(self, request: Request) -> None:
         """Take a new request into the queue. Raises BadInput, and notes the refusal, as `check_fits` does."""
@@ -137,6 +140,7 @@ class Scheduler:
         """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
         self._step = step
         self.totals.prompt_tokens += write_down(plan, self._pool, step)
+        self._tables.settle(step)
 
     def finish(self, request: Request, reason: FinishReason, now_ns: int) -> None:
         """End a request that is done (or failed) and let go of its blocks. Nothing happens when it ended."""
@@ -158,11 +162,14 @@ class Scheduler:
         """Let `child`, a new request with the same tokens, run on the parent's blocks.
 
         Its tokens must start with the parent's computed ones. Full blocks stay shared; a partial last block
-        is copied (`StepPlan.copies`) once either writes to it. When the parent does not run, or as many
-        requests run as may, the child waits in the queue like any other. Raises BadInput as `add` does.
+        is copied (`StepPlan.copies`) once either writes to it. When the parent does not run, as many requests
+        run as may, or the policy reserves blocks (nothing is shared then), the child waits in the queue like
+        any other. Raises BadInput as `add` does.
         """
         self.add(child)
         if parent.state is not RequestState.RUNNING or len(self._running) >= self._max_num_seqs:
+            return
+        if self._allocation.reserves:
             return
         computed = parent.num_computed_tokens
         assert child.num_tokens > computed, f"request {child.number} is shorter than what it is forked from"
@@ -188,7 +195,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError, saying what is wrong and where, unless pool and requests agree."""
-        self._pool.check_integrity([request.block_table for request in self._requests.values()])
+        self._pool.check_integrity(self._allocation.holders(self._requests.values()))
 
     def _continue_decodes(self, draft: Draft) -> list[Request]:
         """Schedule running requests that miss one token; returns the others."""
@@ -277,7 +284,7 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> int:
         """Take a request out of wherever it is; returns how many blocks it held."""
-        num_blocks = len(request.block_table)
+        num_blocks = self._tables.num_held(request)
         (self._running if request.state is RequestState.RUNNING else self._waiting).remove(request)
         self._tables.release(request, self._step)
         request.state = RequestState.FINISHED

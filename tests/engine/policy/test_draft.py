@@ -32,3 +32,14 @@ def test_one_that_is_dropped_leaves_nothing_behind() -> None:
     assert [item.request for item in plan.scheduled] == [stays]
     assert plan.copies == ((1, 11),)
     assert draft.budget == 19
+
+
+def test_a_copy_can_be_undone_by_its_source() -> None:
+    draft = Draft(20, 0)
+    one, other = make_request(1), make_request(2)
+    draft.copy(one, 5, 15)
+    draft.copy(other, 6, 16)
+    assert draft.undo_copy_from(7) is None
+    assert draft.undo_copy_from(6) == (other, 16)
+    assert draft.undo_copy_from(6) is None
+    assert draft.plan().copies == ((5, 15),)

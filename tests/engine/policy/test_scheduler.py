@@ -239,7 +239,7 @@ def test_a_preemption_says_why(drive: Make) -> None:
     assert (event.number, event.other) == (new.number, old.number)
     assert (event.num_blocks, event.num_tokens) == (3, 12)
     assert event.cause == (
-        "request 1 needed 1 block and none was free; request 2 was chosen as the newest;"
+        "request 1 needed 1 block and none could be had; request 2 was chosen as the newest;"
         " 12 tokens in 3 blocks to recompute"
     )
     one.run()
@@ -481,3 +481,23 @@ def test_totals_count_what_happened(drive: Make) -> None:
     assert totals.admitted == totals.finished == 2
     assert totals.preemptions == sum(r.num_preemptions for r in requests) > 0
     assert totals.aborted == totals.refused == 0
+
+
+def test_a_freed_source_of_a_copy_is_no_target_of_another(drive: Make, expected_completion: Make) -> None:
+    """Copies of a step run in any order: a block that is copied from may not be copied to.
+
+    1 and 4 share a partial block, 2 and 3 another. 1 copies its own into the last free block; for the copy of 2
+    request 4 is preempted, so that the block 1 copies from is the one that is free.
+    """
+    one = drive(num_blocks=5, block_size=4, prefix_caching=False)
+    first, second = one.submit([1] * 5, 8), one.submit([2] * 5, 8)
+    one.step()
+    third = one.fork(second)
+    fourth = one.fork(first)
+    assert one.scheduler.num_running == 4
+    plan, _ = one.step()
+    assert fourth.num_preemptions == 1
+    assert len(plan.copies) == 1
+    one.run()
+    for request in (first, second, third, fourth):
+        assert request.output_token_ids == expected_completion(request.prompt_token_ids, 8)

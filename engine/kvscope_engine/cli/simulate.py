@@ -1,0 +1,98 @@
+"""`kvscope-engine simulate WORKLOAD`: the scheduler and the block pool without a model, one policy beside another.
+
+Owns the running and the printing; nothing is printed before every policy has run to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvscope_engine.cli.simulate_options import (
+    WORKLOADS,
+    add_cost_options,
+    add_engine_options,
+    add_workload_options,
+    chosen_allocators,
+    chosen_cost,
+    chosen_limits,
+    chosen_workload,
+)
+from kvscope_engine.simulator.cost_model import PRESETS, CostModel
+from kvscope_engine.simulator.limits import Limits
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_engine.simulator.report import Report
+    from kvscope_engine.simulator.simulation import Simulation
+    from kvscope_engine.simulator.workload import Workload
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "simulate",
+        help="the scheduler and the pool without a model",
+        description="Run a workload through the engine's scheduler and block pool on a simulated clock, under one or"
+        " more allocation policies; print tables, or --json.",
+    )
+    parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOADS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_workload_options(parser.add_argument_group("workload"))
+    add_engine_options(parser.add_argument_group("engine"))
+    add_cost_options(parser.add_argument_group("cost model"))
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every policy was run."""
+    from kvscope_engine.simulator.report import report
+    from kvscope_engine.simulator.report_text import text
+    from kvscope_engine.simulator.simulation import Setup, Simulation
+
+    preset = PRESETS[args.model_preset]
+    limits, cost = chosen_limits(args, preset), chosen_cost(args, preset)
+    workload = chosen_workload(args, limits.max_model_len)
+    setups = [Setup(workload, limits, cost, allocator) for allocator in chosen_allocators(args)]
+    simulations = [Simulation(setup) for setup in setups]  # all are made, and checked, before the first runs
+    _run_all(simulations)
+    reports = [report(simulation) for simulation in simulations]
+    if not any(one.num_finished for one in reports):
+        raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")
+    print(_json(workload, limits, cost, reports) if args.json else text(workload, limits, reports))
+    return 0
+
+
+def _run_all(simulations: Sequence[Simulation]) -> None:
+    """One after the other, with a bar each on a terminal."""
+    from kvscope_engine.model.progress import Meter, TerminalProgress
+
+    bar = TerminalProgress()
+    try:
+        for simulation in simulations:
+            total = simulation.num_requests
+            with Meter(bar, "simulate", simulation.allocator, total, "requests") as meter:
+                while simulation.advance():
+                    meter.reach(simulation.tally.num_ended, total)
+    finally:
+        bar.close()
+
+
+def _json(workload: Workload, limits: Limits, cost: CostModel, reports: list[Report]) -> str:
+    return msgspec.json.encode(
+        {
+            "workload": {
+                "name": workload.name,
+                "num_requests": len(workload.requests),
+                "mean_prompt_tokens": workload.mean_prompt_tokens,
+                "mean_output_tokens": workload.mean_output_tokens,
+            },
+            "limits": limits,
+            "cost_model": cost,
+            "policies": reports,
+        }
+    ).decode()

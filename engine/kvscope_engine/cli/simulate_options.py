@@ -1,0 +1,154 @@
+"""The options of `simulate`, and what they ask for; vLLM's names where they mean the same.
+
+Owns names and help; ranges are checked by `Limits`, `CostModel` and `GeneratorOptions`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvscope_engine.cli.parser import number, parse_size, whole_number
+from kvscope_engine.policy.allocators import ALLOCATORS
+from kvscope_engine.simulator.cost_model import PRESETS, CostModel, Preset
+from kvscope_engine.simulator.generators import ARRIVALS, GENERATORS, GeneratorOptions
+from kvscope_engine.simulator.limits import Limits
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_engine.simulator.workload import Workload
+
+WORKLOADS: Final = f"a trace (.jsonl: Mooncake, .csv: Azure LLM inference) or one of {', '.join(GENERATORS)}"
+GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "seed")
+DEFAULT_REQUESTS: Final = 1000
+
+
+def add_workload_options(group: argparse._ArgumentGroup) -> None:
+    """What is run."""
+    group.add_argument(
+        "--requests",
+        type=whole_number,
+        metavar="N",
+        help=f"how many to make up, or to take of a trace (without it: {DEFAULT_REQUESTS}, or all of the trace)",
+    )
+    group.add_argument(
+        "--rate", type=number, metavar="REQUESTS/S", help="on average; a trace has its own (without it: all at once)"
+    )
+    group.add_argument("--arrivals", choices=ARRIVALS, help="how made-up requests come (without it: poisson)")
+    group.add_argument(
+        "--shared-prefix",
+        type=whole_number,
+        metavar="TOKENS",
+        help="that all made-up prompts begin with (without it: 0)",
+    )
+    group.add_argument("--seed", type=whole_number, metavar="N", help="of what is made up (without it: 0)")
+
+
+def add_engine_options(group: argparse._ArgumentGroup) -> None:
+    """How large the simulated engine is."""
+    group.add_argument(
+        "--allocator",
+        action="append",
+        choices=(*ALLOCATORS, "all"),
+        help="how a request gets its blocks; repeatable (without it: paged)",
+    )
+    group.add_argument(
+        "--num-gpu-blocks-override",
+        type=whole_number,
+        metavar="BLOCKS",
+        help="size of the pool (without it: what the preset's device holds)",
+    )
+    group.add_argument("--block-size", type=whole_number, metavar="SLOTS", default=16, help="slots, one token each")
+    group.add_argument(
+        "--max-num-seqs", type=whole_number, metavar="REQUESTS", default=256, help="requests in one step at most"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens", type=whole_number, metavar="TOKENS", default=2048, help="tokens in one step at most"
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=whole_number,
+        metavar="TOKENS",
+        help="tokens of prompt and output together (without it: the preset's)",
+    )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reuse the blocks of prompts that begin alike, under paged; the other policies share nothing",
+    )
+
+
+def add_cost_options(group: argparse._ArgumentGroup) -> None:
+    """How fast its device is."""
+    add = group.add_argument
+    add("--model-preset", choices=tuple(PRESETS), default="opt-13b", help="model and device; the others override it")
+    add("--weight-bytes", type=parse_size, metavar="SIZE", help="weights, read in each step")
+    add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="keys and values of all layers")
+    add("--flops-per-token", type=number, metavar="FLOP", help="of the dense layers, such as 25.7e9")
+    add("--attention-flops-per-pair", type=number, metavar="FLOP", help="of a token and one it attends to, all layers")
+    add("--memory-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s, such as 1555GB")
+    add("--flops-per-second", type=number, metavar="FLOP/S", help="such as 312e12")
+    add("--step-overhead-ms", type=number, metavar="MS", help="added to each step")
+
+
+def chosen_limits(args: argparse.Namespace, preset: Preset) -> Limits:
+    """The sizes that were asked for; raises BadInput for a value outside its range."""
+    blocks = args.num_gpu_blocks_override
+    if blocks is None:
+        blocks = max(1, preset.num_slots // max(1, args.block_size))
+    return Limits(
+        num_blocks=blocks,
+        block_size=args.block_size,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_model_len=preset.max_model_len if args.max_model_len is None else args.max_model_len,
+        enable_prefix_caching=args.enable_prefix_caching,
+    )
+
+
+def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
+    """The preset with what overrides it; raises BadInput for a value outside its range."""
+    names = [field.name for field in dataclasses.fields(CostModel) if field.name != "step_overhead_s"]
+    given = {name: float(value) for name in names if (value := getattr(args, name)) is not None}
+    if args.step_overhead_ms is not None:
+        given["step_overhead_s"] = args.step_overhead_ms / 1000
+    return dataclasses.replace(preset.cost, **given)
+
+
+def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
+    """The workload, read or made up; raises BadInput when it cannot be."""
+    from kvscope_engine.simulator.azure import read_azure
+    from kvscope_engine.simulator.generators import generate
+    from kvscope_engine.simulator.mooncake import read_mooncake
+
+    options = GeneratorOptions(
+        num_requests=DEFAULT_REQUESTS if args.requests is None else args.requests,
+        rate=math.inf if args.rate is None else args.rate,
+        arrivals=args.arrivals or "poisson",
+        shared_prefix_tokens=args.shared_prefix or 0,
+        seed=args.seed or 0,
+    )
+    if args.workload in GENERATORS:
+        return generate(args.workload, options, max_model_len)
+    readers = {".jsonl": read_mooncake, ".csv": read_azure}
+    path = Path(args.workload)
+    if path.suffix.lower() not in readers:
+        raise BadInput(f"workload {args.workload!r:.200} is not known: {WORKLOADS}")
+    for name in GENERATOR_ONLY:
+        if getattr(args, name) is not None:
+            raise BadInput(
+                f"--{name.replace('_', '-')} is not accepted with a trace: it is for {', '.join(GENERATORS)}"
+            )
+    return readers[path.suffix.lower()](path, args.requests)
+
+
+def chosen_allocators(args: argparse.Namespace) -> list[str]:
+    """Each once, in the order given."""
+    names: list[str] = []
+    for name in args.allocator or ["paged"]:
+        names += ALLOCATORS if name == "all" else [name]
+    return list(dict.fromkeys(names))

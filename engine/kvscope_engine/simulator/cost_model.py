@@ -1,0 +1,98 @@
+"""How long a step takes on a device that is known by four rates. Knows the plan of a step, no tensors.
+
+A step reads all weights once and, for each request, the KV of its context; it computes the dense layers for
+each token and attention for each pair of a token and one it attends to. What is slower, memory or arithmetic,
+decides: `max(bytes / bandwidth, flops / rate) + overhead` (the roofline model).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+from kvscope_engine.policy.plan import StepPlan
+from kvscope_telemetry.errors import BadInput
+
+MAX_VALUE: Final = 1e21
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """A model on a device. Raises BadInput for a value outside its range."""
+
+    weight_bytes: float
+    """Read in each step."""
+    kv_bytes_per_token: float
+    """Of all layers, keys and values."""
+    flops_per_token: float
+    """Of the dense layers: twice the number of parameters."""
+    attention_flops_per_pair: float
+    """Of all layers, for a token and one it attends to: 4 x layers x (heads x head size)."""
+    memory_bandwidth: float
+    """Bytes/s."""
+    flops_per_second: float
+    step_overhead_s: float
+    """Added to each step: launches, sampling, the scheduler."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            low = 1.0 if field.name in ("memory_bandwidth", "flops_per_second") else 0.0
+            if not low <= value <= MAX_VALUE:  # NaN is in no range
+                raise BadInput(f"{field.name}={value:g} is not accepted: a number from {low:g} to {MAX_VALUE:g}")
+
+    def step_ns(self, plan: StepPlan) -> int:
+        """The time of the step in ns, at least 1."""
+        num_tokens = context = pairs = 0
+        for item in plan.scheduled:
+            start, count = item.start, item.num_tokens
+            num_tokens += count
+            context += start + count
+            pairs += count * start + count * (count + 1) // 2
+        num_bytes = self.weight_bytes + self.kv_bytes_per_token * context
+        flops = self.flops_per_token * num_tokens + self.attention_flops_per_pair * pairs
+        seconds = max(num_bytes / self.memory_bandwidth, flops / self.flops_per_second) + self.step_overhead_s
+        return max(1, round(seconds * 1e9))
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A model on its device, and the cache that fits there."""
+
+    cost: CostModel
+    num_slots: int
+    """KV slots (tokens) that the memory holds beside the weights."""
+    max_model_len: int
+
+
+def _preset(
+    params: float,
+    layers: int,
+    width: int,
+    kv_width: int,
+    bandwidth: float,
+    flops: float,
+    num_slots: int,
+    max_model_len: int,
+) -> Preset:
+    """16-bit weights and KV; `width` is heads x head size, `kv_width` KV heads x head size. Overhead 5 ms."""
+    cost = CostModel(
+        weight_bytes=2 * params,
+        kv_bytes_per_token=2 * 2 * layers * kv_width,
+        flops_per_token=2 * params,
+        attention_flops_per_pair=4 * layers * width,
+        memory_bandwidth=bandwidth,
+        flops_per_second=flops,
+        step_overhead_s=0.005,
+    )
+    return Preset(cost, num_slots, max_model_len)
+
+
+PRESETS: Final = {
+    # PagedAttention, table 1: models, GPUs and KV slots. Rates: NVIDIA's data sheets, dense bf16, all GPUs together.
+    "opt-13b": _preset(12.85e9, 40, 5120, 5120, 1.555e12, 312e12, 15_700, 2048),  # 1 x A100 40 GB
+    "opt-66b": _preset(65.7e9, 64, 9216, 9216, 4 * 1.555e12, 4 * 312e12, 9_700, 2048),  # 4 x A100 40 GB
+    "opt-175b": _preset(174.6e9, 96, 12288, 12288, 8 * 2.039e12, 8 * 312e12, 60_100, 2048),  # 8 x A100 80 GB
+    # 0.9 x 80 GB less the weights, over 131,072 bytes a token.
+    "llama-3.1-8b": _preset(8.03e9, 32, 4096, 1024, 3.35e12, 989e12, 426_000, 131_072),  # 1 x H100 80 GB
+}

@@ -1,0 +1,36 @@
+"""The sizes of a simulated engine, with vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvscope_telemetry.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Raises BadInput for a value outside its range."""
+
+    num_blocks: int
+    block_size: int = 16
+    """Slots (tokens) a block."""
+    max_num_seqs: int = 256
+    """Requests that run in one step."""
+    max_num_batched_tokens: int = 2048
+    """Tokens computed in one step."""
+    max_model_len: int = 2048
+    """Tokens of prompt and output together."""
+    enable_prefix_caching: bool = True
+    """Under `paged`; no other policy shares blocks."""
+
+    def __post_init__(self) -> None:
+        _whole("num_gpu_blocks_override", self.num_blocks, 1 << 24)
+        _whole("block_size", self.block_size, 1024)
+        _whole("max_num_seqs", self.max_num_seqs, 1 << 16)
+        _whole("max_num_batched_tokens", self.max_num_batched_tokens, 1 << 31)
+        _whole("max_model_len", self.max_model_len, 1 << 31)
+
+
+def _whole(name: str, value: int, high: int) -> None:
+    if not 1 <= value <= high:
+        raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {high}")

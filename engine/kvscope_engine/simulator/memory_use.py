@@ -1,0 +1,68 @@
+"""Effective memory use as in PagedAttention's figure 2 (SOSP'23): what the KV slots of the pool were used for.
+
+A sample is taken in every step that leaves requests waiting, after the step's tokens were written and before
+requests that are done leave. It puts each slot of the pool into one class, as `policy.fragmentation` counts them:
+
+- states: holds the KV of a token of a running request (once, when several share it);
+- reserved: set aside for a token that its request will still compute;
+- internal: set aside for a request that will never use it, or the rest of a last block;
+- external and others: free, or held only because an allocator has nothing but powers of two;
+- cached: kept for a later prompt, held by no request. The paper's cache has none.
+
+A share is the mean over these samples, each with the same weight, of slots over all slots of the pool; the five
+add up to 1. Without a sample they are not known.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvscope_engine.policy.fragmentation import KVUse
+
+
+class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of all KV slots, from 0 to 1, under load."""
+
+    states: float
+    reserved: float
+    internal: float
+    external_and_others: float
+    cached: float
+    external_fragmentation: float
+    """Mean of 1 - largest free run / free slots; not a part of the sum."""
+
+
+class MemoryUse:
+    """The sums of the samples."""
+
+    __slots__ = ("_sums", "num_samples")
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._sums = [0.0] * 6
+
+    def add(self, use: KVUse) -> None:
+        """One sample."""
+        self.num_samples += 1
+        slots = use.num_slots
+        sums = self._sums
+        sums[0] += use.num_used / slots
+        sums[1] += use.num_reserved / slots
+        sums[2] += use.num_internal / slots
+        sums[3] += use.num_external_and_others / slots
+        sums[4] += use.num_cached / slots
+        sums[5] += use.external_fragmentation
+
+    def shares(self) -> MemoryShares | None:
+        """The means; None when no step was under load."""
+        if not self.num_samples:
+            return None
+        states, reserved, internal, external, cached, fragmentation = (value / self.num_samples for value in self._sums)
+        return MemoryShares(
+            states=states,
+            reserved=reserved,
+            internal=internal,
+            external_and_others=external,
+            cached=cached,
+            external_fragmentation=fragmentation,
+        )

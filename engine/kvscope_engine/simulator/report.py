@@ -1,0 +1,94 @@
+"""The result of a run under one policy, as values for a table or JSON. Frozen; derived from a tally alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from kvscope_engine.simulator.memory_use import MemoryShares
+from kvscope_engine.simulator.simulation import Simulation
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """Of finished requests, in seconds; linear between the two nearest values, as numpy does."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy. Rates are over `simulated_s`, from the first arrival to the end of the last request.
+
+    What needs a finished request is None without one, what needs a step under load (one that left requests
+    waiting) is None without one.
+    """
+
+    allocator: str
+    num_finished: int
+    num_refused: int
+    """Could not have run even alone; they are in nothing else here."""
+    first_refusal: str
+    """Why the first of these was refused; empty without one."""
+    num_steps: int
+    num_steps_under_load: int
+    simulated_s: float
+    memory: MemoryShares | None
+    """Effective memory use, as `memory_use` defines it."""
+    mean_batch: float | None
+    """Requests in a step, over all steps."""
+    mean_batch_under_load: float | None
+    """The same over steps under load."""
+    requests_per_s: float | None
+    output_tokens_per_s: float | None
+    num_preemptions: int
+    num_preempted_requests: int
+    num_evicted_blocks: int
+    prefix_hit_rate: float | None
+    """Share of the prompts' tokens that the prefix cache gave, at the first admission."""
+    ttft_s: Percentiles | None
+    """From a request's arrival to its first token."""
+    latency_s: Percentiles | None
+    """From its arrival to its last token."""
+    normalized_latency_s: Percentiles | None
+    """That over its output tokens."""
+
+
+def report(simulation: Simulation) -> Report:
+    """What a run that has ended came to."""
+    tally, seconds = simulation.tally, simulation.now_ns / 1e9
+    samples = tally.memory.num_samples
+    return Report(
+        allocator=simulation.allocator,
+        num_finished=tally.num_finished,
+        num_refused=tally.num_refused,
+        first_refusal=tally.first_refusal,
+        num_steps=tally.num_steps,
+        num_steps_under_load=samples,
+        simulated_s=seconds,
+        memory=tally.memory.shares(),
+        mean_batch=_ratio(tally.num_scheduled, tally.num_steps),
+        mean_batch_under_load=_ratio(tally.num_scheduled_under_load, samples),
+        requests_per_s=_ratio(tally.num_finished, seconds),
+        output_tokens_per_s=_ratio(tally.num_output_tokens, seconds),
+        num_preemptions=simulation.scheduler.totals.preemptions,
+        num_preempted_requests=tally.num_preempted,
+        num_evicted_blocks=simulation.pool.evicted_blocks,
+        prefix_hit_rate=_ratio(tally.num_cached_tokens, tally.num_prompt_tokens),
+        ttft_s=_percentiles(tally.ttft_ns),
+        latency_s=_percentiles(tally.total_ns),
+        normalized_latency_s=_percentiles(tally.per_token_ns),
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _percentiles(values_ns: Sequence[float]) -> Percentiles | None:
+    if not values_ns:
+        return None
+    p50, p90, p99 = np.percentile(np.asarray(values_ns, np.float64) / 1e9, (50, 90, 99)).tolist()
+    return Percentiles(p50, p90, p99)

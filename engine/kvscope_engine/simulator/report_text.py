@@ -1,0 +1,88 @@
+"""Reports as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvscope_engine.bench.table import table
+from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.report import Percentiles, Report
+from kvscope_engine.simulator.workload import Workload
+
+NOT_KNOWN = "–"
+
+
+def text(workload: Workload, limits: Limits, reports: Sequence[Report]) -> str:
+    """What was run, and a table each for memory, throughput and latency, a row a policy."""
+    sections = [
+        _setup(workload, limits),
+        "KV slots under load (mean over steps that leave requests waiting), % of all\n" + _memory(reports),
+        "Throughput\n" + _throughput(reports),
+        "Latency, s (p50 / p90 / p99)\n" + _latency(reports),
+    ]
+    return "\n\n".join([*sections, *_refusals(reports)])
+
+
+def _setup(workload: Workload, limits: Limits) -> str:
+    return (
+        f"{workload.name}: {len(workload.requests)} requests, {workload.mean_prompt_tokens:.1f} prompt and"
+        f" {workload.mean_output_tokens:.1f} output tokens on average; {limits.num_blocks} blocks of"
+        f" {limits.block_size} slots, at most {limits.max_model_len} tokens a request"
+    )
+
+
+def _memory(reports: Sequence[Report]) -> str:
+    header = ["policy", "token states", "reserved", "internal", "external, others", "cached", "steps"]
+    return table(header, [[one.allocator, *_shares(one), str(one.num_steps_under_load)] for one in reports])
+
+
+def _shares(report: Report) -> list[str]:
+    memory = report.memory
+    if memory is None:
+        return [NOT_KNOWN] * 5
+    parts = (memory.states, memory.reserved, memory.internal, memory.external_and_others, memory.cached)
+    return [f"{100 * part:.1f}" for part in parts]
+
+
+def _throughput(reports: Sequence[Report]) -> str:
+    header = ["policy", "batch", "under load", "requests/s", "tokens/s", "preemptions", "evicted", "hit %", "time, s"]
+    rows = [
+        [
+            one.allocator,
+            _number(one.mean_batch, 2),
+            _number(one.mean_batch_under_load, 2),
+            _number(one.requests_per_s, 3),
+            _number(one.output_tokens_per_s, 1),
+            str(one.num_preemptions),
+            str(one.num_evicted_blocks),
+            _number(None if one.prefix_hit_rate is None else 100 * one.prefix_hit_rate, 1),
+            f"{one.simulated_s:.1f}",
+        ]
+        for one in reports
+    ]
+    return table(header, rows)
+
+
+def _latency(reports: Sequence[Report]) -> str:
+    header = ["policy", "first token", "whole request", "per output token"]
+    rows = [
+        [one.allocator, *(_percentiles(found) for found in (one.ttft_s, one.latency_s, one.normalized_latency_s))]
+        for one in reports
+    ]
+    return table(header, rows)
+
+
+def _refusals(reports: Sequence[Report]) -> list[str]:
+    return [
+        f"{one.allocator}: {one.num_refused} requests refused; the first: {one.first_refusal}"
+        for one in reports
+        if one.num_refused
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NOT_KNOWN if value is None else f"{value:.{digits}f}"
+
+
+def _percentiles(found: Percentiles | None) -> str:
+    return NOT_KNOWN if found is None else f"{found.p50:.3f} / {found.p90:.3f} / {found.p99:.3f}"

@@ -1,0 +1,142 @@
+"""One run: a workload through the scheduler under one allocation policy, on a clock that the cost model moves.
+
+Owns the clock, and plays the engine's part: it brings requests when they come, makes up the sampled tokens and
+ends requests at their length. Who runs and who gets which block is decided by the same code as in the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_engine.policy.allocators import make_allocation
+from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduler import Scheduler
+from kvscope_engine.simulator.cost_model import CostModel
+from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.tally import Tally
+from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.sampling_params import SamplingParams
+
+SAMPLING: Final = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+SALT: Final = b"simulation"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What runs where. `allocator` is a name that `make_allocation` knows."""
+
+    workload: Workload
+    limits: Limits
+    cost: CostModel
+    allocator: str
+
+
+class Simulation:
+    """A pool, a scheduler, and a clock that starts at 0. Deterministic: equal setups give equal runs.
+
+    Raises BadInput for an allocator that does not exist or cannot serve such a pool.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        limits = setup.limits
+        self._workload = setup.workload
+        self._cost = setup.cost
+        self.allocator = setup.allocator
+        caching = limits.enable_prefix_caching and setup.allocator == "paged"
+        self.pool = BlockPool(limits.num_blocks, limits.block_size, prefix_caching=caching, salt=SALT)
+        self.scheduler = Scheduler(
+            self.pool,
+            make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        )
+        # A step admits at most max_num_seqs requests. With more than that in the queue, later arrivals change
+        # nothing, so their prompts need not be in memory yet.
+        self._max_queued = limits.max_num_seqs + 1
+        self._num_brought = 0
+        self.now_ns = 0
+        self.step_count = 0
+        self.tally = Tally()
+
+    @property
+    def num_requests(self) -> int:
+        """Of the workload."""
+        return len(self._workload.requests)
+
+    def run(self) -> None:
+        """Until the last request has ended. Raises KvscopeError when the policy can never place one."""
+        while self.advance():
+            pass
+
+    def advance(self) -> bool:
+        """One step, or a jump to the next arrival when there is nothing to do; False at the end."""
+        self._bring_arrivals()
+        plan = self.scheduler.schedule(self.step_count + 1, self.now_ns)
+        if plan.scheduled:
+            self._step(plan)
+            return True
+        if self.scheduler.requests:
+            raise self._stuck()
+        if self._num_brought == self.num_requests:
+            return False
+        self.now_ns = max(self.now_ns, self._workload.requests[self._num_brought].arrival_ns)
+        return True
+
+    def _step(self, plan: StepPlan) -> None:
+        self.step_count += 1
+        self.now_ns += self._cost.step_ns(plan)
+        self.scheduler.commit(plan, self.step_count)
+        self.tally.step(plan, self.scheduler, self.pool)
+        for item in plan.scheduled:
+            if item.samples:
+                self._sample(item.request)
+        self.scheduler.take_changes()
+
+    def _sample(self, request: Request) -> None:
+        """The token of request `number` is `-number`, which no other request's text contains."""
+        output = request.output_token_ids
+        output.append(-request.number)
+        if request.first_token_ns is None:
+            request.first_token_ns = self.now_ns
+        if len(output) == request.max_tokens:
+            request.last_token_ns = self.now_ns
+            self.scheduler.finish(request, "length", self.now_ns)
+            self.tally.finish(request)
+
+    def _bring_arrivals(self) -> None:
+        requests = self._workload.requests
+        while self._num_brought < len(requests) and self.scheduler.num_waiting < self._max_queued:
+            coming = requests[self._num_brought]
+            if coming.arrival_ns > self.now_ns:
+                return
+            self._num_brought += 1
+            self._add(coming, self._num_brought)
+
+    def _add(self, coming: WorkloadRequest, number: int) -> None:
+        request = Request(
+            number=number,
+            request_id=str(number),
+            prompt_token_ids=self._workload.prompt_token_ids(coming, -number),
+            sampling=SAMPLING,
+            max_tokens=coming.num_output_tokens,
+            arrival_ns=coming.arrival_ns,
+            expected_tokens=coming.num_prompt_tokens + coming.num_output_tokens,
+        )
+        try:
+            self.scheduler.add(request)
+        except BadInput as refusal:
+            self.tally.refuse(str(refusal))
+
+    def _stuck(self) -> KvscopeError:
+        request = next(iter(self.scheduler.requests.values()))
+        return KvscopeError(
+            f"allocator {self.allocator!r} can never place request {request.number}"
+            f" ({request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones)"
+            f" in a pool of {self.pool.num_blocks} blocks of {self.pool.block_size}: give it more blocks"
+            " (--num-gpu-blocks-override) or a smaller --max-model-len"
+        )

@@ -1,0 +1,82 @@
+"""What is counted during a run. Knows the scheduler's totals, and nothing of how it is printed (`report`)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.fragmentation import kv_use
+from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduler import Scheduler
+from kvscope_engine.simulator.memory_use import MemoryUse
+
+
+class Tally:
+    """Sums over steps and values of finished requests, in the order they ended. Times in ns of the run's clock."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_scheduled = 0
+        """Requests in each step, summed up."""
+        self.num_scheduled_under_load = 0
+        """The same over steps that left requests waiting: those of `memory`."""
+        self.memory = MemoryUse()
+        self.num_refused = 0
+        self.first_refusal = ""
+        self.num_prompt_tokens = 0
+        """Of finished requests."""
+        self.num_cached_tokens = 0
+        """Of these, what the prefix cache gave at the first admission."""
+        self.num_output_tokens = 0
+        self.num_preempted = 0
+        """Finished requests that were preempted at least once."""
+        self.ttft_ns = array("d")
+        self.total_ns = array("d")
+        self.per_token_ns = array("d")
+
+    @property
+    def num_finished(self) -> int:
+        """Requests that ran to their end."""
+        return len(self.total_ns)
+
+    @property
+    def num_ended(self) -> int:
+        """Finished and refused ones."""
+        return self.num_finished + self.num_refused
+
+    def step(self, plan: StepPlan, scheduler: Scheduler, pool: BlockPool) -> None:
+        """A step was committed; its requests have not been ended yet."""
+        batch = len(plan.scheduled)
+        self.num_steps += 1
+        self.num_scheduled += batch
+        if scheduler.num_waiting:
+            self.num_scheduled_under_load += batch
+            self.memory.add(kv_use(pool, _holders(plan, scheduler)))
+
+    def finish(self, request: Request) -> None:
+        """A request is done; its first and last token have their times."""
+        assert request.first_token_ns is not None, f"request {request.number} ended without a token"
+        assert request.last_token_ns is not None, f"request {request.number} has no end"
+        num_output_tokens = len(request.output_token_ids)
+        total_ns = request.last_token_ns - request.arrival_ns
+        self.ttft_ns.append(request.first_token_ns - request.arrival_ns)
+        self.total_ns.append(total_ns)
+        self.per_token_ns.append(total_ns / num_output_tokens)
+        self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_cached_tokens += request.num_cached_tokens
+        self.num_output_tokens += num_output_tokens
+        self.num_preempted += request.num_preemptions > 0
+
+    def refuse(self, cause: str) -> None:
+        """A request could not run even alone."""
+        self.num_refused += 1
+        self.first_refusal = self.first_refusal or cause
+
+
+def _holders(plan: StepPlan, scheduler: Scheduler) -> Iterable[Request]:
+    """Requests among which are all that hold blocks; those of the plan are fewer, where they are enough."""
+    if len(plan.scheduled) == scheduler.num_running:
+        return [item.request for item in plan.scheduled]
+    return scheduler.requests.values()

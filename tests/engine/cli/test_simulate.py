@@ -1,0 +1,143 @@
+"""`simulate`: tables, JSON, bad input in one line, nothing half on Ctrl-C, and never torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_engine.simulator.simulation import Simulation
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ("simulate", "alpaca", "--requests", "30", "--num-gpu-blocks-override", "64", "--max-model-len", "256")
+
+
+def found(run: Run, *words: str) -> dict[str, Any]:
+    code, out, err = run(*words, "--json")
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    parsed: dict[str, Any] = json.loads(out)
+    return parsed
+
+
+def test_a_table_names_each_policy(run: Run) -> None:
+    code, out, err = run(*SMALL, "--allocator", "all")
+    assert (code, err) == (0, "")
+    for word in ("paged", "contiguous", "buddy", "oracle", "token states", "preemptions", "per output token"):
+        assert word in out
+    assert "30 requests" in out
+
+
+def test_json_has_a_report_a_policy_in_the_order_given(run: Run) -> None:
+    report = found(run, *SMALL, "--allocator", "oracle", "--allocator", "paged", "--allocator", "oracle")
+    assert [policy["allocator"] for policy in report["policies"]] == ["oracle", "paged"]
+    assert report["workload"]["num_requests"] == 30
+    assert report["limits"]["num_blocks"] == 64
+    for policy in report["policies"]:
+        assert policy["num_finished"] == 30
+        memory = policy["memory"]
+        assert sum(share for name, share in memory.items() if name != "external_fragmentation") == pytest.approx(1)
+        assert policy["ttft_s"]["p50"] <= policy["latency_s"]["p99"]
+
+
+def test_the_seed_decides(run: Run) -> None:
+    one = found(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "5")
+    assert one == found(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "5")
+    assert one != found(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "6")
+
+
+def test_a_shared_prefix_is_found_unless_caching_is_off(run: Run) -> None:
+    words = (*SMALL, "--shared-prefix", "64", "--rate", "10")
+    assert found(run, *words)["policies"][0]["prefix_hit_rate"] > 0.3
+    assert found(run, *words, "--no-enable-prefix-caching")["policies"][0]["prefix_hit_rate"] == 0
+
+
+def test_costs_override_the_preset(run: Run) -> None:
+    words = ("--weight-bytes", "1GB", "--memory-bandwidth", "1GB", "--step-overhead-ms", "500")
+    report = found(run, "simulate", "alpaca", "--requests", "1", "--model-preset", "llama-3.1-8b", *words)
+    assert report["cost_model"]["weight_bytes"] == 1e9
+    assert report["cost_model"]["kv_bytes_per_token"] == 131_072
+    assert report["policies"][0]["ttft_s"]["p50"] == pytest.approx(1.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trace.jsonl", '{"timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [0, 1]}\n' * 3),
+        ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.6805900,374,44\n" * 3),
+    ],
+)
+def test_traces(run: Run, tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    report = found(run, "simulate", str(path))
+    assert report["workload"]["name"] == name
+    assert report["policies"][0]["num_finished"] == 3
+    assert found(run, "simulate", str(path), "--requests", "2")["policies"][0]["num_finished"] == 2
+    path.write_text(text + "bad\n")
+    code, out, err = run("simulate", str(path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{path}, line {text.count(chr(10)) + 1}: " in err
+
+
+def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None:
+    code, out, _ = run("simulate", "sharegpt", "--requests", "50", "--num-gpu-blocks-override", "20")
+    assert code == 0
+    assert "requests refused; the first: " in out
+    code, out, err = run("simulate", "sharegpt", "--requests", "3", "--num-gpu-blocks-override", "1")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no request of 'sharegpt' can be served: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((), "WORKLOAD"),
+        (("gsm8k",), "'gsm8k'"),
+        (("nowhere.jsonl",), "No such file"),
+        (("nowhere.csv", "--rate", "3"), "--rate is not accepted with a trace"),
+        (("nowhere.csv", "--shared-prefix", "3"), "--shared-prefix is not accepted with a trace"),
+        (("alpaca", "--requests", "0"), "requests=0"),
+        (("alpaca", "--rate", "0"), "rate=0.0"),
+        (("alpaca", "--allocator", "slab"), "'slab'"),
+        (("alpaca", "--block-size", "0"), "block_size=0"),
+        (("alpaca", "--num-gpu-blocks-override", "0"), "num_gpu_blocks_override=0"),
+        (("alpaca", "--flops-per-second", "nan"), "flops_per_second=nan"),
+        (("alpaca", "--step-overhead-ms", "-1"), "step_overhead_s=-0.001"),
+        (("alpaca", "--model-preset", "gpt-9"), "'gpt-9'"),
+        (("alpaca", "--allocator", "all", "--max-model-len", "99999"), "max_model_len=99999"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, words: tuple[str, ...], named: str) -> None:
+    code, out, err = run("simulate", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("kvscope-engine: ")
+    assert named in err
+
+
+def test_ctrl_c_prints_nothing_half(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Simulation.advance
+
+    def interrupted(simulation: Simulation) -> bool:
+        if simulation.allocator == "oracle" and simulation.step_count == 3:
+            raise KeyboardInterrupt
+        return advance(simulation)
+
+    monkeypatch.setattr(Simulation, "advance", interrupted)
+    assert run(*SMALL, "--allocator", "all") == (130, "", "kvscope-engine: interrupted\n")
+
+
+def test_torch_is_never_imported() -> None:
+    program = (
+        "import sys\n"
+        "from kvscope_engine.cli.main import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "print(sorted({'torch', 'transformers', 'triton'} & set(sys.modules)))\n"
+    )
+    command = [sys.executable, "-c", program, *SMALL, "--allocator", "all", "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.splitlines()[-1] == "[]"

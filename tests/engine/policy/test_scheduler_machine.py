@@ -1,0 +1,143 @@
+"""A state machine over scheduler, pool and each allocation policy: whatever is done, blocks and requests agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kvscope_engine.policy.allocators import ALLOCATORS
+from kvscope_engine.policy.fragmentation import kv_use
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.errors import BadInput
+
+Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """`Drive` checks each step: every token sees its own past, and no copy's source is another's target."""
+
+    def __init__(self, drive: Make, completion: Make, allocator: str, knows_lengths: bool) -> None:
+        super().__init__()
+        self.make, self.completion = drive, completion
+        self.allocator, self.knows_lengths = allocator, knows_lengths
+        self.one: Any = None
+
+    @initialize(
+        num_blocks=st.integers(4, 40),
+        block_size=st.integers(1, 5),
+        max_num_seqs=st.integers(1, 8),
+        budget=st.integers(1, 40),
+        prefix_caching=st.booleans(),
+        share=st.integers(1, 8),
+    )
+    def begin(
+        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, prefix_caching: bool, share: int
+    ) -> None:
+        longest_run = 1 << (num_blocks.bit_length() - 1)
+        self.one = self.make(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max(4, longest_run * block_size // share),
+            prefix_caching=prefix_caching and self.allocator == "paged",
+            allocator=self.allocator,
+            knows_lengths=self.knows_lengths,
+        )
+        self.requests: list[Request] = []
+
+    @rule(family=st.integers(0, 2), length=st.integers(1, 30), new=st.integers(1, 30), priority=st.integers(0, 1))
+    def submit(self, family: int, length: int, new: int, priority: int) -> None:
+        try:
+            self.requests.append(self.one.submit([family] * length, new, priority=priority))
+        except BadInput:
+            assert length + new > self.one.scheduler.max_request_tokens
+        else:
+            assert length + new <= self.one.scheduler.max_request_tokens
+
+    @precondition(lambda self: self.unfinished)
+    @rule(times=st.integers(1, 12))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            plan, _ = self.one.step()
+            assert plan.scheduled or not self.unfinished
+            self._counts_agree()
+
+    @precondition(lambda self: self.unfinished)
+    @rule(pick=st.integers(0, 99))
+    def abort(self, pick: int) -> None:
+        self.one.scheduler.abort(self.unfinished[pick % len(self.unfinished)], self.one.now_ns)
+
+    @precondition(lambda self: self.unfinished)
+    @rule(pick=st.integers(0, 99))
+    def abort_while_it_runs(self, pick: int) -> None:
+        """Between schedule and commit."""
+        self.one.step(abort=self.unfinished[pick % len(self.unfinished)])
+
+    @precondition(lambda self: self.unfinished)
+    @rule(pick=st.integers(0, 99))
+    def fork(self, pick: int) -> None:
+        self.requests.append(self.one.fork(self.unfinished[pick % len(self.unfinished)]))
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.one.scheduler.reset_prefix_cache(self.one.now_ns)
+
+    @invariant()
+    def is_whole(self) -> None:
+        if self.one is not None:
+            self.one.scheduler.check_integrity()
+            self._counts_agree()
+
+    def teardown(self) -> None:
+        """Every request ends, with the right tokens; nothing is held, and free blocks are one run as at first."""
+        if self.one is None:
+            return
+        self.one.run()
+        for request in self.requests:
+            if request.finish_reason == "length":
+                assert request.output_token_ids == self.completion(request.prompt_token_ids, request.max_tokens)
+        self.one.scheduler.reset_prefix_cache(0)
+        use = kv_use(self.one.pool, [])
+        assert use.num_external == use.num_slots == use.largest_free_run
+
+    @property
+    def unfinished(self) -> list[Request]:
+        return [] if self.one is None else list(self.one.scheduler.requests.values())
+
+    def _counts_agree(self) -> None:
+        use = kv_use(self.one.pool, self.unfinished)
+        parts = (use.num_used, use.num_reserved, use.num_internal, use.num_rounding, use.num_cached, use.num_external)
+        assert min(parts) >= 0
+        assert sum(parts) == use.num_slots
+        assert use.largest_free_run <= use.num_external
+        if self.allocator != "paged":
+            assert use.num_used == sum(request.num_computed_tokens for request in self.unfinished)
+
+
+@pytest.mark.parametrize(
+    ("allocator", "knows_lengths"),
+    [(name, known) for name in ALLOCATORS for known in (False, True) if known or name != "oracle"],
+)
+def test_requests_and_blocks_agree(drive: Make, expected_completion: Make, allocator: str, knows_lengths: bool) -> None:
+    run_state_machine_as_test(
+        lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths),
+        settings=settings(
+            max_examples=120,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+        ),
+    )

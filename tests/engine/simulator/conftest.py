@@ -1,0 +1,47 @@
+"""Tiny simulations whose every number can be worked out by hand: a step takes a second, or what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvscope_engine.simulator.cost_model import CostModel
+from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def one_second_step() -> CostModel:
+    """A device without costs but the overhead."""
+    return CostModel(
+        weight_bytes=0,
+        kv_bytes_per_token=0,
+        flops_per_token=0,
+        attention_flops_per_pair=0,
+        memory_bandwidth=1,
+        flops_per_second=1,
+        step_overhead_s=1,
+    )
+
+
+@pytest.fixture
+def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
+    """Requests as (arrival in s, prompt, output[, texts]); limits by name."""
+
+    def make(
+        requests: list[tuple[float, int, int] | tuple[float, int, int, tuple[int, ...]]],
+        allocator: str = "paged",
+        tokens_per_text: int = 1,
+        **limits: int,
+    ) -> Simulation:
+        made = tuple(WorkloadRequest(round(first * SECOND_NS), *rest) for first, *rest in requests)  # type: ignore[arg-type]
+        sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
+        return Simulation(
+            Setup(Workload("by hand", made, tokens_per_text), Limits(**sizes), one_second_step, allocator)
+        )
+
+    return make

@@ -1,0 +1,140 @@
+"""Mooncake and Azure traces: what is read, and what is said of lines that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvscope_engine.simulator.azure import read_azure
+from kvscope_engine.simulator.mooncake import read_mooncake
+from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_telemetry.errors import BadInput
+
+MOONCAKE = '{"timestamp": 27482, "input_length": 1030, "output_length": 52, "hash_ids": [46, 99999999999, 48]}'
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+Read = Callable[..., Workload]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str | bytes, str], Path]:
+    """A file of this text in a folder of its own."""
+
+    def write_file(content: str | bytes, name: str) -> Path:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write_file
+
+
+def test_mooncake(write: Callable[..., Path]) -> None:
+    text = (
+        MOONCAKE
+        + '\n\n{"timestamp": 27000, "input_length": 700, "output_length": 0, "hash_ids": [46, 50], "more": 1}\n'
+    )
+    workload = read_mooncake(write(text, "trace.jsonl"))
+    assert workload.requests == (
+        WorkloadRequest(0, 700, 1, (0, 3)),
+        WorkloadRequest(482_000_000, 1030, 52, (0, 1, 2)),
+    )
+    assert (workload.name, workload.tokens_per_text, workload.longest) == ("trace.jsonl", 512, 1082)
+
+
+def test_equal_hash_ids_are_equal_tokens(write: Callable[..., Path]) -> None:
+    text = MOONCAKE + "\n" + MOONCAKE.replace("1030", "1200").replace("48]", "77]")
+    workload = read_mooncake(write(text, "trace.jsonl"))
+    first, second = (workload.prompt_token_ids(request, -1) for request in workload.requests)
+    assert (len(first), len(second)) == (1030, 1200)
+    assert first[:1024] == second[:1024]
+    assert first[:512] != first[512:1024]
+    assert not set(first[1024:]) & set(second[1024:])
+
+
+def test_without_hash_ids_and_with_all_but_the_last_the_rest_is_its_own(write: Callable[..., Path]) -> None:
+    for text_ids, shared in (((), 0), ((46, 7), 1024)):
+        line = f'{{"timestamp": 1.5, "input_length": 1030, "output_length": 1, "hash_ids": {list(text_ids)}}}'
+        workload = read_mooncake(write(line, "trace.jsonl"))
+        tokens = workload.prompt_token_ids(workload.requests[0], -9)
+        assert tokens[shared:] == [-9] * (1030 - shared)
+        assert -9 not in tokens[:shared]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 3"),
+        ("[1, 2]", "array"),
+        ('{"timestamp": 1, "input_length": 5}', "output_length"),
+        ('{"timestamp": -1, "input_length": 5, "output_length": 5}', "timestamp"),
+        ('{"timestamp": "1", "input_length": 5, "output_length": 5}', "timestamp"),
+        ('{"timestamp": 1, "input_length": 0, "output_length": 5}', "input_length 0"),
+        ('{"timestamp": 1, "input_length": 5.5, "output_length": 5}', "input_length"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": -2}', "output_length -2"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 99999999999}', "output_length 99999999999"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": [1, 2]}', "2 hash ids"),
+        ('{"timestamp": 1, "input_length": 1025, "output_length": 5, "hash_ids": [1]}', "1 hash ids"),
+        ("[" * 100_000, "line 3"),
+        (b"\xff\xfe", "utf-8"),
+    ],
+)
+def test_bad_mooncake_lines_are_named(write: Callable[..., Path], line: str | bytes, said: str) -> None:
+    raw = line.encode() if isinstance(line, str) else line
+    path = write(MOONCAKE.encode() + b"\n\n" + raw + b"\n", "trace.jsonl")
+    with pytest.raises(BadInput) as refusal:
+        read_mooncake(path)
+    assert str(refusal.value).startswith(f"{path}, line 3: ")
+    assert said in str(refusal.value)
+
+
+def test_azure_of_2023_and_of_2024(write: Callable[..., Path]) -> None:
+    rows = "2023-11-16 18:15:47.6805900,374,44\r\n2023-11-16 18:15:46.6805900,396,0\r\n"
+    workload = read_azure(write(AZURE + rows, "trace.csv"))
+    assert workload.requests == (WorkloadRequest(0, 396, 1), WorkloadRequest(10**9, 374, 44))
+    rows = "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:00.017335+00:00,2399,6\n"
+    assert [request.arrival_ns for request in read_azure(write(AZURE + rows, "trace.csv")).requests] == [0, 7_405_000]
+
+
+def test_azure_columns_are_found_by_name(write: Callable[..., Path]) -> None:
+    text = "\ufeffGeneratedTokens,Model,ContextTokens,TIMESTAMP\n44,x,374,2023-11-16 18:15:46\n"
+    assert read_azure(write(text, "trace.csv")).requests == (WorkloadRequest(0, 374, 44),)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("2023-11-16 18:15:46,374", "374"),
+        ("yesterday,374,44", "'yesterday'"),
+        ("2023-11-16 18:15:46,many,44", "'many'"),
+        ("2023-11-16 18:15:46,0,44", "ContextTokens 0"),
+        ("2023-11-16 18:15:46,374,-1", "GeneratedTokens -1"),
+        ("2023-11-16 18:15:46,374," + "9" * 5000, "not accepted"),
+    ],
+)
+def test_bad_azure_lines_are_named(write: Callable[..., Path], row: str, said: str) -> None:
+    path = write(AZURE + "2023-11-16 18:15:46,1,1\n" + row, "trace.csv")
+    with pytest.raises(BadInput) as refusal:
+        read_azure(path)
+    assert str(refusal.value).startswith(f"{path}, line 3: ")
+    assert said in str(refusal.value)
+
+
+def test_an_azure_header_is_needed(write: Callable[..., Path]) -> None:
+    with pytest.raises(BadInput, match=r"line 1: 'a,b,c' is not accepted: the first line is TIMESTAMP,ContextTokens"):
+        read_azure(write("a,b,c\n1,2,3\n", "trace.csv"))
+
+
+@pytest.mark.parametrize(("read", "content"), [(read_mooncake, "\n\n"), (read_azure, AZURE)])
+def test_an_empty_trace_and_a_missing_one(write: Callable[..., Path], read: Read, content: str) -> None:
+    with pytest.raises(BadInput, match="holds no request"):
+        read(write(content, "empty"))
+    with pytest.raises(BadInput, match="No such file"):
+        read(Path("nowhere.jsonl"))
+
+
+def test_only_as_many_as_asked_for(write: Callable[..., Path]) -> None:
+    path = write((MOONCAKE + "\n") * 5 + "{", "trace.jsonl")
+    assert len(read_mooncake(path, 5).requests) == 5
+    azure = write(AZURE + "2023-11-16 18:15:46,1,1\n" * 3 + "bad", "trace.csv")
+    assert len(read_azure(azure, 3).requests) == 3
