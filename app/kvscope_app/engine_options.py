@@ -132,7 +132,12 @@ ENGINE_OPTIONS: Final = (
     EngineOption("--gpu-memory-utilization", "SHARE", "share of the GPU's memory it may take (default: 0.9)", _share),
     EngineOption("--num-gpu-blocks-override", "BLOCKS", "exactly this many blocks, on a CPU too", _whole(1, _MANY)),
     EngineOption("--kv-memory", "SIZE", "memory for the blocks, such as 512MiB (default: by device)", _size),
-    EngineOption("--allocator", "A", "how a request gets its blocks: paged", _one_of("paged")),
+    EngineOption(
+        "--allocator",
+        "A",
+        "how a request gets its blocks: paged, contiguous or buddy",
+        _one_of("paged", "contiguous", "buddy"),
+    ),
     EngineOption("--seed", "N", "for requests that bring none (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
     EngineOption("--num-threads", "N", "CPU threads (default: torch's choice)", _whole(1, _MANY)),
 )

@@ -11,7 +11,8 @@ from kvscope_telemetry.errors import BadInput
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES: Final = ("auto",)
-ALLOCATORS: Final = ("paged",)
+ALLOCATORS: Final = ("paged", "contiguous", "buddy")
+"""`oracle` knows lengths that an engine cannot: the simulator's alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class EngineConfig:
     """Bytes for the block pool; None chooses by device."""
     enable_prefix_caching: bool = True
     allocator: str = "paged"
+    """How a request gets its blocks. All but `paged` reserve them ahead and share none: no prefix caching."""
     seed: int = 0
     """For requests that bring none."""
     num_threads: int | None = None
@@ -55,6 +57,11 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
         _one_of("allocator", self.allocator, ALLOCATORS)
+        if self.allocator != "paged" and self.enable_prefix_caching:
+            raise BadInput(
+                f"allocator={self.allocator!r} is not accepted with prefix caching: switch it off"
+                " (--no-enable-prefix-caching)"
+            )
         _whole("block_size", self.block_size, 1, 1024)
         _whole("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
         for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "num_threads"):

@@ -19,7 +19,7 @@ from kvscope_engine.model.kv_storage import KVStorage
 from kvscope_engine.model.loader import LoadedModel, load_model
 from kvscope_engine.model.memory import num_blocks_for
 from kvscope_engine.model.runner import ModelRunner
-from kvscope_engine.policy.allocation import PagedAllocation
+from kvscope_engine.policy.allocators import make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.scheduler import Scheduler
 from kvscope_engine.submission import Limits
@@ -44,7 +44,7 @@ class Parts:
     @property
     def limits(self) -> Limits:
         """How long a request may be."""
-        return Limits(self.loaded.max_model_len, self.pool.num_blocks * self.pool.block_size)
+        return Limits(self.loaded.max_model_len, self.scheduler.max_request_tokens)
 
     def memory_breakdown(self) -> MemoryBreakdown:
         """Where the memory went, in bytes."""
@@ -77,7 +77,7 @@ def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress],
     max_batched = _max_batched_tokens(config, loaded)
     scheduler = Scheduler(
         pool,
-        PagedAllocation(pool),
+        make_allocation(config.allocator, pool, max_model_len=loaded.max_model_len),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched,
         max_model_len=loaded.max_model_len,

@@ -152,6 +152,12 @@ VARIANTS: Mapping[str, dict[str, object]] = {
         "max_num_batched_tokens": 19,
         "enable_prefix_caching": False,
     },
+    "contiguous": {"allocator": "contiguous", "enable_prefix_caching": False, "max_model_len": 128},
+    "buddy, a quarter of the blocks": {
+        "allocator": "buddy",
+        "enable_prefix_caching": False,
+        "num_gpu_blocks_override": 60,
+    },
     "blocks of one token": {"block_size": 1, "num_gpu_blocks_override": 400},
     "blocks of sixteen": {"block_size": 16, "num_gpu_blocks_override": 200},
 }
