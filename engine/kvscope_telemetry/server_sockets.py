@@ -188,9 +188,11 @@ class ServerSockets:
             wait_s = max(0.0, next_beat - time.monotonic())
             if not self._backlogs.is_empty:
                 wait_s = min(wait_s, self._retry_s)
-            poller.poll(math.ceil(1000 * wait_s))
-            self._wakeup.clear()
-            self._read_commands()
+            ready = {source for source, _ in poller.poll(math.ceil(1000 * wait_s))}
+            if self._wakeup.reader in ready:
+                self._wakeup.clear()
+            if self._router in ready:
+                self._read_commands()
             self._send_queued()
             if time.monotonic() >= next_beat:
                 self._beat()

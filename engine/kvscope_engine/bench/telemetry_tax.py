@@ -42,11 +42,13 @@ class _Switched:
 
 def telemetry_ratio(ours: Any, workload: Workload, repeats: int, tell: Callable[[str], None]) -> dict[str, float]:
     """Tokens a CPU-second (the publisher's thread counted in) with telemetry over those without; medians."""
+    ratios: list[float] = []
     with _watched() as publish:
         contenders: list[Contender] = [_Switched("on", ours, publish), _Switched("off", ours, None)]
-        found = rates(contenders, workload, repeats, tell)
-    pairs = zip(found["on"], found["off"], strict=True)
-    ratios = [on.per_cpu_second / off.per_cpu_second for on, off in pairs]
+        for _ in range(repeats):
+            found = rates(contenders, workload, 1, tell)
+            ratios.append(found["on"][0].per_cpu_second / found["off"][0].per_cpu_second)
+            contenders.reverse()  # who goes first has the colder caches, or the warmer processor
     return {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 
 
