@@ -36,6 +36,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="reuse the blocks of prompts that begin alike (default: yes)",
     )
+    group.add_argument("--kv-disk-keep", action="store_true", help="keep that file at exit, for the next start")
 
 
 def engine_arguments(args: argparse.Namespace) -> list[str]:
@@ -48,7 +49,7 @@ def engine_arguments(args: argparse.Namespace) -> list[str]:
     caching: bool | None = args.enable_prefix_caching
     if caching is not None:
         result.append("--enable-prefix-caching" if caching else "--no-enable-prefix-caching")
-    return result
+    return [*result, "--kv-disk-keep"] if args.kv_disk_keep else result
 
 
 def _typed(option: EngineOption) -> Callable[[str], str]:
@@ -132,6 +133,15 @@ ENGINE_OPTIONS: Final = (
     EngineOption("--gpu-memory-utilization", "SHARE", "share of the GPU's memory it may take (default: 0.9)", _share),
     EngineOption("--num-gpu-blocks-override", "BLOCKS", "exactly this many blocks, on a CPU too", _whole(1, _MANY)),
     EngineOption("--kv-memory", "SIZE", "memory for the blocks, such as 512MiB (default: by device)", _size),
+    EngineOption("--kv-host-memory", "SIZE", "host memory below the blocks, such as 4GiB (default: none)", _size),
+    EngineOption("--kv-disk", "SIZE", "a file below host memory, such as 32GiB (default: none)", _size),
+    EngineOption("--kv-disk-path", "FILE", "that file (default: a temporary one)", _some),
+    EngineOption(
+        "--preemption",
+        "HOW",
+        "of a preempted request's blocks: auto, recompute or swap (default: auto)",
+        _one_of("auto", "recompute", "swap"),
+    ),
     EngineOption(
         "--allocator",
         "A",

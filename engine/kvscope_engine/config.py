@@ -13,6 +13,7 @@ DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES: Final = ("auto",)
 ALLOCATORS: Final = ("paged", "contiguous", "buddy")
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
+PREEMPTIONS: Final = ("auto", "recompute", "swap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,16 @@ class EngineConfig:
     kv_memory_bytes: int | None = None
     """Bytes for the block pool; None chooses by device."""
     enable_prefix_caching: bool = True
+    host_kv_memory_bytes: int = 0
+    """Host memory below the pool, for swapped requests and evicted prefixes; 0: no such tier."""
+    disk_kv_memory_bytes: int = 0
+    """A file below host memory; 0: none. Needs the host tier."""
+    disk_kv_path: str | None = None
+    """That file; None: a temporary one, gone at exit."""
+    keep_disk_kv: bool = False
+    """Whether a file with a path stays at exit, and what it holds is used at the next start."""
+    preemption: str = "auto"
+    """What becomes of a preempted request's blocks: `recompute`, `swap` to the host tier, or what is cheaper."""
     allocator: str = "paged"
     """How a request gets its blocks. All but `paged` reserve them ahead and share none: no prefix caching."""
     seed: int = 0
@@ -62,6 +73,8 @@ class EngineConfig:
                 f"allocator={self.allocator!r} is not accepted with prefix caching: switch it off"
                 " (--no-enable-prefix-caching)"
             )
+        _one_of("preemption", self.preemption, PREEMPTIONS)
+        self._check_tiers()
         _whole("block_size", self.block_size, 1, 1024)
         _whole("max_num_seqs", self.max_num_seqs, 1, 1 << 16)
         for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "num_threads"):
@@ -74,6 +87,26 @@ class EngineConfig:
             raise BadInput(f"gpu_memory_utilization={share!r} is not accepted: above 0 and at most 1")
         if not self.model:
             raise BadInput("model='' is not accepted: a name, a folder or a file")
+
+    def _check_tiers(self) -> None:
+        for name in ("host_kv_memory_bytes", "disk_kv_memory_bytes"):
+            _whole(name, getattr(self, name), 0, 1 << 50)
+        if self.host_kv_memory_bytes and self.allocator != "paged":
+            raise BadInput(
+                f"host_kv_memory_bytes={self.host_kv_memory_bytes} is not accepted with allocator={self.allocator!r}:"
+                " only `paged` has lower tiers"
+            )
+        if self.preemption == "swap" and not self.host_kv_memory_bytes:
+            raise BadInput("preemption='swap' is not accepted without host memory to swap to (--kv-host-memory)")
+        if self.disk_kv_memory_bytes and not self.host_kv_memory_bytes:
+            raise BadInput(
+                f"disk_kv_memory_bytes={self.disk_kv_memory_bytes} is not accepted without host memory above it"
+                " (--kv-host-memory)"
+            )
+        if self.disk_kv_path is not None and not self.disk_kv_memory_bytes:
+            raise BadInput(f"disk_kv_path={self.disk_kv_path!r} is not accepted without a size (--kv-disk)")
+        if self.keep_disk_kv and self.disk_kv_path is None:
+            raise BadInput("keep_disk_kv=True is not accepted without a file to keep (--kv-disk-path)")
 
 
 def _one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:

@@ -51,6 +51,10 @@ def coalesce(
         last_batch_numbers=np.frombuffer(frames[-1].batch.number if frames else b"", "<u4"),
         first_token_ns=_times([f.first_token_ns for f in frames]),
         inter_token_ns=_times([f.inter_token_ns for f in frames]),
+        evicted=_ids([f.moves.evicted for f in frames]),
+        copied=_ids([f.moves.copied for f in frames]),
+        saved=_ids([f.moves.saved for f in frames]),
+        loaded=_ids([f.moves.loaded for f in frames]),
         events=tuple(chain.from_iterable([f.events for f in frames])),
         counters=frames[-1].counters if frames else None,
         samples=tuple(samples),
@@ -77,6 +81,10 @@ def merge(updates: Sequence[Update]) -> Update:
         last_batch_numbers=framed[-1].last_batch_numbers if framed else np.empty(0, np.uint32),
         first_token_ns=_concatenated([u.first_token_ns for u in updates], np.dtype(np.int64)),
         inter_token_ns=_concatenated([u.inter_token_ns for u in updates], np.dtype(np.int64)),
+        evicted=_concatenated([u.evicted for u in updates], np.dtype(np.uint32)),
+        copied=_concatenated([u.copied for u in updates], np.dtype(np.uint32)),
+        saved=_concatenated([u.saved for u in updates], np.dtype(np.uint32)),
+        loaded=_concatenated([u.loaded for u in updates], np.dtype(np.uint32)),
         events=tuple(chain.from_iterable([u.events for u in updates])),
         counters=next((u.counters for u in reversed(updates) if u.counters is not None), None),
         samples=tuple(chain.from_iterable([u.samples for u in updates])),
@@ -109,7 +117,8 @@ def size_of(update: Update) -> int:
     num_frames = len(update.series["seq"]) if update.series else 0
     times = len(update.first_token_ns) + len(update.inter_token_ns)
     others = len(update.new_requests) + len(update.events) + len(update.samples)
-    return len(update.block_ids) + request_bytes // 4 + num_frames + times + others
+    moved = len(update.evicted) + len(update.copied) + len(update.saved) + len(update.loaded)
+    return len(update.block_ids) + request_bytes // 4 + num_frames + times + others + moved
 
 
 def _block_rows(frames: Sequence[Frame]) -> tuple[npt.NDArray[np.uint32], Mapping[str, Column]]:
@@ -157,6 +166,10 @@ def _series_row(frame: Frame) -> tuple[int, ...]:
         counters.prompt_tokens,
         counters.cached_tokens,
     )
+
+
+def _ids(parts: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(b"".join(parts), "<u4")
 
 
 def _times(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:

@@ -27,10 +27,12 @@ class BlockState(IntEnum):
     """Held by at least one request (`ref_count >= 1`)."""
     CACHED = 2
     """Held by nobody (`ref_count == 0`), full, hashed: may be reused by a later prompt, or evicted."""
+    UNMAPPED = 3
+    """Address space with no memory behind it (allocator `virtual`)."""
 
 
 class Tier(IntEnum):
-    """Where the bytes of a block are."""
+    """Where the bytes of a block are. A ledger has its HBM rows first, then a row a place of each lower tier."""
 
     HBM = 0
     HOST = 1

@@ -43,6 +43,7 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Shape of the block pool and limits of the scheduler."""
 
     num_blocks: int
+    """Of the pool that requests run on, the ledger's first rows; those of the lower tiers follow them."""
     block_size: int
     block_bytes: int = 0
     """Bytes of one block over all layers, K and V."""
@@ -51,6 +52,14 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefix_caching: bool = False
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
+    num_host_blocks: int = 0
+    """Places in host memory, 0 without that tier."""
+    num_disk_blocks: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the ledger: blocks of the pool and places of the lower tiers."""
+        return self.num_blocks + self.num_host_blocks + self.num_disk_blocks
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,6 +128,19 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     num_decode_tokens: int = 0
 
 
+class Moves(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that changed hands or places in this step, ids packed as little-endian u4, in no order."""
+
+    evicted: bytes = b""
+    """Lost their cached prefix, to another request's tokens or to a newer prefix."""
+    copied: bytes = b""
+    """Targets of copy on write."""
+    saved: bytes = b""
+    """Rows of a lower tier that were written: swapped out, or sunk from the tier above."""
+    loaded: bytes = b""
+    """Rows that were read back from the tier below."""
+
+
 class Timings(msgspec.Struct, frozen=True, gc=False):
     """How long the parts of the step took."""
 
@@ -148,6 +170,16 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     num_waiting: int = 0
     frames_dropped: int = 0
     """Frames the engine itself threw away because its publisher was behind."""
+    swapped_blocks: int = 0
+    """Blocks of preempted requests that were moved to a lower tier instead of being computed again."""
+    sunk_blocks: int = 0
+    """Cached blocks that went to a lower tier instead of being forgotten."""
+    loaded_blocks: int = 0
+    """Blocks that came back from a lower tier."""
+    copied_blocks: int = 0
+    """Copied on write."""
+    lost_blocks: int = 0
+    """Blocks of a lower tier that could not be read back whole and are computed again."""
 
 
 EventKind: TypeAlias = Literal["admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note"]
@@ -186,6 +218,7 @@ class Frame(_Message, frozen=True, kw_only=True):
     """u8 a request that got its first token in this step: time since its arrival."""
     inter_token_ns: bytes = b""
     """u8 a request that got a later token in this step: time since the one before."""
+    moves: Moves = Moves()
 
 
 class Snapshot(_Message, frozen=True, kw_only=True):

@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from kvscope_telemetry.coalesce import join_request_rows
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, BlockState, Column, Ledger
+from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.messages import Counters, Hello, RequestRows, Snapshot
 from kvscope_telemetry.request_mirror import MAX_FINISHED, RequestMirror
 from kvscope_telemetry.source import Update
 
 _NUM_STATES = len(BlockState)
+_NUM_TIERS = len(Tier)
 
 
 class Mirror:
@@ -39,8 +40,8 @@ class Mirror:
         self.counters = Counters()
         self.version = 0
         """Grows with each change."""
-        self._num_by_state = np.zeros(_NUM_STATES, np.int64)
-        self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_blocks,)
+        self._num_by_state = np.zeros((_NUM_TIERS, _NUM_STATES), np.int64)
+        self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_rows,)
 
     @property
     def epoch(self) -> int | None:
@@ -49,23 +50,32 @@ class Mirror:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, 0 before the first snapshot."""
+        """Blocks of the pool, with memory behind them or without, 0 before the first snapshot."""
+        return 0 if self.hello is None else self.hello.cache.num_blocks
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the ledger: the pool's blocks, then the places of the lower tiers."""
         return self.ledger.num_blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
-        return int(self._num_by_state[BlockState.FREE])
+        """Blocks of the pool that hold nothing."""
+        return self.count(BlockState.FREE)
 
     @property
     def num_active(self) -> int:
-        """Blocks that a request holds."""
-        return int(self._num_by_state[BlockState.ACTIVE])
+        """Blocks of the pool that a request holds."""
+        return self.count(BlockState.ACTIVE)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and a later prompt may reuse."""
-        return int(self._num_by_state[BlockState.CACHED])
+        """Blocks of the pool that nobody holds and a later prompt may reuse."""
+        return self.count(BlockState.CACHED)
+
+    def count(self, state: BlockState, tier: Tier = Tier.HBM) -> int:
+        """Blocks in `state` whose bytes are in `tier`."""
+        return int(self._num_by_state[tier, state])
 
     def apply(self, update: Update) -> None:
         """Bring the mirror to the state after `update`. Raises ProtocolError and stays as it was.
@@ -88,13 +98,13 @@ class Mirror:
 
     def reset(self, snapshot: Snapshot) -> None:
         """Become the state of `snapshot`. Raises ProtocolError and stays as it was."""
-        num_blocks = snapshot.hello.cache.num_blocks
-        _check_table_blocks(snapshot.requests, num_blocks)
+        num_rows = snapshot.hello.cache.num_rows
+        _check_table_blocks(snapshot.requests, num_rows)
         columns = _all_columns(snapshot)
         _check_rows(columns, snapshot.hello.cache.block_size)
         same_epoch = self.epoch == snapshot.hello.epoch
         self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
-        self._write_all(num_blocks, columns)
+        self._write_all(num_rows, columns)
         self.hello, self.counters = snapshot.hello, snapshot.counters
         self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns
         self.version += 1
@@ -107,11 +117,11 @@ class Mirror:
             return RequestRows()
         if update.block_ids.size:
             highest = int(update.block_ids.max())
-            if highest >= self.num_blocks:
-                raise ProtocolError(f"block {highest} changed, but the pool has {self.num_blocks} blocks")
+            if highest >= self.num_rows:
+                raise ProtocolError(f"block {highest} changed, but the pool has {self.num_rows} blocks")
             _check_rows(update.block_columns, self.hello.cache.block_size)
         rows = join_request_rows(update.requests) if update.requests else RequestRows()
-        _check_table_blocks(rows, self.num_blocks)
+        _check_table_blocks(rows, self.num_rows)
         return rows
 
     def _write_blocks(self, ids: npt.NDArray[np.uint32], columns: Mapping[str, Column]) -> None:
@@ -119,10 +129,16 @@ class Mirror:
             return
         last = self._last_rows(ids)
         at = ids[last]
-        before = np.bincount(self.ledger.state[at], minlength=_NUM_STATES)
+        before = self._counts(at)
         for name in COLUMNS:
             getattr(self.ledger, name)[at] = columns[name][last]
-        self._num_by_state += np.bincount(self.ledger.state[at], minlength=_NUM_STATES) - before
+        self._num_by_state += self._counts(at) - before
+
+    def _counts(self, at: npt.NDArray[np.uint32] | slice) -> npt.NDArray[np.int64]:
+        """How many of the rows `at` are in each tier and state, shape (tiers, states)."""
+        kind = self.ledger.tier[at] * np.uint8(_NUM_STATES) + self.ledger.state[at]
+        counts: npt.NDArray[np.int64] = np.bincount(kind, minlength=_NUM_TIERS * _NUM_STATES).astype(np.int64)
+        return counts.reshape(_NUM_TIERS, _NUM_STATES)
 
     def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
         """Which of the rows is the last of its block, shape of `ids`: the later row wins."""
@@ -131,14 +147,14 @@ class Mirror:
         last: npt.NDArray[np.bool_] = self._order[ids] == order
         return last
 
-    def _write_all(self, num_blocks: int, columns: Mapping[str, Column]) -> None:
+    def _write_all(self, num_rows: int, columns: Mapping[str, Column]) -> None:
         """In place when the pool has the same size, so that views of the columns stay true."""
-        if num_blocks != self.num_blocks:
-            self.ledger = Ledger(num_blocks)
-            self._order = np.empty(num_blocks, np.int32)
+        if num_rows != self.num_rows:
+            self.ledger = Ledger(num_rows)
+            self._order = np.empty(num_rows, np.int32)
         for name in COLUMNS:
             getattr(self.ledger, name)[:] = columns[name]
-        self._num_by_state = np.bincount(self.ledger.state, minlength=_NUM_STATES).astype(np.int64)
+        self._num_by_state = self._counts(slice(None))
 
 
 def _all_columns(snapshot: Snapshot) -> dict[str, Column]:
@@ -147,6 +163,8 @@ def _all_columns(snapshot: Snapshot) -> dict[str, Column]:
 
 def _check_rows(columns: Mapping[str, Column], block_size: int) -> None:
     state, ref_count = columns["state"], columns["ref_count"].view("<i4")
+    if columns["tier"].max(initial=0) >= _NUM_TIERS:
+        raise ProtocolError("a block is in a tier that is unknown to this version")
     if state.max(initial=0) >= _NUM_STATES:
         raise ProtocolError("a block is in a state that is unknown to this version")
     if ref_count.min(initial=0) < 0 or columns["owner"].view("<i4").min(initial=0) < NO_OWNER:
@@ -155,7 +173,7 @@ def _check_rows(columns: Mapping[str, Column], block_size: int) -> None:
         raise ProtocolError(f"a block has more than {block_size} slots filled")
 
 
-def _check_table_blocks(rows: RequestRows, num_blocks: int) -> None:
+def _check_table_blocks(rows: RequestRows, num_rows: int) -> None:
     blocks = np.frombuffer(rows.table_blocks, "<u4")
-    if blocks.size and int(blocks.max()) >= num_blocks:
-        raise ProtocolError(f"a block table names block {blocks.max()}, the pool has {num_blocks} blocks")
+    if blocks.size and int(blocks.max()) >= num_rows:
+        raise ProtocolError(f"a block table names block {blocks.max()}, the pool has {num_rows} blocks")

@@ -103,6 +103,11 @@ class Update:
     """Requests that ran in the newest frame."""
     first_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     inter_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    evicted: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    """As in `messages.Moves`, of all the frames, an id perhaps several times; the same for the next three."""
+    copied: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    saved: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    loaded: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     events: tuple[Event, ...] = ()
     counters: Counters | None = None
     """Totals as of the newest frame; None when no frame came."""

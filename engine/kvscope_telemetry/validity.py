@@ -76,6 +76,8 @@ def check_frame(frame: Frame) -> None:
         _check_request_info(info)
     for event in frame.events:
         _check_event(event)
+    if any(len(ids) % _ID_BYTES for ids in astuple(frame.moves)):
+        raise ProtocolError("Frame: moved blocks are not a whole number of u32")
     if len(frame.first_token_ns) % 8 or len(frame.inter_token_ns) % 8:
         raise ProtocolError("Frame: token times are not a whole number of u64")
 
@@ -88,6 +90,9 @@ def check_hello(hello: Hello) -> None:
         )
     if not 1 <= hello.cache.num_blocks <= MAX_BLOCKS:
         raise ProtocolError(f"Hello: num_blocks={hello.cache.num_blocks} is not from 1 to {MAX_BLOCKS}")
+    lower = (hello.cache.num_host_blocks, hello.cache.num_disk_blocks)
+    if min(lower) < 0 or max(lower) > MAX_BLOCKS:
+        raise ProtocolError(f"Hello: {lower} places in host memory and on disk are not from 0 to {MAX_BLOCKS}")
     if not 1 <= hello.cache.block_size <= MAX_BLOCK_SIZE:
         raise ProtocolError(f"Hello: block_size={hello.cache.block_size} is not from 1 to {MAX_BLOCK_SIZE}")
     _counts("Hello", (hello.epoch, hello.time_ns, hello.wall_time_ns, hello.cache.block_bytes))
@@ -99,7 +104,7 @@ def check_snapshot(snapshot: Snapshot) -> None:
     _counts("Snapshot", (snapshot.seq, snapshot.step, snapshot.time_ns, *astuple(snapshot.counters)))
     if snapshot.blocks.ids:
         raise ProtocolError("Snapshot: block ids are given, all rows in order are expected")
-    _check_columns("Snapshot", snapshot.blocks, snapshot.hello.cache.num_blocks)
+    _check_columns("Snapshot", snapshot.blocks, snapshot.hello.cache.num_rows)
     _check_request_rows(snapshot.requests)
     for info in snapshot.requests_info:
         _check_request_info(info)

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Final
 
 from kvscope_engine.cli.parser import number, parse_size, whole_number
-from kvscope_engine.config import ALLOCATORS, DEVICES, DTYPES, KV_DTYPES, EngineConfig
+from kvscope_engine.config import ALLOCATORS, DEVICES, DTYPES, KV_DTYPES, PREEMPTIONS, EngineConfig
 
 DEFAULTS: Final = EngineConfig()
 
@@ -19,6 +19,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add them in groups of their own."""
     _add_model_options(parser.add_argument_group("model"))
     _add_cache_options(parser.add_argument_group("KV cache"))
+    _add_tier_options(parser.add_argument_group("lower tiers of the KV cache"))
     _add_scheduler_options(parser.add_argument_group("scheduler"))
 
 
@@ -90,6 +91,44 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         help="reuse the blocks of prompts that begin alike",
     )
     group.add_argument("--allocator", choices=ALLOCATORS, default="paged", help="how a request gets its blocks")
+
+
+def _add_tier_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-host-memory",
+        dest="host_kv_memory_bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help="host memory below the block pool, such as 4GiB, for preempted requests and evicted prefixes"
+        " (without it: none)",
+    )
+    group.add_argument(
+        "--kv-disk",
+        dest="disk_kv_memory_bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help="a file of this size below host memory, such as 32GiB (without it: none)",
+    )
+    group.add_argument(
+        "--kv-disk-path",
+        dest="disk_kv_path",
+        metavar="FILE",
+        help="that file, on a fast drive (without it: a temporary one)",
+    )
+    group.add_argument(
+        "--kv-disk-keep",
+        dest="keep_disk_kv",
+        action="store_true",
+        default=None,
+        help="keep the file at exit, and use what it holds at the next start with the same model",
+    )
+    group.add_argument(
+        "--preemption",
+        choices=PREEMPTIONS,
+        default=DEFAULTS.preemption,
+        help="of a preempted request's tokens: compute them again, move their blocks to host memory and back,"
+        " or what is cheaper as measured",
+    )
 
 
 def _add_scheduler_options(group: argparse._ArgumentGroup) -> None:

@@ -30,6 +30,8 @@ def test_every_field_has_its_option() -> None:
         *("--max-num-batched-tokens", "77", "--gpu-memory-utilization", "0.5"),
         *("--num-gpu-blocks-override", "12", "--kv-memory", "1MiB", "--no-enable-prefix-caching"),
         *("--allocator", "paged", "--seed", "5", "--num-threads", "1"),
+        *("--kv-host-memory", "2MiB", "--kv-disk", "3MiB", "--kv-disk-path", "kv.bin", "--kv-disk-keep"),
+        *("--preemption", "swap"),
     )
     assert found == EngineConfig(
         model="m",
@@ -45,6 +47,11 @@ def test_every_field_has_its_option() -> None:
         enable_prefix_caching=False,
         seed=5,
         num_threads=1,
+        host_kv_memory_bytes=2 << 20,
+        disk_kv_memory_bytes=3 << 20,
+        disk_kv_path="kv.bin",
+        keep_disk_kv=True,
+        preemption="swap",
     )
     same = [
         field.name
