@@ -75,5 +75,9 @@ def test_the_engine_has_the_same_options():
     parser = argparse.ArgumentParser()
     serve.add_engine_options(parser)
     engines = {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"}
-    ours = {option.flag for option in ENGINE_OPTIONS} | {"--enable-prefix-caching", "--no-enable-prefix-caching"}
+    ours = {option.flag for option in ENGINE_OPTIONS} | {
+        "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
+        "--kv-disk-keep",
+    }
     assert ours == engines
