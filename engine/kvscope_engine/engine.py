@@ -221,7 +221,7 @@ class Engine:
         return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
-        self._parts.scheduler.commit(plan, self.step_count)
+        self._parts.scheduler.commit(plan, self.step_count, now_ns)
         logprobs = result.logprobs or (None,) * len(plan.scheduled)
         for item, token_id, token_logprobs in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
             if token_id is None:

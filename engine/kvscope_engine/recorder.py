@@ -116,6 +116,7 @@ class Recorder:
             events=changes.events,
             first_token_ns=pack_u8(token_times[0]),
             inter_token_ns=pack_u8(token_times[1]),
+            moves=changes.moves,
         )
         self._publish(frame)
 
@@ -161,6 +162,11 @@ class Recorder:
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             frames_dropped=self._frames_dropped(),
+            swapped_blocks=totals.swapped_blocks,
+            sunk_blocks=totals.sunk_blocks,
+            loaded_blocks=totals.loaded_blocks,
+            copied_blocks=totals.copied_blocks,
+            lost_blocks=totals.lost_blocks,
         )
 
 

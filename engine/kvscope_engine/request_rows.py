@@ -26,11 +26,15 @@ def request_info(request: Request) -> RequestInfo:
 
 
 def pack_requests(requests: Sequence[Request], tables: Mapping[int, int]) -> RequestRows:
-    """A row a request. `tables`: of those whose block table changed, how many of its first blocks did not."""
+    """A row a request. `tables`: of those whose block table changed, how many of its first blocks did not.
+
+    A swapped-out request's table is that of its rows in lower tiers.
+    """
     if not requests:
         return RequestRows()
-    starts = [_table_start(request, tables) for request in requests]
-    tails = [request.block_table[start:] for request, start in zip(requests, starts, strict=True)]
+    held = [request.saved_rows or request.block_table for request in requests]
+    starts = [tables.get(request.number, len(table)) for request, table in zip(requests, held, strict=True)]
+    tails = [table[start:] for table, start in zip(held, starts, strict=True)]
     return RequestRows(
         number=pack_u4([request.number for request in requests]),
         state=bytes([request.state for request in requests]),
@@ -68,8 +72,3 @@ def pack_u8(values: Sequence[int]) -> bytes:
 
 def _pack_u2(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(values)}H", *values)
-
-
-def _table_start(request: Request, tables: Mapping[int, int]) -> int:
-    """Where the part of the block table begins that is sent."""
-    return tables.get(request.number, len(request.block_table))

@@ -90,6 +90,14 @@ class Ledger:
             setattr(self, name, np.zeros(num_blocks, dtype))
         self.owner.fill(NO_OWNER)
 
+    def part(self, start: int, stop: int) -> Ledger:
+        """Rows `start` to `stop` (exclusive) as a ledger of their own: views, so changes show in both."""
+        part = Ledger(0)
+        part.num_blocks = stop - start
+        for name in COLUMNS:
+            setattr(part, name, getattr(self, name)[start:stop])
+        return part
+
     def pack(self, ids: npt.NDArray[np.uint32]) -> BlockRows:
         """The rows `ids`, shape `(n,)`, as bytes that no longer change with the ledger."""
         columns = {name: getattr(self, name)[ids].tobytes() for name in COLUMNS}

@@ -38,6 +38,9 @@ class Shape:
     allocator: str = "paged"
     knows_lengths: bool = False
     """Whether requests come with `expected_tokens`."""
+    num_host: int = 0
+    num_disk: int = 0
+    preemption: str = "swap"
 
 
 def running_hashes(tokens: Sequence[int]) -> list[int]:
@@ -62,20 +65,85 @@ def completion(prompt: Sequence[int], max_tokens: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+class PretendMover:
+    """Copies numbers instead of bytes; saves as late as it may. The disk breaks when the test says so."""
+
+    def __init__(self, kv: Any, shape: Shape) -> None:
+        self.kv = kv
+        self.host = np.full((shape.num_host, shape.block_size), POISON, np.int64)
+        self.disk = np.full((shape.num_disk, shape.block_size), POISON, np.int64)
+        self.has_disk = shape.num_disk > 0
+        self.failure = ""
+        self.bad: set[int] = set()
+        """Places on disk that cannot be read back whole."""
+        self.pending: list[tuple[int, int]] = []
+        self.seconds_per_block = 1e-6
+
+    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        assert len(set(places)) == len(places) == len(blocks)
+        self.pending += zip(blocks, places, strict=True)
+
+    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        assert len(set(blocks)) == len(places) == len(blocks)
+        self.flush()
+        self.kv[list(blocks)] = self.host[list(places)]
+
+    def sink(self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Any]) -> list[bool]:
+        assert len(places) == len(disk_places) == len(prefixes)
+        self.flush()
+        if self.failure:
+            self.has_disk = False
+            return [False] * len(places)
+        self.disk[list(disk_places)] = self.host[list(places)]
+        self.bad -= set(disk_places)
+        return [True] * len(places)
+
+    def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
+        self.flush()
+        good = [place not in self.bad for place in disk_places]
+        for disk_place, place, ok in zip(disk_places, places, good, strict=True):
+            self.host[place] = self.disk[disk_place] if ok else POISON
+        return good
+
+    def flush(self) -> None:
+        pending, self.pending = self.pending, []
+        for block, place in pending:
+            self.host[place] = self.kv[block]
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        return 2 * num_blocks * self.seconds_per_block
+
+    def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
+        return (num_blocks + num_from_disk) * self.seconds_per_block
+
+    def kept(self) -> list[tuple[int, Any]]:
+        return []
+
+
 class Drive:
     """Runs steps. Each checks the plan, the pool, and that every token sees exactly its own past."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.pool = BlockPool(shape.num_blocks, shape.block_size, prefix_caching=shape.prefix_caching, salt=b"test")
+        self.pool = BlockPool(
+            shape.num_blocks,
+            shape.block_size,
+            prefix_caching=shape.prefix_caching,
+            salt=b"test",
+            num_host=shape.num_host,
+            num_disk=shape.num_disk,
+        )
+        self.kv = np.full((shape.num_blocks, shape.block_size), POISON, np.int64)
+        self.mover = PretendMover(self.kv, shape)
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(shape.allocator, self.pool, max_model_len=shape.max_model_len),
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
             max_model_len=shape.max_model_len,
+            mover=self.mover if shape.num_host else None,
+            preemption=shape.preemption,
         )
-        self.kv = np.full((shape.num_blocks, shape.block_size), POISON, np.int64)
         self.step_count = 0
         self.now_ns = 0
         self.num_requests = 0
@@ -108,6 +176,15 @@ class Drive:
         self.scheduler.fork(parent, child, self.now_ns)
         return child
 
+    def siblings(self, prompt: Sequence[int], max_tokens: int, count: int) -> list[Request]:
+        """A request in the queue and `count` more completions of its prompt, held back until that is computed."""
+        parent = self.submit(prompt, max_tokens)
+        children = [self.request(prompt, max_tokens) for _ in range(count)]
+        for child in children:
+            child.parent = parent.number
+            self.scheduler.add(child)
+        return [parent, *children]
+
     def step(self, abort: Request | None = None) -> tuple[StepPlan, StepResult]:
         """Schedule, run, commit, give out tokens, end who is done; everything is checked.
 
@@ -118,16 +195,17 @@ class Drive:
         plan = self.scheduler.schedule(self.step_count, self.now_ns)
         self.scheduler.check_integrity()
         self._check_plan(plan)
+        assert not self.mover.pending, "a step runs before its blocks were saved"
         if abort is not None:
             self.scheduler.abort(abort, self.now_ns)
             self.scheduler.check_integrity()
         result = StepResult(self._run(plan))
-        self.scheduler.commit(plan, self.step_count)
+        self.scheduler.commit(plan, self.step_count, self.now_ns)
         for item, token in zip(plan.scheduled, result.token_ids, strict=True):
             if token is not None:
                 self._give(item.request, token)
         self.scheduler.check_integrity()
-        self.kv[self.pool.ledger.state == BlockState.FREE] = POISON
+        self.kv[self.pool.ledger.state[: self.shape.num_blocks] == BlockState.FREE] = POISON
         return plan, result
 
     def run(self, max_steps: int = 10_000) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +21,27 @@ from kvscope_engine.policy.buddy_list import BuddyList
 from kvscope_engine.policy.changed_rows import ChangedRows
 from kvscope_engine.policy.free_list import FreeList
 from kvscope_engine.policy.integrity import check_pool
+from kvscope_engine.policy.move_log import MoveLog
+from kvscope_engine.policy.prefix_history import PrefixHistory
 from kvscope_engine.policy.prefix_index import Prefix, PrefixIndex, published_hash
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
 MAX_HEAT: Final = np.iinfo(np.uint16).max
 Ids = npt.NDArray[np.int64]
 
 
+class Sinks(Protocol):
+    """Takes what is evicted."""
+
+    def sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
+        """`blocks`, which hold `prefixes`, are about to be given away. Returns which prefixes can still be found."""
+
+
 class BlockPool:
     """`num_blocks` blocks of `block_size` slots, all free at first.
 
-    `salt` seeds the prefix hashes (random when None). Methods that change blocks cost the same for one block
+    `salt` seeds the prefix hashes (random when None). The ledger has more rows behind those of the blocks, one a place
+    of the lower tiers: `LowerTiers` keeps them. Methods that change blocks cost the same for one block
     as for some dozens: numpy is worth it from there on, and single blocks have a path of their own.
     """
 
@@ -42,17 +52,30 @@ class BlockPool:
         *,
         prefix_caching: bool = True,
         salt: bytes | None = None,
+        num_host: int = 0,
+        num_disk: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.ledger = Ledger(num_blocks)
+        self.num_host = num_host
+        self.num_disk = num_disk
+        self.ledger = Ledger(num_blocks + num_host + num_disk)
+        self.ledger.tier[num_blocks:] = Tier.HOST
+        self.ledger.tier[num_blocks + num_host :] = Tier.DISK
         self.index = PrefixIndex(block_size, salt) if prefix_caching else None
+        self.history = PrefixHistory() if prefix_caching else None
+        self.moves = MoveLog()
+        self.sinks: Sinks | None = None
+        """Who is told of evicted blocks before they are given away; without one they are forgotten."""
+        self.step = 0
+        """The step in progress, for who asks when something happened; the scheduler sets it."""
         self.evicted_blocks = 0
         """Cached blocks given to another request since the start."""
         self._free: FreeList | BuddyList = FreeList(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the next to be evicted first
-        self._changed = ChangedRows(num_blocks)
+        self._changed = ChangedRows(self.ledger.num_blocks)
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
+        self._hashes = self.ledger.hash.data
 
     @property
     def num_free(self) -> int:
@@ -77,6 +100,10 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         """How many block tables hold `block`."""
         return self._ref_counts[block]
+
+    def is_private(self, block: int) -> bool:
+        """Whether an active block may be written to: one table holds it, and no prompt can find it."""
+        return self._ref_counts[block] == 1 and not self._hashes[block]
 
     def prefix(self, block: int) -> Prefix | None:
         """The tokens in a hashed block, active or cached; None for every other."""
@@ -177,13 +204,22 @@ class BlockPool:
         When another block holds the same text this one stays unhashed and is freed when it is let go.
         """
         if self.index is not None and self.index.insert(block, prefix):
+            assert self.history is not None, "an index without a history"
+            self.history.enter(prefix)
             self.ledger.hash[block] = published_hash(prefix.digest)
             self._changed.add_one(block)
+
+    def forget(self, prefixes: Iterable[Prefix]) -> None:
+        """No tier holds these any more: a later prompt that misses one is told when it went."""
+        if self.history is not None:
+            self.history.leave(prefixes, self.step)
 
     def reset_prefix_cache(self) -> int:
         """Forget every prefix; returns how many cached blocks became free."""
         if self.index is None:
             return 0
+        assert self.history is not None, "an index without a history"
+        self.history.clear()
         hashed = np.array(self.index.clear(), np.int64)
         self.ledger.hash[hashed] = 0
         self._changed.add(hashed)
@@ -191,6 +227,10 @@ class BlockPool:
         self._idle.clear()
         self._clear(idle)
         return len(idle)
+
+    def touch(self, rows: Ids) -> None:
+        """Rows of the ledger, each once, were changed by who keeps them."""
+        self._changed.add(rows)
 
     def take_changed(self) -> npt.NDArray[np.uint32]:
         """Ids of the rows touched since the last call, sorted, each once."""
@@ -209,7 +249,9 @@ class BlockPool:
         prefixes = self.index.items() if self.index is not None else []
         if isinstance(self._free, BuddyList):
             self._free.check()
-        check_pool(self.ledger, self.block_size, self._free.ids, list(self._idle), prefixes, tables)
+        check_pool(
+            self.ledger.part(0, self.num_blocks), self.block_size, self._free.ids, list(self._idle), prefixes, tables
+        )
 
     def _activate_one(self, block: int, owner: int) -> None:
         # A free block's other columns are zero already.
@@ -245,8 +287,15 @@ class BlockPool:
         assert count <= len(self._idle), f"{count} blocks to evict, {len(self._idle)} cached"
         assert self.index is not None, "a block is cached without a prefix index"
         blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            self.index.remove(block)
+        prefixes = [self.index.remove(block) for block in blocks]
+        self.forget(prefixes if self.sinks is None else self._sink(blocks, prefixes))
         self.ledger.hash[np.array(blocks, np.int64)] = 0
         self.evicted_blocks += count
+        self.moves.evicted(blocks)
         return blocks
+
+    def _sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
+        """Hand evicted blocks down; returns the prefixes that are lost."""
+        assert self.sinks is not None, "nobody takes what is evicted"
+        kept = self.sinks.sink(blocks, prefixes)
+        return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]

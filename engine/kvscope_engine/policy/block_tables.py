@@ -1,4 +1,4 @@
-"""Block tables: how they grow, are shared and are let go of. The only code that writes a request's table.
+"""Block tables: how they grow, are shared, swapped out and let go of. The only code that writes a request's table.
 
 Owns nothing: pool, allocation policy and change log are the scheduler's. Knows no order of service.
 """
@@ -10,13 +10,19 @@ from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.changes import ChangeLog
 from kvscope_engine.policy.draft import Draft
 from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.lower_tiers import LowerTiers
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.request_prefixes import prefix_at
+from kvscope_engine.policy.reuse import Reusable
 
 
 class BlockTables:
     """Changes block tables and tells the pool and the change log."""
 
-    def __init__(self, pool: BlockPool, allocation: AllocationPolicy, changes: ChangeLog) -> None:
+    def __init__(
+        self, pool: BlockPool, allocation: AllocationPolicy, changes: ChangeLog, tiers: LowerTiers | None
+    ) -> None:
+        self._tiers = tiers
         self._pool = pool
         self._allocation = allocation
         self._changes = changes
@@ -26,7 +32,7 @@ class BlockTables:
         """New blocks it takes to write the request's tokens from the first not computed up to `stop`."""
         start, size = request.num_computed_tokens, self._pool.block_size
         missing = -(-stop // size) - len(request.block_table)
-        shared = start % size and self._pool.ref_count(request.block_table[start // size]) > 1
+        shared = start % size and not self._pool.is_private(request.block_table[start // size])
         return (missing if missing > 0 else 0) + (1 if shared else 0)
 
     def num_available(self, request: Request) -> int:
@@ -51,22 +57,53 @@ class BlockTables:
         if self._pool.evicted_blocks > evicted_before:
             draft.evicted_for = draft.evicted_for or request.number
 
-    def take_hits(self, request: Request, hits: list[int], step: int) -> None:
-        """The request starts with blocks of the prefix cache."""
-        if hits:
-            self._pool.hit(hits, step)
-            request.block_table[:] = hits
-            self._changes.table(request, 0)
+    def start(self, request: Request, found: Reusable, step: int) -> int:
+        """The request starts with what was found for it; returns how many tokens that turned out to be.
+
+        What comes from a lower tier gets blocks of its own, which `num_available` must have; what could not be read
+        back ends it there.
+        """
+        if not found.sources:
+            return 0
+        if len(found.hits) == len(found.sources):
+            self._pool.hit(found.hits, step)
+            table, num_tokens = list(found.sources), found.num_tokens
+        else:
+            table, num_tokens = self._load(request, found, step)
+        if self._tiers is not None and request.saved_rows:
+            self._tiers.let_go(request)
+        request.block_table[:] = table
+        self._changes.table(request, 0)
+        return num_tokens
+
+    def swap_out(self, request: Request, step: int, draft: Draft) -> bool:
+        """Release every block, and keep what the computed tokens' blocks hold in a lower tier.
+
+        False, and nothing done, when there is none or it has no room.
+        """
+        size, tokens = self._pool.block_size, request.num_computed_tokens
+        if self._tiers is None or not tokens:
+            return False
+        num_full = tokens // size
+        blocks = [draft.content_of(block) for block in request.block_table[: num_blocks_for(tokens, size)]]
+        prefixes = [prefix_at(self._pool, request, place) if place < num_full else None for place in range(len(blocks))]
+        if not self._tiers.swap_out(request, blocks, prefixes):
+            return False
+        self.release(request, step, keep_saved=True)
+        return True
 
     def share(self, parent: Request, child: Request) -> None:
-        """The child's table becomes that of the parent's computed tokens."""
-        held = num_blocks_for(parent.num_computed_tokens, self._pool.block_size)
+        """The child's table becomes that of the parent's first tokens, as many as the child has computed."""
+        held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
         child.block_table[:] = parent.block_table[:held]
         self._pool.share(child.block_table)
         self._changes.table(child, 0)
 
-    def release(self, request: Request, step: int) -> None:
-        """Let go of every block of the request."""
+    def release(self, request: Request, step: int, *, keep_saved: bool = False) -> None:
+        """Let go of every block of the request, and of what it saved in lower tiers."""
+        if self._tiers is not None and request.saved_rows and not keep_saved:
+            self._tiers.let_go(request)
+            self._changes.table(request, 0)
         if request.block_table:
             self._allocation.release(request, step)
             request.block_table.clear()
@@ -77,6 +114,37 @@ class BlockTables:
         """The plan of the step was run."""
         if self._reserves:
             self._allocation.settle(step)
+
+    def _load(self, request: Request, found: Reusable, step: int) -> tuple[list[int], int]:
+        """Hits as they are, and blocks for what comes from below; the table and the tokens in it."""
+        assert self._tiers is not None, "rows of a lower tier without one"
+        pool, size = self._pool, self._pool.block_size
+        places = [place for place, source in enumerate(found.sources) if source >= pool.num_blocks]
+        rows = [found.sources[place] for place in places]
+        self._tiers.hold(rows)
+        pool.hit(found.hits, step)
+        own = self._allocation.take(request, len(rows))
+        whole = self._tiers.load(rows, own)
+        lost = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
+        end = lost[0] if lost else len(found.sources)
+        table = list(found.sources)
+        for place, block in zip(places, own, strict=True):
+            table[place] = block
+        kept = [(row, block) for place, row, block in zip(places, rows, own, strict=True) if place < end]
+        self._write_loaded(request, kept, step)
+        self._tiers.release(rows)
+        pool.release(table[end:], step)
+        return table[:end], min(found.num_tokens, end * size)
+
+    def _write_loaded(self, request: Request, loaded: list[tuple[int, int]], step: int) -> None:
+        """Blocks hold what rows of lower tiers held."""
+        assert self._tiers is not None, "rows of a lower tier without one"
+        blocks = [block for _, block in loaded]
+        self._pool.write(blocks, [self._tiers.filled(row) for row, _ in loaded], [request.number] * len(blocks), step)
+        for row, block in loaded:
+            prefix = self._tiers.prefix(row)
+            if prefix is not None:
+                self._pool.seal(block, prefix)
 
     def _move(self, request: Request, count: int, step: int, draft: Draft) -> None:
         """All blocks go elsewhere when the policy says so; no target is a source of this step, as copies need it."""
@@ -93,9 +161,9 @@ class BlockTables:
         self._changes.table(request, 0)
 
     def _copy_shared_tail(self, request: Request, step: int, draft: Draft) -> int:
-        """Copy on write of a partial last block that another table holds too; returns the blocks it took."""
+        """Copy on write of a last block that is not the request's alone to write to; returns the blocks it took."""
         place, slot = divmod(request.num_computed_tokens, self._pool.block_size)
-        if not slot or self._pool.ref_count(request.block_table[place]) == 1:
+        if not slot or self._pool.is_private(request.block_table[place]):
             return 0
         shared = request.block_table[place]
         (own,) = self._allocation.take(request, 1)
@@ -103,6 +171,8 @@ class BlockTables:
         self._pool.release([shared], step)
         request.block_table[place] = own
         draft.copy(request, shared, own)
+        self._pool.moves.copied([own])
+        draft.num_copied += 1
         self._changes.table(request, place)
         return 1
 

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+from kvscope_engine.policy.preemption import GivenUp
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.reuse import Reusable
 from kvscope_telemetry.messages import Event
 
 
-def admitted(request: Request, now_ns: int, num_hit_blocks: int, num_blocks: int, block_size: int) -> Event:
-    """The request got its place; `num_blocks` blocks for all it knows, `num_hit_blocks` of them cached."""
+def admitted(request: Request, now_ns: int, found: Reusable, num_reused: int, num_blocks: int, missed: str) -> Event:
+    """The request got its place: `num_blocks` blocks for all it knows, `num_reused` tokens of it not to be computed.
+
+    `found` is what there seemed to be, `missed` why it was not more.
+    """
     returns = request.num_preemptions > 0
-    cached = num_hit_blocks * block_size
-    waited = "came back after a preemption" if returns else f"waited {_ms(now_ns - request.arrival_ns)}"
-    saved = f"{cached} of {request.num_tokens} tokens were in the prefix cache"
+    since_ns = request.preempted_ns if returns else request.arrival_ns
+    waited = (
+        f"came back {_ms(now_ns - since_ns)} after its preemption" if returns else f"waited {_ms(now_ns - since_ns)}"
+    )
+    parts = [waited, f"{_blocks(num_blocks)} needed", *_reused(request, found, num_reused)]
+    if missed:
+        parts.append(f"not more, since {missed}")
     return Event(
         kind="resumed" if returns else "admitted",
         time_ns=now_ns,
         number=request.number,
-        cause=f"{waited}; {_blocks(num_blocks)} needed, {num_hit_blocks} of them there already; {saved}",
+        cause="; ".join(parts),
         num_blocks=num_blocks,
-        num_tokens=cached,
+        num_tokens=num_reused,
     )
+
+
+def _reused(request: Request, found: Reusable, num_reused: int) -> list[str]:
+    if not found.sources:
+        return [f"all {request.num_tokens} tokens to compute"]
+    loaded = len(found.sources) - len(found.hits)
+    parts = [f"{num_reused} of {request.num_tokens} tokens were there already, {_blocks(len(found.hits))} in the pool"]
+    if loaded:
+        parts.append(f"{_blocks(loaded)} came back from lower tiers")
+    if num_reused < found.num_tokens:
+        parts.append(f"{found.num_tokens - num_reused} tokens could not be read back whole and are computed again")
+    return parts
 
 
 def forked(parent: Request, child: Request, now_ns: int) -> Event:
@@ -36,23 +57,34 @@ def forked(parent: Request, child: Request, now_ns: int) -> Event:
     )
 
 
-def preempted(victim: Request, needy: Request, needed: int, available: int, now_ns: int) -> Event:
-    """`needy` needed blocks that were not there. Called while the victim still has its own."""
-    lost, held = victim.num_computed_tokens, len(victim.block_table)
+def preempted(victim: Request, needy: Request, needed: int, available: int, given_up: GivenUp, now_ns: int) -> Event:
+    """`needy` needed blocks that were not there, and the victim gave up its own."""
     there = "none could be had" if available == 0 else f"{available} could be had"
-    chosen = "it is itself the newest and gave way" if victim is needy else _choice(victim, needy)
+    chosen = "it is itself next to give way" if victim is needy else _choice(victim, needy)
     return Event(
         kind="preempted",
         time_ns=now_ns,
         number=victim.number,
         other=needy.number,
-        cause=(
-            f"request {needy.number} needed {_blocks(needed)} and {there}; {chosen};"
-            f" {lost} tokens in {_blocks(held)} to recompute"
-        ),
-        num_blocks=held,
-        num_tokens=lost,
+        cause=f"request {needy.number} needed {_blocks(needed)} and {there}; {chosen}; {_price(given_up)}",
+        num_blocks=given_up.num_blocks,
+        num_tokens=given_up.num_tokens,
     )
+
+
+def _price(given_up: GivenUp) -> str:
+    """What was lost or moved, and what it costs as far as that was measured."""
+    what = f"{given_up.num_tokens} tokens in {_blocks(given_up.num_blocks)}"
+    swap, recompute = _about(given_up.swap_seconds), _about(given_up.recompute_seconds)
+    if given_up.is_swapped:
+        against = f", {recompute} to compute again" if recompute else ""
+        return f"{what} moved to a lower tier ({swap} there and back{against})"
+    parts = [part for part in (recompute, f"{swap} by a lower tier" if swap else "") if part]
+    return f"{what} to recompute" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _about(seconds: float | None) -> str:
+    return "" if seconds is None else f"about {seconds * 1e3:.1f} ms"
 
 
 def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
@@ -98,6 +130,11 @@ def evicted(count: int, needy: int, now_ns: int) -> Event:
     return Event(kind="evicted", time_ns=now_ns, other=needy, cause=cause, num_blocks=count)
 
 
+def disk_failed(reason: str, now_ns: int) -> Event:
+    """The disk tier is not written any more."""
+    return Event(kind="note", time_ns=now_ns, cause=f"the disk tier is off from now on: {reason}")
+
+
 def cache_reset(count: int, now_ns: int) -> Event:
     """The prefix cache was emptied."""
     cause = f"the prefix cache was reset; {_blocks(count)} freed"
@@ -107,6 +144,8 @@ def cache_reset(count: int, now_ns: int) -> Event:
 def _choice(victim: Request, needy: Request) -> str:
     if victim.priority < needy.priority:
         return f"request {victim.number} was chosen for its low priority ({victim.priority})"
+    if victim.num_preemptions < needy.num_preemptions:
+        return f"request {victim.number} was chosen: it was preempted {victim.num_preemptions} times so far"
     return f"request {victim.number} was chosen as the newest"
 
 

@@ -10,8 +10,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvscope_engine.policy.move_log import NO_MOVES, MoveLog
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages import Event
+from kvscope_telemetry.messages import Event, Moves
 
 MAX_EVENTS: Final = 1 << 16
 
@@ -26,6 +27,7 @@ class Changes:
     tables: dict[int, int] = field(default_factory=dict)
     """Request number -> how many blocks from the first of its table are still the same."""
     events: tuple[Event, ...] = ()
+    moves: Moves = NO_MOVES
 
     def __bool__(self) -> bool:
         return bool(self.touched or self.events)
@@ -34,9 +36,10 @@ class Changes:
 class ChangeLog:
     """Collects changes; each call is O(1)."""
 
-    __slots__ = ("_added", "_events", "_tables", "_touched")
+    __slots__ = ("_added", "_events", "_moves", "_tables", "_touched")
 
-    def __init__(self) -> None:
+    def __init__(self, moves: MoveLog) -> None:
+        self._moves = moves
         self._added: list[Request] = []
         self._touched: dict[int, Request] = {}
         self._tables: dict[int, int] = {}
@@ -69,7 +72,8 @@ class ChangeLog:
 
     def take(self) -> Changes:
         """Everything since the last take."""
-        changes = Changes(tuple(self._added), tuple(self._touched.values()), self._tables, self.take_events())
+        touched, moves = tuple(self._touched.values()), self._moves.take()
+        changes = Changes(tuple(self._added), touched, self._tables, self.take_events(), moves)
         self._added.clear()
         self._touched.clear()
         self._tables = {}

@@ -17,6 +17,7 @@ class Draft:
         "evicted_for",
         "has_preempted",
         "now_ns",
+        "num_copied",
     )
 
     def __init__(self, budget: int, now_ns: int) -> None:
@@ -24,6 +25,8 @@ class Draft:
         """Tokens that may still be scheduled."""
         self.now_ns = now_ns
         self.has_preempted = False
+        self.num_copied = 0
+        """Blocks copied on write, for a request that was preempted after all too."""
         self.evicted_for = 0
         """The first request for which a cached block was evicted, 0 for none."""
         self._singles: list[Scheduled] = []
@@ -47,6 +50,10 @@ class Draft:
                 self._copies.remove(copy)
                 return copy[0], copy[2]
         return None
+
+    def content_of(self, block: int) -> int:
+        """The block that holds now what `block` will hold once the copies of this step are made."""
+        return next((source for _, source, target in self._copies if target == block), block)
 
     def drop(self, request: Request) -> None:
         """The request was preempted: it does not run, and what it was given is taken back."""

@@ -64,7 +64,7 @@ def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
 
     To be called between steps: blocks of tokens that a plan is still to write count as not used. O(blocks).
     """
-    ledger, size = pool.ledger, pool.block_size
+    ledger, size = pool.ledger.part(0, pool.num_blocks), pool.block_size
     used = int(ledger.filled[ledger.state == BlockState.ACTIVE].sum())
     reserved, superfluous, has_reservations = _reservations(requests)
     rest = pool.num_active * size - used - reserved - superfluous

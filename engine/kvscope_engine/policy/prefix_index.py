@@ -31,6 +31,8 @@ class Prefix:
     digest: bytes
     start: int
     tokens: bytes
+    parent: bytes = b""
+    """Digest of the block before it in its text, empty for the first."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -84,9 +86,15 @@ class PrefixIndex:
         self._prefix_of[block] = prefix
         return True
 
-    def remove(self, block: int) -> None:
-        """Forget a block that is here."""
-        del self._block_of[self._prefix_of.pop(block).digest]
+    def remove(self, block: int) -> Prefix:
+        """Forget a block that is here; returns what it held."""
+        prefix = self._prefix_of.pop(block)
+        del self._block_of[prefix.digest]
+        return prefix
+
+    def get(self, digest: bytes) -> int | None:
+        """The block with `digest`, None when none has it."""
+        return self._block_of.get(digest)
 
     def clear(self) -> list[int]:
         """Forget all; returns the blocks that were here."""

@@ -25,7 +25,7 @@ class RankedQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """From first to last. Requests may leave at the end meanwhile (`pop_last`), and are then not seen."""
+        """From first to last. Nobody may come or go meanwhile."""
         return iter(self._requests)
 
     @property
@@ -46,7 +46,3 @@ class RankedQueue:
     def pop_first(self) -> Request:
         """Take out the next to be served."""
         return self._requests.pop(0)
-
-    def pop_last(self) -> Request:
-        """Take out the one that came last."""
-        return self._requests.pop()

@@ -1,6 +1,6 @@
 """A request: prompt, tokens so far, sampling, state, its block table. Knows no tensors.
 
-The scheduler owns `state`, `block_table` and `num_computed_tokens`; the engine's commit appends to
+The scheduler owns `state`, `block_table`, `saved_rows` and `num_computed_tokens`; the engine's commit appends to
 `output_token_ids` and ends the request. Nobody else writes here.
 """
 
@@ -34,6 +34,14 @@ class Request:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache gave, at the first admission."""
     num_preemptions: int = 0
+    preempted_ns: int = 0
+    """When it last was, 0: never."""
+    saved_rows: list[int] = field(default_factory=list)
+    """While it is swapped out: rows of lower tiers that hold its first tokens' KV, place by place; else empty."""
+    num_saved_tokens: int = 0
+    """Tokens in them."""
+    parent: int = 0
+    """Request from which it is to be forked once that one's prompt is computed, 0 for none."""
     expected_tokens: int | None = None
     """Prompt and output together in the end, where somebody knows: only the simulator does."""
     num_reserved_tokens: int = 0

@@ -8,16 +8,17 @@ The rules, in the order they are applied in each step:
 1. Order of service is by rank: higher priority first, then earlier arrival. It decides everything below.
 2. Running requests go on: those one token short (decode) first, then prefills, in chunks that fit what is
    left of `max_num_batched_tokens`. Blocks are taken as tokens come.
-3. When a running request needs a block and there is none, the running request of the last rank gives up all
-   its blocks and goes back to the queue, where its rank puts it before all that were never admitted (of its
-   priority). It keeps its tokens and computes them again, less what the prefix cache still holds. A request
-   thus never loses its blocks to one that ranks after it, and the first always goes on: `add` refused what
-   could not run alone.
+3. When a running request needs a block and there is none, one gives up all its blocks (`victims`: of the lowest
+   priority the one least often preempted, of those the newest) and goes back to the queue, where its rank puts
+   it before all that were never admitted (of its priority). It keeps its tokens; what was computed of them moves to
+   a lower tier, or is computed again, less what the prefix cache still holds (`preemption`). It ends all the same:
+   `add` refused what could not run alone, and each preemption follows tokens generated since the victim came.
 4. Waiting requests are admitted by rank while tokens of the budget are left (so no running prefill is still
    short of blocks), all blocks for the tokens they know fit in what is available, less a watermark of 1 % of
    the pool (at least a block; none when nothing runs, or the policy reserves ahead), and no request was
    preempted in this step. One that does not fit is not overtaken. Waiting requests, whatever their priority,
    never preempt running ones.
+5. Further completions of a prompt are held back until it is computed, and then share its blocks (`fork`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,18 @@ from kvscope_engine.policy.block_tables import BlockTables
 from kvscope_engine.policy.changes import ChangeLog, Changes
 from kvscope_engine.policy.draft import Draft
 from kvscope_engine.policy.fit import check_fits, num_blocks_for
+from kvscope_engine.policy.held_forks import HeldForks
+from kvscope_engine.policy.lower_tiers import LowerTiers
 from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.preemption import Preemption
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.request_prefixes import find_prefix
+from kvscope_engine.policy.request_prefixes import explain_miss
+from kvscope_engine.policy.reuse import Reusable, find_reusable
+from kvscope_engine.policy.swap_costs import PrefillRate
+from kvscope_engine.policy.tier_mover import TierMover
 from kvscope_engine.policy.totals import Totals
+from kvscope_engine.policy.victims import choose_victim
 from kvscope_engine.policy.writing import write_down
 from kvscope_telemetry.commands import FinishReason
 from kvscope_telemetry.errors import BadInput
@@ -47,7 +55,8 @@ class Scheduler:
     """Continuous batching over a block pool.
 
     `max_num_seqs` requests and `max_num_batched_tokens` tokens run in a step at most; a request may not grow
-    beyond `max_model_len` tokens.
+    beyond `max_model_len` tokens. With a `mover` the pool's places in lower tiers are used; `preemption` is one of
+    `recompute`, `swap` and `auto`.
     """
 
     def __init__(
@@ -58,20 +67,28 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        mover: TierMover | None = None,
+        preemption: str = "auto",
     ) -> None:
         self._pool = pool
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._allocation = allocation
+        self._reserves = allocation.reserves
         self._watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
         self._waiting = RankedQueue()
         self._running = RankedQueue()
         self._requests: dict[int, Request] = {}
-        self._changes = ChangeLog()
-        self._tables = BlockTables(pool, allocation, self._changes)
-        self._step = 0
+        self._changes = ChangeLog(pool.moves)
+        self._held = HeldForks()
         self.totals = Totals()
+        self.rate = PrefillRate()
+        """Whoever runs the steps tells it how long they took."""
+        self._tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
+        self._tables = BlockTables(pool, allocation, self._changes, self._tiers)
+        self._preemption = Preemption(self._tables, self._tiers, self.rate, pool.block_size, preemption)
+        self._disk_failure = ""
 
     @property
     def num_running(self) -> int:
@@ -80,8 +97,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, new and preempted."""
-        return len(self._waiting)
+        """Requests in the queue, new, preempted, and held back for their prompt."""
+        return len(self._waiting) + len(self._held)
 
     @property
     def requests(self) -> Mapping[int, Request]:
@@ -112,7 +129,7 @@ class Scheduler:
             self.refuse(str(error), request.arrival_ns, number=request.number)
             raise
         self._requests[request.number] = request
-        self._waiting.add(request)
+        (self._held if self._is_held_back(request) else self._waiting).add(request)
         self._changes.add(request)
 
     def refuse(self, cause: str, now_ns: int, *, number: int = 0) -> None:
@@ -125,7 +142,7 @@ class Scheduler:
 
         Nothing else may be scheduled until the plan was committed. An empty plan means nothing is unfinished.
         """
-        self._step = step
+        self._pool.step = step
         draft = Draft(self._max_num_batched_tokens, now_ns)
         evicted_before = self._pool.evicted_blocks
         self._continue_prefills(self._continue_decodes(draft), draft)
@@ -134,13 +151,20 @@ class Scheduler:
         if draft.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             self._changes.event(causes.evicted(count, draft.evicted_for, now_ns))
+        self.totals.copied_blocks += draft.num_copied
+        if self._tiers is not None:
+            self._flush(self._tiers, now_ns)
         return draft.plan()
 
-    def commit(self, plan: StepPlan, step: int) -> None:
+    def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
         """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
-        self._step = step
+        self._pool.step = step
         self.totals.prompt_tokens += write_down(plan, self._pool, step)
         self._tables.settle(step)
+        if self._held:
+            for item in plan.scheduled:
+                if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
+                    self._fork_held(item.request, now_ns)
 
     def finish(self, request: Request, reason: FinishReason, now_ns: int) -> None:
         """End a request that is done (or failed) and let go of its blocks. Nothing happens when it ended."""
@@ -159,29 +183,21 @@ class Scheduler:
         self._changes.event(causes.aborted(request, now_ns, num_blocks, cause))
 
     def fork(self, parent: Request, child: Request, now_ns: int) -> None:
-        """Let `child`, a new request with the same tokens, run on the parent's blocks.
+        """Let `child`, a new request, run on the parent's blocks.
 
-        Its tokens must start with the parent's computed ones. Full blocks stay shared; a partial last block
-        is copied (`StepPlan.copies`) once either writes to it. When the parent does not run, as many requests
-        run as may, or the policy reserves blocks (nothing is shared then), the child waits in the queue like
-        any other. Raises BadInput as `add` does.
+        Its tokens must start with the parent's computed ones; one of its own at least is left to compute. Full blocks
+        stay shared; a partial last block is copied (`StepPlan.copies`) once either writes to it. When the parent does
+        not run, as many requests run as may, or the policy reserves blocks (nothing is shared then), the child waits
+        in the queue like any other. Raises BadInput as `add` does.
         """
         self.add(child)
-        if parent.state is not RequestState.RUNNING or len(self._running) >= self._max_num_seqs:
-            return
-        if self._allocation.reserves:
-            return
-        computed = parent.num_computed_tokens
-        assert child.num_tokens > computed, f"request {child.number} is shorter than what it is forked from"
-        self._waiting.remove(child)
-        self._tables.share(parent, child)
-        child.num_computed_tokens = computed
-        self._run(child, now_ns)
-        self._changes.event(causes.forked(parent, child, now_ns))
+        self._fork(parent, child, now_ns)
 
     def reset_prefix_cache(self, now_ns: int) -> int:
         """Forget every cached prefix; returns how many idle blocks became free."""
         count = self._pool.reset_prefix_cache()
+        if self._tiers is not None:
+            self._tiers.reset()
         self._changes.event(causes.cache_reset(count, now_ns))
         return count
 
@@ -196,11 +212,15 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError, saying what is wrong and where, unless pool and requests agree."""
         self._pool.check_integrity(self._allocation.holders(self._requests.values()))
+        if self._tiers is not None:
+            self._tiers.check_integrity(self._requests.values())
 
     def _continue_decodes(self, draft: Draft) -> list[Request]:
         """Schedule running requests that miss one token; returns the others."""
         prefills = []
-        for request in self._running:
+        for request in list(self._running):  # those preempted meanwhile are still in this list
+            if request.state is not RequestState.RUNNING:
+                continue
             stop = request.num_computed_tokens + 1
             if stop < request.num_tokens:
                 prefills.append(request)
@@ -223,31 +243,34 @@ class Scheduler:
     def _admit(self, draft: Draft) -> None:
         while self._waiting and len(self._running) < self._max_num_seqs and draft.budget:
             request = self._waiting.first
-            hits = find_prefix(self._pool, request)
-            if not self._fits_now(request, hits):
+            found = find_reusable(self._pool, self._tiers, self.rate, request)
+            if not self._fits_now(request, found):
                 return
             self._waiting.pop_first()
-            self._start(request, hits, draft)
+            self._start(request, found, draft)
             self._schedule_chunk(request, draft)
 
-    def _fits_now(self, request: Request, hits: list[int]) -> bool:
+    def _fits_now(self, request: Request, found: Reusable) -> bool:
         pool = self._pool
-        available = self._tables.num_available(request) - pool.num_idle(hits)
+        available = self._tables.num_available(request) - pool.num_idle(found.hits)
         watermark = self._watermark if self._running else 0
-        return num_blocks_for(request.num_tokens, pool.block_size) - len(hits) + watermark <= available
+        return num_blocks_for(request.num_tokens, pool.block_size) - len(found.hits) + watermark <= available
 
-    def _start(self, request: Request, hits: list[int], draft: Draft) -> None:
-        """A waiting request gets its place, and what the prefix cache holds of it."""
+    def _start(self, request: Request, found: Reusable, draft: Draft) -> None:
+        """A waiting request gets its place, and what is known of its tokens."""
         pool = self._pool
-        cached = len(hits) * pool.block_size
-        self._tables.take_hits(request, hits, self._step)
-        request.num_computed_tokens = cached
+        evicted_before = pool.evicted_blocks
+        reused = self._tables.start(request, found, pool.step)
+        if pool.evicted_blocks > evicted_before:
+            draft.evicted_for = draft.evicted_for or request.number
+        request.num_computed_tokens = reused
         if request.admitted_ns is None:
-            request.num_cached_tokens = cached
-        self.totals.cached_tokens += cached
+            request.num_cached_tokens = reused
+        self.totals.cached_tokens += reused
         self._run(request, draft.now_ns)
         needed = num_blocks_for(request.num_tokens, pool.block_size)
-        self._changes.event(causes.admitted(request, draft.now_ns, len(hits), needed, pool.block_size))
+        missed = explain_miss(pool, request, reused // pool.block_size)
+        self._changes.event(causes.admitted(request, draft.now_ns, found, reused, needed, missed))
 
     def _run(self, request: Request, now_ns: int) -> None:
         if request.admitted_ns is None:
@@ -262,33 +285,68 @@ class Scheduler:
         while needed := self._tables.num_needed(request, stop):
             available = self._tables.num_available(request)
             if needed <= available:
-                self._tables.grow(request, needed, self._step, draft)
+                self._tables.grow(request, needed, self._pool.step, draft)
                 return True
-            victim = self._running.pop_last()
-            self._changes.event(causes.preempted(victim, request, needed, available, draft.now_ns))
-            self._preempt(victim, draft)
+            victim = choose_victim(self._running)
+            self._preempt(victim, request, needed, available, draft)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, victim: Request, draft: Draft) -> None:
-        """The victim, taken out of the running ones, goes back to the queue without blocks."""
+    def _preempt(self, victim: Request, needy: Request, needed: int, available: int, draft: Draft) -> None:
+        """The victim goes back to the queue without blocks."""
         draft.has_preempted = True
-        draft.drop(victim)
-        self._tables.release(victim, self._step)
-        victim.num_computed_tokens = 0
+        self._running.remove(victim)
+        given_up = self._preemption.give_up(victim, self._pool.step, draft)
+        self._changes.event(causes.preempted(victim, needy, needed, available, given_up, draft.now_ns))
         victim.num_preemptions += 1
+        victim.preempted_ns = draft.now_ns
         victim.state = RequestState.PREEMPTED
+        self._changes.touch(victim)
         self._waiting.add(victim)
         self.totals.preemptions += 1
+
+    def _is_held_back(self, child: Request) -> bool:
+        """Whether its parent's prompt is still to be computed, by a request that will."""
+        parent = self._requests.get(child.parent)
+        return parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens and not self._reserves
+
+    def _fork_held(self, parent: Request, now_ns: int) -> None:
+        """The parent's prompt is computed, or never will be: those that waited for it go on."""
+        for child in self._held.take(parent):
+            self._waiting.add(child)
+            self._fork(parent, child, now_ns)
+
+    def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
+        """Let a waiting child run on the parent's blocks, where that can be."""
+        if parent.state is not RequestState.RUNNING or len(self._running) >= self._max_num_seqs or self._reserves:
+            return
+        self._waiting.remove(child)
+        child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)
+        self._tables.share(parent, child)
+        self._run(child, now_ns)
+        self._changes.event(causes.forked(parent, child, now_ns))
+
+    def _flush(self, tiers: LowerTiers, now_ns: int) -> None:
+        """The bytes are where the plan needs them; a disk that failed meanwhile is told of once."""
+        tiers.flush()
+        if tiers.failure and tiers.failure != self._disk_failure:
+            self._disk_failure = tiers.failure
+            self._changes.event(causes.disk_failed(tiers.failure, now_ns))
+
+    def _saved_rows_moved(self, request: Request) -> None:
+        self._changes.table(request, 0)
 
     def _end(self, request: Request, reason: FinishReason) -> int:
         """Take a request out of wherever it is; returns how many blocks it held."""
         num_blocks = self._tables.num_held(request)
-        (self._running if request.state is RequestState.RUNNING else self._waiting).remove(request)
-        self._tables.release(request, self._step)
+        queue = self._running if request.state is RequestState.RUNNING else self._waiting
+        (self._held if request in self._held else queue).remove(request)
+        self._tables.release(request, self._pool.step)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         del self._requests[request.number]
         self._changes.touch(request)
+        for child in self._held.take(request):
+            self._waiting.add(child)
         return num_blocks

@@ -21,6 +21,10 @@ class TierMover(Protocol):
     """
 
     @property
+    def failure(self) -> str:
+        """Why the disk tier is not used any more, one line; empty while it is."""
+
+    @property
     def has_disk(self) -> bool:
         """Whether the disk tier can be written; False once it failed (full, vanished), for good."""
 
@@ -44,3 +48,9 @@ class TierMover(Protocol):
 
     def swap_seconds(self, num_blocks: int) -> float:
         """Measured: the time that `num_blocks` blocks take to host memory and back."""
+
+    def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
+        """Measured: the time that `num_blocks` blocks take to the pool, `num_from_disk` of them from disk."""
+
+    def kept(self) -> Sequence[tuple[int, Prefix]]:
+        """Places on disk that hold something from before this start."""

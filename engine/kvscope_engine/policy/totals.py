@@ -19,3 +19,9 @@ class Totals:
     finished: int = 0
     aborted: int = 0
     refused: int = 0
+    swapped_blocks: int = 0
+    sunk_blocks: int = 0
+    loaded_blocks: int = 0
+    copied_blocks: int = 0
+    lost_blocks: int = 0
+    """These five as in `messages.Counters`."""

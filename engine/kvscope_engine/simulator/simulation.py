@@ -90,7 +90,7 @@ class Simulation:
     def _step(self, plan: StepPlan) -> None:
         self.step_count += 1
         self.now_ns += self._cost.step_ns(plan)
-        self.scheduler.commit(plan, self.step_count)
+        self.scheduler.commit(plan, self.step_count, self.now_ns)
         self.tally.step(plan, self.scheduler, self.pool)
         for item in plan.scheduled:
             if item.samples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvscope_engine.policy.changes import MAX_EVENTS, ChangeLog
+from kvscope_engine.policy.move_log import MoveLog
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages import Event
 from kvscope_telemetry.sampling_params import SamplingParams
@@ -13,14 +14,14 @@ def make_request(number: int) -> Request:
 
 
 def test_a_table_is_unchanged_up_to_the_first_of_its_changes() -> None:
-    log, request = ChangeLog(), make_request(1)
+    log, request = ChangeLog(MoveLog()), make_request(1)
     for unchanged in (5, 3, 7):
         log.table(request, unchanged)
     assert log.take().tables == {1: 3}
 
 
 def test_each_request_is_told_once_in_order() -> None:
-    log, one, two = ChangeLog(), make_request(1), make_request(2)
+    log, one, two = ChangeLog(MoveLog()), make_request(1), make_request(2)
     log.add(two)
     log.table(one, 0)
     log.touch(two)
@@ -30,7 +31,7 @@ def test_each_request_is_told_once_in_order() -> None:
 
 
 def test_taking_forgets() -> None:
-    log = ChangeLog()
+    log = ChangeLog(MoveLog())
     log.add(make_request(1))
     log.event(Event(kind="note", time_ns=1))
     first = log.take()
@@ -40,7 +41,7 @@ def test_taking_forgets() -> None:
 
 
 def test_events_are_bounded_and_the_oldest_go() -> None:
-    log = ChangeLog()
+    log = ChangeLog(MoveLog())
     for time_ns in range(MAX_EVENTS + 5):
         log.event(Event(kind="note", time_ns=time_ns))
     events = log.take_events()

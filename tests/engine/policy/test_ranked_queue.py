@@ -26,7 +26,6 @@ def test_priority_then_arrival_then_number() -> None:
         queue.add(request)
     assert [request.number for request in queue] == [1, 2, 3, 4, 5]
     assert queue.first is requests[0]
-    assert queue.pop_last() is requests[4]
     assert queue.pop_first() is requests[0]
 
 

@@ -119,7 +119,7 @@ def test_buddy_moves_when_they_are_not(reserve: Make, expected_completion: Make)
     assert one.pool.ledger.filled[[0, 2, 1, 4]].tolist() == [0, 4, 0, 4]
     one.scheduler.check_integrity()
     one._run(plan)
-    one.scheduler.commit(plan, 3)
+    one.scheduler.commit(plan, 3, 0)
     assert (held(one, 1), held(one, 2)) == ([2, 3], [4, 5])
     for item in plan.scheduled:
         item.request.output_token_ids.append(expected_completion(item.request.tokens(0, 5), 1)[0])
@@ -197,7 +197,7 @@ def test_an_abort_between_schedule_and_commit_frees_both_runs(reserve: Make) -> 
     assert held(one, 1) == []
     one.scheduler.check_integrity()
     assert one.scheduler.take_events()[-1].num_blocks == 3
-    one.scheduler.commit(plan, 3)
+    one.scheduler.commit(plan, 3, 0)
     one.scheduler.abort(second, 0)
     assert one.pool.longest_run == 8
 

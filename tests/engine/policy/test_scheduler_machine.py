@@ -28,8 +28,11 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 class SchedulerMachine(RuleBasedStateMachine):
     """`Drive` checks each step: every token sees its own past, and no copy's source is another's target."""
 
-    def __init__(self, drive: Make, completion: Make, allocator: str, knows_lengths: bool) -> None:
+    def __init__(
+        self, drive: Make, completion: Make, allocator: str, knows_lengths: bool, has_tiers: bool = False
+    ) -> None:
         super().__init__()
+        self.has_tiers = has_tiers
         self.make, self.completion = drive, completion
         self.allocator, self.knows_lengths = allocator, knows_lengths
         self.one: Any = None
@@ -41,9 +44,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 40),
         prefix_caching=st.booleans(),
         share=st.integers(1, 8),
+        num_host=st.integers(2, 12),
+        num_disk=st.sampled_from([0, 5, 60, 60]),
+        preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
     )
     def begin(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, prefix_caching: bool, share: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        prefix_caching: bool,
+        share: int,
+        num_host: int,
+        num_disk: int,
+        preemption: str,
     ) -> None:
         longest_run = 1 << (num_blocks.bit_length() - 1)
         self.one = self.make(
@@ -55,6 +70,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching and self.allocator == "paged",
             allocator=self.allocator,
             knows_lengths=self.knows_lengths,
+            num_host=num_host if self.has_tiers else 0,
+            num_disk=num_disk if self.has_tiers else 0,
+            preemption=preemption,
         )
         self.requests: list[Request] = []
 
@@ -90,6 +108,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def fork(self, pick: int) -> None:
         self.requests.append(self.one.fork(self.unfinished[pick % len(self.unfinished)]))
+
+    @rule(length=st.integers(1, 20), new=st.integers(1, 12), count=st.integers(1, 3))
+    def submit_several(self, length: int, new: int, count: int) -> None:
+        if length + new <= self.one.scheduler.max_request_tokens:
+            self.requests += self.one.siblings([3] * length, new, count)
+
+    @precondition(lambda self: self.has_tiers)
+    @rule(first=st.integers(0, 59), count=st.integers(1, 20))
+    def spoil_places_on_disk(self, first: int, count: int) -> None:
+        self.one.mover.bad |= set(range(first, first + count))
+
+    @precondition(lambda self: self.has_tiers)
+    @rule(dice=st.integers(0, 9))
+    def break_the_disk(self, dice: int) -> None:
+        if not dice:
+            self.one.mover.failure = "no space left"
 
     @rule()
     def reset_prefix_cache(self) -> None:
@@ -132,10 +166,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     [(name, known) for name in ALLOCATORS for known in (False, True) if known or name != "oracle"],
 )
 def test_requests_and_blocks_agree(drive: Make, expected_completion: Make, allocator: str, knows_lengths: bool) -> None:
+    _run(lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths))
+
+
+def test_requests_and_blocks_agree_over_all_tiers(drive: Make, expected_completion: Make) -> None:
+    """Swapped, sunk, demoted, loaded, lost: every request reads its own past, and every place is accounted for."""
+    _run(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), max_examples=300)
+
+
+def _run(machine: Callable[[], SchedulerMachine], *, max_examples: int = 120) -> None:
     run_state_machine_as_test(
-        lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths),
+        machine,
         settings=settings(
-            max_examples=120,
+            max_examples=max_examples,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

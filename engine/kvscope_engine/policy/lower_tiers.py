@@ -1,0 +1,278 @@
+"""What goes down to host memory and disk, what comes back, and what has to make room.
+
+Owns the places of both tiers and says to the mover what to copy. Knows blocks, prefixes and whose a place is; neither
+bytes nor the order of service. Two kinds of content meet here: evicted prefixes, which are dropped when room is short,
+and the blocks of swapped-out requests (`Request.saved_rows`), which are not: when host memory is full of them, those
+of the request that is served last go to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.prefix_index import Prefix
+from kvscope_engine.policy.ranked_queue import rank
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.tier_mover import TierMover
+from kvscope_engine.policy.tier_places import TierPlaces
+from kvscope_engine.policy.totals import Totals
+from kvscope_telemetry.ledger import NO_OWNER
+
+BOUNCE_SHARE: Final = 64
+"""One in so many host places is kept free for blocks on their way up from disk."""
+MAX_BOUNCE: Final = 256
+
+
+class LowerTiers:
+    """Host memory of `pool.num_host` places over a disk of `pool.num_disk` (0: none).
+
+    `on_table` is told of each request whose `saved_rows` changed place.
+    """
+
+    def __init__(self, pool: BlockPool, mover: TierMover, totals: Totals, on_table: Callable[[Request], None]) -> None:
+        assert pool.num_host > 0, "there is no lower tier without host memory"
+        self.host = TierPlaces(pool, pool.num_blocks, pool.num_host)
+        self.disk = TierPlaces(pool, pool.num_blocks + pool.num_host, pool.num_disk)
+        self._pool = pool
+        self._mover = mover
+        self._totals = totals
+        self._on_table = on_table
+        self._swapped: dict[int, Request] = {}
+        has_disk = pool.num_disk > 0
+        self._num_bounce = min(MAX_BOUNCE, max(1, pool.num_host // BOUNCE_SHARE)) if has_disk else 0
+        pool.sinks = self
+        for place, prefix in mover.kept():
+            self._adopt(self.disk.first + place, prefix)
+
+    def find(self, digest: bytes) -> int | None:
+        """The row of the highest tier that holds the prefix with `digest`, None when none does."""
+        row = self.host.find(digest)
+        return self.disk.find(digest) if row is None else row
+
+    def is_on_disk(self, row: int) -> bool:
+        """Whether `row` is one of the disk's."""
+        return row in self.disk
+
+    def sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
+        """Evicted blocks go to host memory, unless they are there already. Returns which can still be found."""
+        missing = [i for i, prefix in enumerate(prefixes) if not self._is_known(prefix)]
+        at_once = max(1, self.host.count - self._num_bounce)
+        for low in range(0, len(missing), at_once):  # those that come first make way to disk for those after them
+            part = missing[low : low + at_once]
+            chosen = part[len(part) - self._make_room(len(part)) :]
+            self._save([blocks[i] for i in chosen], [prefixes[i] for i in chosen])
+        return [self.find(prefix.digest) is not None for prefix in prefixes]
+
+    def swap_out(self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None]) -> bool:
+        """Keep what `blocks` hold, the request's computed tokens, in host memory. False and nothing done without room.
+
+        `prefixes` are those of full blocks, None for others; what is there already is held and not copied again.
+        """
+        known = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
+        held = [row for row in known if row is not None]
+        self.host.hold(held)
+        missing = [i for i, row in enumerate(known) if row is None]
+        if self._make_room(len(missing), demote=True) < len(missing):
+            self.host.release(held)
+            return False
+        rows = self.host.take(len(missing), [request.number] * len(missing))
+        self._mover.save([blocks[i] for i in missing], self.host.places(rows))
+        size, tokens = self._pool.block_size, request.num_computed_tokens
+        self.host.fill(rows, [min(size, tokens - i * size) for i in missing], [prefixes[i] for i in missing])
+        self._pool.moves.saved(rows)
+        self._totals.swapped_blocks += len(rows)
+        fresh = iter(rows)
+        request.saved_rows[:] = [next(fresh) if row is None else row for row in known]
+        request.num_saved_tokens = tokens
+        self._swapped[request.number] = request
+        return True
+
+    def hold(self, rows: Sequence[int]) -> None:
+        """They are about to be loaded: nothing may take their place."""
+        for tier in (self.host, self.disk):
+            tier.hold([row for row in rows if row in tier])
+
+    def release(self, rows: Sequence[int]) -> None:
+        """They are no longer held."""
+        for tier in (self.host, self.disk):
+            tier.release([row for row in rows if row in tier])
+
+    def let_go(self, request: Request) -> None:
+        """The request came back, or ended: its rows are no longer held."""
+        self.release(request.saved_rows)
+        request.saved_rows.clear()
+        request.num_saved_tokens = 0
+        self._swapped.pop(request.number, None)
+
+    def load(self, rows: Sequence[int], blocks: Sequence[int]) -> list[bool]:
+        """Held `rows` to `blocks` of the pool; which of them came whole. The others can no longer be found."""
+        on_host = [i for i, row in enumerate(rows) if row in self.host]
+        self._mover.load(self.host.places([rows[i] for i in on_host]), [blocks[i] for i in on_host])
+        whole = [True] * len(rows)
+        on_disk = [i for i, row in enumerate(rows) if row in self.disk]
+        good = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
+        for i, is_good in zip(on_disk, good, strict=True):
+            whole[i] = is_good
+        self._pool.moves.loaded([block for block, is_whole in zip(blocks, whole, strict=True) if is_whole])
+        self._totals.loaded_blocks += sum(whole)
+        return whole
+
+    def prefix(self, row: int) -> Prefix | None:
+        """What can be found in `row`."""
+        return (self.host if row in self.host else self.disk).prefix(row)
+
+    def filled(self, row: int) -> int:
+        """Slots in use of `row`."""
+        return int(self._pool.ledger.filled[row])
+
+    def reset(self) -> None:
+        """Forget every prefix; what swapped-out requests hold stays."""
+        self.host.clear()
+        self.disk.clear()
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        """Measured: to host memory and back."""
+        return self._mover.swap_seconds(num_blocks)
+
+    def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
+        """Measured: up to the pool."""
+        return self._mover.load_seconds(num_blocks, num_from_disk)
+
+    def flush(self) -> None:
+        """Before the step runs: everything is copied."""
+        self._mover.flush()
+
+    @property
+    def failure(self) -> str:
+        """Why the disk is not used any more, empty while it is."""
+        return self._mover.failure
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError, saying what is wrong, unless both tiers agree with `requests`."""
+        tables = [request.saved_rows for request in requests]
+        self.host.check(tables)
+        self.disk.check(tables)
+        held = {request.number for request in requests if request.saved_rows}
+        assert held == set(self._swapped), f"swapped out are {held}, known are {set(self._swapped)}"
+
+    def _is_known(self, prefix: Prefix) -> bool:
+        """Whether host memory holds it; it is used again now."""
+        row = self.host.find(prefix.digest)
+        if row is not None:
+            self.host.refresh(row)
+        return row is not None
+
+    def _save(self, blocks: list[int], prefixes: list[Prefix]) -> None:
+        owners = self._pool.ledger.owner[blocks].tolist()
+        rows = self.host.take(len(blocks), owners)
+        self._mover.save(blocks, self.host.places(rows))
+        self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes)
+        self.host.release(rows)
+        self._pool.moves.saved(rows)
+        self._totals.sunk_blocks += len(rows)
+
+    def _make_room(self, count: int, *, demote: bool = False) -> int:
+        """Try to have `count` free places in host memory beside those on the way up; how many of them there are."""
+        missing = count + self._num_bounce - self.host.num_free
+        if missing > 0:
+            oldest = self.host.oldest(missing)
+            self._drop(oldest, self._to_disk(oldest))
+            missing -= len(oldest)
+        if missing > 0 and demote:
+            self._demote(missing)
+        return min(count, max(0, self.host.num_free - self._num_bounce))
+
+    def _drop(self, rows: list[int], on_disk: list[bool]) -> None:
+        """Cached host rows become free; what is on disk can still be found."""
+        prefixes = [self.host.forget(row) for row in rows]
+        lost = [prefix for prefix, there in zip(prefixes, on_disk, strict=True) if prefix is not None and not there]
+        self._pool.forget(prefix for prefix in lost if self._is_gone(prefix))
+
+    def _is_gone(self, prefix: Prefix) -> bool:
+        index = self._pool.index
+        return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
+
+    def _to_disk(self, rows: list[int]) -> list[bool]:
+        """Copy host rows with a prefix to disk, unless they are there; which are there now."""
+        missing = [row for row in rows if not self._is_on_disk_too(row)]
+        targets = self._write_to_disk(missing[len(missing) - self._make_disk_room(len(missing)) :])
+        self.disk.release([target for target in targets if target is not None])
+        return [self._is_on_disk_too(row) for row in rows]
+
+    def _is_on_disk_too(self, row: int) -> bool:
+        """Whether the disk holds the prefix of a host row; it is used again now."""
+        prefix = self.host.prefix(row)
+        there = None if prefix is None else self.disk.find(prefix.digest)
+        if there is not None:
+            self.disk.refresh(there)
+        return there is not None
+
+    def _write_to_disk(self, rows: list[int]) -> list[int | None]:
+        """Copy host rows to free places on disk, held once; None for what could not be written."""
+        if not rows:
+            return []
+        owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
+        targets = self.disk.take(len(rows), owners)
+        prefixes = [self.host.prefix(row) for row in rows]
+        good = self._mover.sink(self.host.places(rows), self.disk.places(targets), prefixes)
+        filled = [self.filled(row) for row in rows]
+        self.disk.fill(targets, filled, [p if ok else None for p, ok in zip(prefixes, good, strict=True)])
+        self.disk.release([target for target, ok in zip(targets, good, strict=True) if not ok])
+        self._pool.moves.saved([target for target, ok in zip(targets, good, strict=True) if ok])
+        return [target if ok else None for target, ok in zip(targets, good, strict=True)]
+
+    def _make_disk_room(self, count: int) -> int:
+        if not self._mover.has_disk or not count:
+            return 0
+        oldest = self.disk.oldest(count - self.disk.num_free)
+        prefixes = [self.disk.forget(row) for row in oldest]
+        self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
+        return min(count, self.disk.num_free)
+
+    def _demote(self, count: int) -> None:
+        """Up to `count` host places of swapped-out requests become free: they go to disk, who is served last first."""
+        for request in sorted(self._swapped.values(), key=rank, reverse=True):
+            if count <= 0:
+                return
+            own = [row for row in request.saved_rows if row in self.host and self.host.ref_count(row) == 1]
+            rows = own[-count:]
+            rows = rows[len(rows) - self._make_disk_room(len(rows)) :]
+            targets = self._write_to_disk(rows)
+            moved = {row: target for row, target in zip(rows, targets, strict=True) if target is not None}
+            for row in moved:
+                self.host.forget(row)
+            self.host.release(list(moved))
+            request.saved_rows[:] = [moved.get(row, row) for row in request.saved_rows]
+            count -= len(moved)
+            self._on_table(request)
+
+    def _load_from_disk(self, rows: list[int], blocks: list[int]) -> list[bool]:
+        whole: list[bool] = []
+        while len(whole) < len(rows):
+            low = len(whole)
+            bounce = self.host.take(min(len(rows) - low, self.host.num_free), NO_OWNER)
+            assert bounce, "no host place is free for blocks on their way up"
+            part = rows[low : low + len(bounce)]
+            good = self._mover.rise(self.disk.places(part), self.host.places(bounce))
+            up = [i for i, ok in enumerate(good) if ok]
+            self._mover.load(self.host.places([bounce[i] for i in up]), [blocks[low + i] for i in up])
+            self.host.release(bounce)
+            self._lose([row for row, ok in zip(part, good, strict=True) if not ok])
+            whole += good
+        return whole
+
+    def _lose(self, rows: list[int]) -> None:
+        """What is on disk there is of no use."""
+        self._totals.lost_blocks += len(rows)
+        prefixes = [self.disk.forget(row) for row in rows]
+        self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
+
+    def _adopt(self, row: int, prefix: Prefix) -> None:
+        """A kept file holds it from before."""
+        self.disk.adopt(row)
+        self.disk.fill([row], [self._pool.block_size], [prefix])
+        self.disk.release([row])
+        if self._pool.history is not None:
+            self._pool.history.enter(prefix)
