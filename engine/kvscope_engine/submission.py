@@ -25,7 +25,7 @@ class Limits:
 def child_requests(
     submit: Submit, prompt_ids: list[int], limits: Limits, first_number: int, engine_seed: int
 ) -> list[Request]:
-    """One request a completion, numbered from `first_number`.
+    """One request a completion, numbered from `first_number`; all but the first are forked from that one.
 
     Who asks for no `max_tokens` gets what the model's limit and the whole pool leave. Raises BadInput when the
     model's limit leaves no room for a single new token.
@@ -50,6 +50,7 @@ def child_requests(
             arrival_ns=arrival_ns,
             index=index,
             priority=submit.priority,
+            parent=first_number if index else 0,
         )
         for index in range(submit.sampling.n)
     ]

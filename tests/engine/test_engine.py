@@ -193,6 +193,19 @@ def test_several_completions_are_those_of_neighbouring_seeds(make_engine: Make) 
     assert greedy[0].token_ids == greedy[1].token_ids == greedy[2].token_ids
 
 
+def test_several_completions_compute_their_prompt_once(make_engine: Make) -> None:
+    frames: list[Frame] = []
+    engine = make_engine(publish=lambda message: frames.append(message) if isinstance(message, Frame) else None)
+    sampling = SamplingParams(n=4, temperature=0.0, max_tokens=6, ignore_eos=True)
+    completions = list(engine.generate([submit_of("-", prompt_of(3, 30), sampling)]))
+    counters = frames[-1].counters
+    assert counters.prompt_tokens == 30 + 3, "the others compute the last token of the prompt, to draw from it"
+    assert counters.copied_blocks == 3, "of the last block, which is partial"
+    assert sum(len(frame.moves.copied) // 4 for frame in frames) == 3
+    assert [completion.usage.cached_tokens for completion in completions] == [0, 29, 29, 29]
+    assert all(completion.token_ids == completions[0].token_ids for completion in completions)
+
+
 def test_usage_and_times_add_up(make_engine: Make) -> None:
     engine = make_engine(max_num_seqs=1)
     started = time.monotonic()
