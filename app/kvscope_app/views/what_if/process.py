@@ -38,7 +38,7 @@ class WhatIfProcess(QObject):
         super().__init__(parent)
         self._command = command
         self._process: QProcess | None = None
-        self._memory: Memory | None = None
+        self._set_up: tuple[int | None, Memory] | None = None
         self._received = bytearray()
         self._decoder = msgspec.json.Decoder(Answer)
         self.is_busy = False
@@ -49,15 +49,18 @@ class WhatIfProcess(QObject):
         """Whether the child is there."""
         return self._process is not None and self._process.state() is not QProcess.ProcessState.NotRunning
 
-    def ask(self, memory: Memory, rows: Rows) -> None:
-        """What would become of these requests in this memory? Only while not `is_busy`."""
+    def ask(self, epoch: int | None, memory: Memory, rows: Rows) -> None:
+        """What would become of these requests in this memory? Only while not `is_busy`.
+
+        With another epoch or memory all begins anew.
+        """
         assert not self.is_busy, "one question at a time"
         process = self._process or self._start()
         if process is None:
             return
-        if memory != self._memory:
+        if (epoch, memory) != self._set_up:
             process.write(msgspec.json.encode({"setup": memory}) + b"\n")
-            self._memory = memory
+            self._set_up = epoch, memory
         process.write(msgspec.json.encode({"now": rows}) + b"\n")
         self.is_busy = True
 
@@ -121,7 +124,7 @@ class WhatIfProcess(QObject):
         self.failed.emit(f"The comparison stopped: {reason}.")
 
     def _forget(self) -> None:
-        self._memory = None
+        self._set_up = None
         self._received.clear()
         self.is_busy = False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from PySide6.QtCore import QPoint, QRect
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
 
@@ -25,6 +26,9 @@ from kvscope_telemetry.what_if import Answer, Memory
 
 NO_ENGINE: Final = "No engine has reported yet."
 NOTHING: Final = "Nothing is running.\nSend a prompt or start the load, to see where other policies would put it."
+
+Question = tuple[int | None, Memory, Rows]
+"""Epoch, memory, the requests that run."""
 
 
 class WhatIfView(View):
@@ -45,16 +49,19 @@ class WhatIfView(View):
         self.legend = Legend()
         self.grid = CardGrid()
         self.empty = empty_state(NO_ENGINE)
-        self._asked: tuple[Memory, Rows] | None = None
+        self._asked: Question | None = None
         self._failure = ""
         self._lay_out()
 
     def refresh(self) -> None:
+        if not self._is_seen():
+            self._failure = ""
+            return
         memory = memory_of(self.session.mirror)
         if memory is None:
             self._say(NO_ENGINE)
         elif not self._failure:
-            self._ask(memory, running_rows(self.session.mirror))
+            self._ask((self.session.mirror.epoch, memory, running_rows(self.session.mirror)))
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -69,16 +76,22 @@ class WhatIfView(View):
         super().showEvent(event)
         self._failure = ""
 
-    def _ask(self, memory: Memory, rows: Rows) -> None:
+    def _is_seen(self) -> bool:
+        """Not behind another tab: Qt calls that visible, and has put it outside the window."""
+        window = self.window()
+        return window.rect().intersects(QRect(self.mapTo(window, QPoint()), self.size()))
+
+    def _ask(self, question: Question) -> None:
+        *_, rows = question
         if not rows:
             self._say(NOTHING)
-        if self.process.is_busy or (memory, rows) == self._asked or not (rows or self.process.is_running):
+        if self.process.is_busy or question == self._asked or not (rows or self.process.is_running):
             return
-        self._asked = memory, rows
-        self.process.ask(memory, rows)
+        self._asked = question
+        self.process.ask(*question)
 
     def _on_answer(self, answer: Answer) -> None:
-        if self._asked is not None and self._asked[1]:
+        if self._asked is not None and self._asked[-1]:
             self.grid.show_answer(answer)
             self._stack.setCurrentIndex(1)
 
