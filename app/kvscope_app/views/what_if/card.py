@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtWidgets import QFrame, QLabel, QSizePolicy, QVBoxLayout
+from PySide6.QtWidgets import QBoxLayout, QFrame, QLabel, QSizePolicy, QVBoxLayout
 
 from kvscope_app.theme import Theme
 from kvscope_app.views.what_if import words
-from kvscope_app.views.what_if.small_map import SmallMap
+from kvscope_app.views.what_if.small_map import BESIDE_HEIGHT, HEIGHT, SmallMap
 from kvscope_app.views.widgets import set_look
 from kvscope_app.widgets import ElidedLabel
 from kvscope_telemetry.what_if import Answer, PolicyUse
@@ -53,16 +53,27 @@ class Card(QFrame):
         """Recolour the map."""
         self.map.apply_theme(theme)
 
+    def set_beside(self, beside: bool) -> None:
+        """Whether the words are beside the map, as in a narrow panel, or below it."""
+        direction = QBoxLayout.Direction.LeftToRight if beside else QBoxLayout.Direction.TopToBottom
+        self._body.setDirection(direction)
+        self._body.setSpacing(12 if beside else 5)
+        self.map.setFixedHeight(BESIDE_HEIGHT if beside else HEIGHT)
+
     def _lay_out(self) -> None:
+        texts = QVBoxLayout()
+        texts.setSpacing(3)
+        for line in (self.waste, self.share, self.placed, self.difference):
+            texts.addWidget(line)
+        self._body = QBoxLayout(QBoxLayout.Direction.TopToBottom)
+        self._body.addWidget(self.map, 2)
+        self._body.addLayout(texts, 3)
         column = QVBoxLayout(self)
         column.setContentsMargins(11, 8, 11, 9)
-        column.setSpacing(3)
+        column.setSpacing(5)
         column.addWidget(self.name)
-        column.addSpacing(2)
-        column.addWidget(self.map)
-        column.addSpacing(2)
-        for line in (self.waste, self.share, self.placed, self.difference):
-            column.addWidget(line)
+        column.addLayout(self._body)
+        self.set_beside(False)
 
 
 def _large() -> QLabel:

@@ -11,7 +11,7 @@ from kvscope_app.theme import DARK, Theme
 from kvscope_app.views.what_if.card import Card
 from kvscope_telemetry.what_if import Answer
 
-MIN_CARD_WIDTH: Final = 158
+MIN_CARD_WIDTH: Final = 152
 _GAP: Final = 8
 
 
@@ -64,6 +64,7 @@ class CardGrid(QWidget):
             self._grid.setColumnStretch(column, 1 if column < num_columns else 0)
         self._num_columns = num_columns
         for index, card in enumerate(self.cards):
+            card.set_beside(num_columns == 1)
             self._grid.addWidget(card, index // num_columns, index % num_columns)
 
 

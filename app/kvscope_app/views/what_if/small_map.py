@@ -16,6 +16,8 @@ from kvscope_app.views.what_if.words import map_colors
 from kvscope_telemetry.what_if import MapKind
 
 HEIGHT: Final = 54
+BESIDE_HEIGHT: Final = 72
+"""Of a map that stands beside its words."""
 
 
 class SmallMap(QWidget):
@@ -44,7 +46,7 @@ class SmallMap(QWidget):
         self.update()
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(60, HEIGHT)
+        return QSize(60, self.minimumHeight())
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

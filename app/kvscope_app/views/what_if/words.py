@@ -22,9 +22,9 @@ _MEANINGS: Final = {
 }
 _MAP_WORDS: Final = {
     MapKind.USED: "used",
-    MapKind.RESERVED: "reserved, may be used",
+    MapKind.RESERVED: "reserved",
     MapKind.INTERNAL: "wasted",
-    MapKind.ROUNDING: "wasted by rounding up",
+    MapKind.ROUNDING: "rounded up",
     MapKind.FREE: "free",
 }
 

@@ -305,6 +305,8 @@ def test_cards_wrap(make_view, busy, qtbot, width, num_columns):
     view.resize(width, 600)
     qtbot.waitUntil(lambda: len({card.x() for card in view.grid.cards}) == num_columns, timeout=2000)
     assert max(card.geometry().right() for card in view.grid.cards) <= view.width()
+    first = view.grid.cards[0]
+    assert (first.map.geometry().right() < first.waste.x()) == (num_columns == 1), "words beside a lone map"
     assert len({card.width() for card in view.grid.cards}) <= 2, "all as wide, but for a pixel"
 
 
