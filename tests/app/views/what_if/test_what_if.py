@@ -218,6 +218,7 @@ def test_a_child_that_fails_is_told_calmly_and_tried_again_when_shown_again(make
     view.show()
     answered(view, qtbot)
     assert view.grid.isVisible()
+    assert lines_sent(view)[0].startswith(b'{"setup":'), "the new child knows nothing yet"
 
 
 def test_a_program_that_is_not_there(make_view, busy, qtbot):
