@@ -13,8 +13,9 @@ from PySide6.QtWidgets import QMainWindow
 from kvscope_app.dock import Dock
 from kvscope_app.views.base import View
 
-LAYOUT_VERSION: Final = 1
-"""A saved layout of another version is not restored."""
+LAYOUT_VERSION: Final = 2
+"""A saved layout of another version is not restored, but for the one before."""
+_BEFORE_WHAT_IF: Final = 1
 _DEFAULT_SIZE: Final = QSize(1560, 960)
 _LEFT, _RIGHT, _BOTTOM = (
     Qt.DockWidgetArea.LeftDockWidgetArea,
@@ -47,6 +48,7 @@ DOCKS: Final = (
     DockSpec("requests", "Requests", "kvscope_app.views.requests", "RequestsView", _BOTTOM, 300, "requests"),
     DockSpec("throughput", "Throughput", "kvscope_app.views.throughput", "ThroughputView", _RIGHT, 400, "chart"),
     DockSpec("memory", "Memory", "kvscope_app.views.memory", "MemoryView", _RIGHT, 400, "memory"),
+    DockSpec("what_if", "What if", "kvscope_app.views.what_if", "WhatIfView", _BOTTOM, 300, "compare"),
 )
 
 
@@ -65,9 +67,12 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         window.addDockWidget(spec.area, dock)
         dock.show()
     if _is_small(window):
-        window.tabifyDockWidget(docks["throughput"], docks["memory"])
-        window.tabifyDockWidget(docks["throughput"], docks["requests"])
+        for name in ("memory", "requests", "what_if"):
+            window.tabifyDockWidget(docks["throughput"], docks[name])
         docks["throughput"].raise_()
+    else:
+        window.tabifyDockWidget(docks["requests"], docks["what_if"])
+        docks["requests"].raise_()
     share_out(window, docks)
 
 
@@ -101,7 +106,25 @@ def restore(window: QMainWindow, settings: QSettings) -> bool:
 def restore_docks(window: QMainWindow, settings: QSettings) -> bool:
     """Put the docks as they were; False when nothing fitting is remembered."""
     state = settings.value("window/state")
-    return isinstance(state, QByteArray) and window.restoreState(state, LAYOUT_VERSION)
+    if not isinstance(state, QByteArray):
+        return False
+    return window.restoreState(state, LAYOUT_VERSION) or _restore_older(window, state)
+
+
+def _restore_older(window: QMainWindow, state: QByteArray) -> bool:
+    """A layout from before there was "What if": that goes behind the requests, or is closed where they are not."""
+    if not window.restoreState(state, _BEFORE_WHAT_IF):
+        return False
+    docks = {dock.objectName(): dock for dock in window.findChildren(Dock)}
+    requests, what_if = docks["dock_requests"], docks["dock_what_if"]
+    what_if.setFloating(False)
+    if requests.isHidden() or requests.isFloating():
+        what_if.hide()
+        return True
+    window.tabifyDockWidget(requests, what_if)
+    what_if.show()
+    requests.raise_()
+    return True
 
 
 def default_size(window: QMainWindow) -> None:

@@ -108,6 +108,8 @@ class MainWindow(QMainWindow):
     def closeEvent(self, event: QCloseEvent) -> None:
         layout.save(self, self._settings)
         self.notices.forget()
+        for view in self.views.values():
+            view.shut_down()
         self.closing.emit()
         super().closeEvent(event)
 

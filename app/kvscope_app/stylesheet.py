@@ -1,7 +1,8 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
-Named looks, given with `widget.setProperty("look", name)`: `muted`, `heading` and `key` for a QLabel, `card`, `tip`
-and `banner` for a QFrame, `primary` and `danger` for a QPushButton.
+Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
+QLabel, `card`, `current` (a card that is marked), `tip` and `banner` for a QFrame, `primary` and `danger` for a
+QPushButton.
 """
 
 from __future__ import annotations
@@ -126,9 +127,12 @@ QFrame[look="segments"] QToolButton { color: $muted; padding: 3px 10px; }
 QFrame[look="segments"] QToolButton:hover { color: $text; background: transparent; }
 QFrame[look="segments"] QToolButton:checked { color: $text; background: $raised; }
 QFrame[look="card"] { background: $panel; border: 1px solid $border; border-radius: 10px; }
+QFrame[look="current"] { background: $panel; border: 1px solid $accent; border-radius: 10px; }
 QFrame[look="tip"] { background: $raised; border: 1px solid $border; border-radius: 8px; }
 QFrame[look="banner"] { background: $banner; border: 1px solid $bad; border-radius: 8px; }
 QLabel[look="muted"] { color: $muted; }
+QLabel[look="warning"] { color: $warn; }
+QLabel[look="accent"] { color: $accent; }
 QLabel[look="heading"] { color: $text; font-weight: 600; }
 QLabel[look="key"] { background: $raised; border: 1px solid $border; border-radius: 4px; padding: 1px 6px; }
 QDialog { background: $panel; }
@@ -148,6 +152,7 @@ def stylesheet(theme: Theme) -> str:
         "accent",
         "accent_text",
         "bad",
+        "warn",
         "grid",
     )
     return _SHEET.substitute(

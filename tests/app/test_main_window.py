@@ -297,3 +297,47 @@ def test_a_small_window_still_has_everything(engine, session, make_window, poll)
 
 def test_settings_file_is_ini(settings):
     assert settings.format() is QSettings.Format.IniFormat
+
+
+def tabs(window, name):
+    return {dock.objectName() for dock in window.tabifiedDockWidgets(window.docks[name])}
+
+
+def in_front(window, name):
+    """Docks behind another tab are outside the window."""
+    return window.rect().intersects(window.docks[name].geometry())
+
+
+def test_what_if_is_behind_another_view_at_first(session, make_window, qtbot):
+    window = make_window(session, size=(1500, 900))
+    window.reset_layout()
+    assert tabs(window, "what_if") == {"dock_requests"}
+    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "what_if"), timeout=2000)
+    window.resize(1040, 640)
+    window.reset_layout()
+    assert tabs(window, "what_if") == {"dock_throughput", "dock_memory", "dock_requests"}
+    qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=2000)
+
+
+@pytest.mark.parametrize("hidden", [(), ("requests",), ("memory",)])
+def test_a_layout_from_before_what_if_is_kept(session, make_window, settings, qtbot, hidden):
+    window = make_window(session, size=(1500, 900))
+    window.reset_layout()
+    window.removeDockWidget(window.docks["what_if"])
+    for name in hidden:
+        window.docks[name].hide()
+    window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
+    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=2000)
+    state, geometry = window.saveState(1), window.saveGeometry()
+    window.close()
+    settings.setValue("window/state", state)
+    settings.setValue("window/geometry", geometry)
+    again = make_window(session, size=(1500, 900))
+    assert abs(again.docks["console"].width() - 350) <= 1
+    assert {name for name, dock in again.docks.items() if dock.isHidden()} == {
+        *hidden,
+        *(["what_if"] if "requests" in hidden else []),
+    }
+    if "requests" not in hidden:
+        assert tabs(again, "what_if") == {"dock_requests"}
+        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, "what_if"), timeout=2000)

@@ -35,6 +35,9 @@ class View(QWidget):
     def refresh(self) -> None:
         """Paint what the session's mirror and history hold now."""
 
+    def shut_down(self) -> None:
+        """The window closes: end what was started."""
+
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`; subclasses recolour what does not follow the palette."""
         self.theme = theme

@@ -13,12 +13,12 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from kvscope_engine.cli import bench, doctor, generate, serve, simulate
+from kvscope_engine.cli import bench, doctor, generate, serve, simulate, what_if
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PROGRAM = "kvscope-engine"
-COMMANDS = (serve, generate, bench, simulate, doctor)
+COMMANDS = (serve, generate, bench, simulate, what_if, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _names() -> list[str]:
-    return [module.__name__.rpartition(".")[2] for module in COMMANDS]
+    return [module.__name__.rpartition(".")[2].replace("_", "-") for module in COMMANDS]
 
 
 def _failed(arguments: list[str], message: str, code: int) -> int:

@@ -1,0 +1,125 @@
+"""What if: asks the child process about the requests that run now, and shows its answer as cards.
+
+Owns when to ask: once a second while the view is seen, never two questions at a time, and not when nothing
+changed. What is asked is in `workload`, how it is worked out in the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from PySide6.QtCore import QPoint, QRect
+from PySide6.QtGui import QShowEvent
+from PySide6.QtWidgets import QFrame, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
+
+from kvscope_app.session import Session
+from kvscope_app.theme import Theme
+from kvscope_app.views.base import View
+from kvscope_app.views.what_if.card_grid import CardGrid
+from kvscope_app.views.what_if.legend import Legend
+from kvscope_app.views.what_if.process import Rows, WhatIfProcess
+from kvscope_app.views.what_if.words import HEADING, HEADING_TIP
+from kvscope_app.views.what_if.workload import memory_of, running_rows
+from kvscope_app.views.widgets import empty_state, label
+from kvscope_telemetry.what_if import Answer, Memory
+
+NO_ENGINE: Final = "No engine has reported yet."
+NOTHING: Final = "Nothing is running.\nSend a prompt or start the load, to see where other policies would put it."
+
+Question = tuple[int | None, Memory, Rows]
+"""Epoch, memory, the requests that run."""
+
+
+class WhatIfView(View):
+    """A heading, a legend, and a card a policy."""
+
+    title: ClassVar[str] = "What if"
+    object_name: ClassVar[str] = "what_if"
+    refresh_hz: ClassVar[float] = 1.0
+
+    def __init__(
+        self, session: Session, parent: QWidget | None = None, *, command: Sequence[str] | None = None
+    ) -> None:
+        """`command` replaces the engine's."""
+        super().__init__(session, parent)
+        self.process = WhatIfProcess(self, command)
+        self.process.answered.connect(self._on_answer)
+        self.process.failed.connect(self._on_failure)
+        self.legend = Legend()
+        self.grid = CardGrid()
+        self.empty = empty_state(NO_ENGINE)
+        self._asked: Question | None = None
+        self._failure = ""
+        self._lay_out()
+
+    def refresh(self) -> None:
+        if not self._is_seen():
+            self._failure = ""
+            return
+        memory = memory_of(self.session.mirror)
+        if memory is None:
+            self._say(NO_ENGINE)
+        elif not self._failure:
+            self._ask((self.session.mirror.epoch, memory, running_rows(self.session.mirror)))
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.legend.apply_theme(theme)
+        self.grid.apply_theme(theme)
+
+    def shut_down(self) -> None:
+        self.process.close()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """What failed is tried again when the view is opened again."""
+        super().showEvent(event)
+        self._failure = ""
+
+    def _is_seen(self) -> bool:
+        """Not behind another tab: Qt calls that visible, and has put it outside the window."""
+        window = self.window()
+        return window.rect().intersects(QRect(self.mapTo(window, QPoint()), self.size()))
+
+    def _ask(self, question: Question) -> None:
+        *_, rows = question
+        if not rows:
+            self._say(NOTHING)
+        if self.process.is_busy or question == self._asked or not (rows or self.process.is_running):
+            return
+        self._asked = question
+        self.process.ask(*question)
+
+    def _on_answer(self, answer: Answer) -> None:
+        if self._asked is not None and self._asked[-1]:
+            self.grid.show_answer(answer)
+            self._stack.setCurrentIndex(1)
+
+    def _on_failure(self, reason: str) -> None:
+        self._asked = None
+        self._failure = reason
+        self._say(reason)
+
+    def _say(self, text: str) -> None:
+        if self.empty.text() != text:
+            self.empty.setText(text)
+        self._stack.setCurrentIndex(0)
+
+    def _lay_out(self) -> None:
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(12, 10, 12, 12)
+        column.setSpacing(8)
+        heading = label(HEADING, "muted", wraps=True)
+        heading.setToolTip(HEADING_TIP)
+        column.addWidget(heading)
+        column.addWidget(self.legend)
+        column.addWidget(self.grid)
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(self.empty)
+        self._stack.addWidget(scroll)

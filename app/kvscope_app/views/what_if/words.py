@@ -1,0 +1,124 @@
+"""What a policy's card says, as text; and the colours of its map."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_app.theme import Theme, mix
+from kvscope_app.views.format import count, num_bytes, percent, plural
+from kvscope_telemetry.what_if import PAGE_BYTES, Answer, MapKind, PolicyUse
+
+HEADING: Final = "The requests running now, placed by other policies into the same memory."
+HEADING_TIP: Final = (
+    "Requests come, grow and go here as they do in the engine. No prefix is shared and nothing is kept for later"
+    " prompts: it is the placing alone that is compared."
+)
+_NAMES: Final = {"contiguous": "Contiguous", "buddy": "Buddy", "virtual": "Virtual", "paged": "Paged"}
+_MEANINGS: Final = {
+    "contiguous": "When a request starts, the longest there may be is reserved for it, in one piece.",
+    "buddy": "In one piece: the prompt, and for the output a power of two that doubles when it is outgrown.",
+    "virtual": "A range of addresses for each request; physical pages are mapped in each layer as tokens come.",
+    "paged": "Blocks from anywhere, as tokens come.",
+}
+_MAP_WORDS: Final = {
+    MapKind.USED: "used",
+    MapKind.RESERVED: "reserved",
+    MapKind.INTERNAL: "wasted",
+    MapKind.ROUNDING: "rounded up",
+    MapKind.FREE: "free",
+}
+
+
+def map_colors(theme: Theme) -> dict[MapKind, str]:
+    """As in the page map where it has the same: in use, free; held and empty is the red of its fill colours."""
+    return {
+        MapKind.USED: theme.block_active,
+        MapKind.RESERVED: mix(theme.block_active, theme.block_free, 0.55),
+        MapKind.INTERNAL: mix(theme.bad, theme.base, 0.15),
+        MapKind.ROUNDING: theme.series[1],
+        MapKind.FREE: theme.block_free,
+    }
+
+
+PAGE_NOTE: Final = f"virtual: pages of {PAGE_BYTES >> 20} MiB"
+
+
+def legend(theme: Theme) -> list[tuple[str, str]]:
+    """(colour, word) of each kind."""
+    colors = map_colors(theme)
+    return [(colors[kind], word) for kind, word in _MAP_WORDS.items()]
+
+
+def name(use: PolicyUse) -> str:
+    """The policy, with its size of block where that is what differs."""
+    known = _NAMES.get(use.allocator, use.allocator)
+    return f"{known}, {use.block_size} a block" if use.allocator == "paged" else known
+
+
+def waste(use: PolicyUse, answer: Answer) -> str:
+    """How much is held and empty: bytes, or slots where a slot's bytes are not known."""
+    if use.refused:
+        return "Cannot run here"
+    return _amount(use.num_wasted, answer)
+
+
+def waste_share(use: PolicyUse) -> str:
+    """The same as a share of what is held."""
+    if use.refused:
+        return ""
+    return f"wasted, {percent(use.wasted_share)}" if use.num_held else "wasted"
+
+
+def placed(use: PolicyUse) -> str:
+    """How many run, and how many could not."""
+    if use.refused:
+        return "the memory is too small for it"
+    if not use.num_waiting:
+        return f"all {count(use.num_placed)} running" if use.num_placed > 1 else f"{count(use.num_placed)} running"
+    return f"{count(use.num_placed)} running, {count(use.num_waiting)} waiting"
+
+
+def difference(use: PolicyUse, answer: Answer) -> str:
+    """Against the policy in use; empty where there is nothing to compare."""
+    if use.is_current:
+        return "in use now"
+    current = next((other for other in answer.policies if other.is_current and not other.refused), None)
+    if use.refused or current is None:
+        return ""
+    more = use.num_wasted - current.num_wasted
+    if not more:
+        return "the same"
+    return f"{_amount(abs(more), answer)} {'more' if more > 0 else 'less'}"
+
+
+def tip(use: PolicyUse, answer: Answer) -> str:
+    """All there is to tell."""
+    meaning = _MEANINGS.get(use.allocator, "")
+    if use.refused:
+        return f"{meaning}\n{use.refused}"
+    rows = [
+        ("Used", use.num_used),
+        ("Reserved, may be used", use.num_reserved),
+        ("Wasted, never to be used", use.num_internal),
+        ("Wasted by rounding up to a power of two", use.num_rounding),
+        ("Free", use.num_external),
+        ("Too little for a block", use.num_outside),
+    ]
+    lines = [f"{what}: {_both(slots, answer)}" for what, slots in rows if slots]
+    if use.allocator == "virtual":
+        lines.insert(0, f"A page of {num_bytes(PAGE_BYTES)} holds {plural(use.block_size, 'token')} of one layer")
+    if use.num_held:
+        lines.append(f"Wasted of what is held: {percent(use.wasted_share)}")
+    if use.num_external:
+        scattered = percent(use.external_fragmentation)
+        lines.append(f"Free memory that is not in its largest piece: {scattered}")
+    return "\n".join([meaning, *lines])
+
+
+def _amount(slots: int, answer: Answer) -> str:
+    return num_bytes(slots * answer.slot_bytes) if answer.slot_bytes else plural(slots, "slot")
+
+
+def _both(slots: int, answer: Answer) -> str:
+    size = f", {num_bytes(slots * answer.slot_bytes)}" if answer.slot_bytes else ""
+    return f"{plural(slots, 'slot')}{size}"

@@ -1,0 +1,33 @@
+"""`kvscope-engine what-if`: the running requests under other allocation policies, line by line, for the desktop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any, Final
+
+_NICENESS: Final = 10
+"""The engine whose requests these are may run on the same cores."""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "what-if",
+        help="place running requests by other policies",
+        description="Read JSON lines from standard input: the memory once, then the requests that run now, as often"
+        " as wanted. Each time, print one JSON line on what every allocation policy would make of them. Ends with"
+        " the input.",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the input ended."""
+    from kvscope_engine.simulator.what_if.conversation import converse
+
+    os.nice(_NICENESS)
+    converse(sys.stdin.buffer, sys.stdout.buffer)
+    return 0

@@ -1,0 +1,75 @@
+"""Lines in, lines out. Owns what a line must be like, and that a bad one changes nothing but is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import BinaryIO
+
+import msgspec
+
+from kvscope_engine.simulator.what_if.comparison import Comparison
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.what_if import MAX_LINE_BYTES, Answer, Complaint, Line, Running
+
+
+class Conversation:
+    """What was set up, and the answers."""
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(Line)
+        self._comparison: Comparison | None = None
+
+    def reply(self, line: bytes) -> Answer | None:
+        """The answer, None to a setup. Raises BadInput for what cannot be read or is out of place."""
+        if len(line) > MAX_LINE_BYTES:
+            raise BadInput(f"longer than {MAX_LINE_BYTES} bytes")
+        asked = self._decode(line)
+        if asked.setup is not None:
+            self._comparison = Comparison(asked.setup)
+            return None
+        if self._comparison is None:
+            raise BadInput("`now` came before `setup`")
+        return self._comparison.follow(_in_order(asked.now or []))
+
+    def _decode(self, line: bytes) -> Line:
+        try:
+            asked = self._decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise BadInput(str(error)) from None
+        if (asked.setup is None) == (asked.now is None):
+            raise BadInput("one of `setup` and `now` is accepted")
+        return asked
+
+
+def converse(asked: BinaryIO, told: BinaryIO) -> None:
+    """Answer each line of `asked` on `told`, until it ends."""
+    conversation = Conversation()
+    for number, line in enumerate(_lines(asked), 1):
+        if not line.strip():
+            continue
+        try:
+            answer: Answer | Complaint | None = conversation.reply(line)
+        except BadInput as refusal:
+            answer = Complaint(f"line {number}: {refusal}")
+        if answer is not None:
+            told.write(msgspec.json.encode(answer) + b"\n")
+            told.flush()
+
+
+def _lines(asked: BinaryIO) -> Iterator[bytes]:
+    """Whole lines; of one that is too long its beginning, longer than `MAX_LINE_BYTES`."""
+    while line := asked.readline(MAX_LINE_BYTES + 1):
+        rest = line
+        while rest and not rest.endswith(b"\n"):
+            rest = asked.readline(MAX_LINE_BYTES)
+        yield line
+
+
+def _in_order(now: list[Running]) -> list[Running]:
+    """By number; raises BadInput when one is there twice."""
+    ordered = sorted(now, key=lambda running: running.number)
+    for earlier, later in pairwise(ordered):
+        if earlier.number == later.number:
+            raise BadInput(f"request {later.number} is there twice")
+    return ordered

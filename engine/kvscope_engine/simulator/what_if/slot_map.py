@@ -1,0 +1,66 @@
+"""A small map of a large memory: each cell stands for the same number of slots in a row. numpy alone.
+
+Owns how the kinds of a cell's slots become one: the kind is one that is there, and over the whole map the cells of
+a kind are as many as its slots ask for, so that a little waste everywhere is seen as a little waste.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.what_if import MAX_CELLS, MapKind
+
+Slots = npt.NDArray[np.int64]
+
+
+class Spans(NamedTuple):
+    """Slots in a row: `lengths[i]` from `starts[i]` on. In order, and none over another; empty ones may be there."""
+
+    starts: Slots
+    lengths: Slots
+
+
+def slots_per_cell(num_slots: int) -> int:
+    """So many that there are at most `MAX_CELLS`."""
+    return max(1, -(-num_slots // MAX_CELLS))
+
+
+def map_cells(num_slots: int, spans: Mapping[MapKind, Spans]) -> bytes:
+    """A `MapKind` a cell, in the order of addresses; what is in no span is free."""
+    size = slots_per_cell(num_slots)
+    edges = np.minimum(np.arange(-(-num_slots // size) + 1, dtype=np.int64) * size, num_slots)
+    counts = np.zeros((len(edges) - 1, len(MapKind)), np.int64)
+    for kind, these in spans.items():
+        counts[:, kind] += np.diff(_num_before(edges, these))
+    counts[:, MapKind.FREE] = np.diff(edges) - counts.sum(axis=1)
+    return _kinds(counts, size)
+
+
+def _num_before(edges: Slots, spans: Spans) -> Slots:
+    """How many slots of `spans` lie before each edge."""
+    starts, lengths = spans
+    if not len(starts):
+        return np.zeros(len(edges), np.int64)
+    before = np.concatenate([[0], np.cumsum(lengths)])
+    index = np.searchsorted(starts, edges, side="left")  # spans that begin before the edge
+    last = np.maximum(index - 1, 0)
+    cut_off = np.where(index > 0, np.maximum(starts[last] + lengths[last] - edges, 0), 0)
+    result: Slots = before[index] - cut_off
+    return result
+
+
+def _kinds(counts: Slots, size: int) -> bytes:
+    """The kind of each cell; what a cell could not show is carried on to the next ones."""
+    kinds: npt.NDArray[np.uint8] = counts.argmax(axis=1).astype(np.uint8)
+    owed = [0] * counts.shape[1]
+    mixed = np.flatnonzero(counts.max(axis=1) < size)
+    for cell, row in zip(mixed.tolist(), counts[mixed].tolist(), strict=True):
+        owed = [debt + here for debt, here in zip(owed, row, strict=True)]
+        best = max((kind for kind in reversed(range(len(row))) if row[kind]), key=owed.__getitem__)
+        owed[best] -= size
+        kinds[cell] = best
+    return kinds.tobytes()

@@ -1,0 +1,134 @@
+"""The lines of `kvscope-engine what-if`: what is asked, what is answered. JSON, a line each; knows neither side.
+
+First the memory, once an engine start; then, as often as wanted, the requests that run now:
+
+    {"setup": {"num_blocks": 4096, "block_size": 16, "block_bytes": 368640, "num_layers": 30, "max_model_len": 8192}}
+    {"now": [[1, 300, 812], [2, 40, 512, 28]]}
+
+Each `now` is answered by an `Answer`, each line that cannot be read by a `Complaint`; a setup has no answer.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Final
+
+import msgspec
+
+MAX_REQUESTS: Final = 100_000
+MAX_LINE_BYTES: Final = 8 << 20
+MAX_SLOTS: Final = 1 << 25
+"""Of the pool: shadows of two million blocks of 16 take some hundred megabytes."""
+MAX_CELLS: Final = 2000
+"""Of a map."""
+PAGE_BYTES: Final = 2 << 20
+"""The physical page that `virtual` maps, one in each layer's tensor at a time: CUDA's."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+CountOrUnknown = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+
+
+class MapKind(IntEnum):
+    """What the slots of a map's cell are; the values are the bytes of `PolicyUse.cells`."""
+
+    FREE = 0
+    USED = 1
+    """Hold a token."""
+    RESERVED = 2
+    """Held and empty; a token of the request may come."""
+    INTERNAL = 3
+    """Held, and never to be used."""
+    ROUNDING = 4
+    """Held because the allocator has only powers of two, or at the end of the memory, where no block fits."""
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The engine's KV memory, and what runs in it. 0 means unknown."""
+
+    num_blocks: Count
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 15)]
+    block_bytes: CountOrUnknown = 0
+    num_layers: CountOrUnknown = 0
+    max_model_len: Tokens = 0
+    allocator: str = "paged"
+    """The engine's own."""
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that it has room for."""
+        return self.num_blocks * self.block_size
+
+
+class Running(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A request that holds blocks: `[number, num_tokens, max_tokens, num_prompt_tokens]`, the last may be left out."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
+    num_tokens: Tokens
+    """Tokens whose KV is in blocks."""
+    max_tokens: Tokens
+    """Prompt and output together, at most; 0 when that is not known."""
+    num_prompt_tokens: Tokens = 0
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One of the two."""
+
+    setup: Memory | None = None
+    now: Annotated[list[Running], msgspec.Meta(max_length=MAX_REQUESTS)] | None = None
+
+
+class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What one policy does with the memory. Counts are slots; the six after `num_slots` sum up to it."""
+
+    allocator: str
+    block_size: int
+    """Slots a block; under `virtual`, tokens whose KV of one layer is a physical page."""
+    is_current: bool
+    """Whether the engine runs with just this."""
+    num_slots: int
+    num_used: int = 0
+    num_reserved: int = 0
+    num_internal: int = 0
+    num_rounding: int = 0
+    num_external: int = 0
+    """In free blocks."""
+    num_outside: int = 0
+    """At the end of the memory, too few for a block."""
+    external_fragmentation: float = 0.0
+    """1 - largest free run / free slots."""
+    wasted_bytes: int = 0
+    wasted_share: float = 0.0
+    """Of the slots that are held: 0 to 1."""
+    num_placed: int = 0
+    num_waiting: int = 0
+    """Requests that do not fit."""
+    cells: bytes = b""
+    """A `MapKind` each, in the order of addresses (base64 in JSON)."""
+    refused: str = ""
+    """Why the policy could not run in this memory at all; then there is nothing else."""
+
+    @property
+    def num_held(self) -> int:
+        """Slots that requests hold, with a token or without."""
+        return self.num_used + self.num_wasted
+
+    @property
+    def num_wasted(self) -> int:
+        """Slots that are held and empty."""
+        return self.num_reserved + self.num_internal + self.num_rounding
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """To a `now`."""
+
+    policies: list[PolicyUse]
+    slot_bytes: float = 0.0
+    """Of one slot over all layers, 0 when unknown."""
+    slots_per_cell: int = 1
+
+
+class Complaint(msgspec.Struct, frozen=True):
+    """About a line; it changed nothing."""
+
+    error: str

@@ -1,0 +1,323 @@
+"""The What if panel: what it asks, when, what it shows, and that its child never outlives it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+import pytest
+
+from kvscope_app.theme import DARK, LIGHT
+from kvscope_app.views.what_if import words
+from kvscope_app.views.what_if.card_grid import num_columns_of
+from kvscope_app.views.what_if.process import NOT_INSTALLED
+from kvscope_app.views.what_if.small_map import SmallMap
+from kvscope_app.views.what_if.view import NO_ENGINE, NOTHING, WhatIfView
+from kvscope_app.views.what_if.workload import memory_of, running_rows
+from kvscope_telemetry.messages import ModelInfo
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.what_if import Answer, MapKind, PolicyUse
+
+ANSWER = Answer(
+    policies=[
+        PolicyUse(
+            allocator="contiguous",
+            block_size=16,
+            is_current=False,
+            num_slots=1024,
+            num_used=24,
+            num_internal=488,
+            num_external=512,
+            wasted_share=488 / 512,
+            num_placed=1,
+            num_waiting=3,
+            cells=bytes([1, 3, 0, 0]),
+        ),
+        PolicyUse(
+            allocator="paged",
+            block_size=16,
+            is_current=True,
+            num_slots=1024,
+            num_used=24,
+            num_internal=8,
+            num_external=992,
+            wasted_share=0.25,
+            num_placed=4,
+            cells=bytes([1, 0, 0, 0]),
+        ),
+        PolicyUse(
+            allocator="paged", block_size=4096, is_current=False, num_slots=1024, refused="the memory is smaller"
+        ),
+    ],
+    slot_bytes=1024,
+)
+SCRIPTED = f"""
+import sys
+for line in sys.stdin:
+    sys.stderr.write(line)
+    sys.stderr.flush()
+    if '"now"' in line:
+        print({msgspec.json.encode(ANSWER).decode()!r}, flush=True)
+"""
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def make_view(session, qtbot):
+    """Views of the scripted engine; their children are ended."""
+    views = []
+
+    def make(code=SCRIPTED, command=None):
+        view = WhatIfView(session, command=command or python(code))
+        views.append(view)
+        qtbot.addWidget(view)
+        view.resize(700, 500)
+        view.show()
+        return view
+
+    yield make
+    for view in views:
+        view.shut_down()
+        assert not view.process.is_running
+
+
+@pytest.fixture
+def busy(engine, session, poll):
+    """Two requests run, one waits, one has ended."""
+    engine.request(1, blocks=[3, 4])
+    engine.request(2, blocks=[5, 6], num_prompt_tokens=28, max_tokens=0)
+    engine.request(3, state=0, num_output_tokens=0)
+    engine.request(4, state=3)
+    poll(session)
+    return session.mirror
+
+
+def answered(view, qtbot):
+    with qtbot.waitSignal(view.process.answered, timeout=10_000):
+        view.refresh()
+
+
+def lines_sent(view):
+    """What the scripted child has read so far, as it tells on its standard error."""
+    return bytes(view.process._process.readAllStandardError().data()).splitlines()
+
+
+def test_what_is_asked(busy):
+    memory = memory_of(busy)
+    assert (memory.num_blocks, memory.block_size, memory.block_bytes, memory.allocator) == (64, 16, 368_640, "paged")
+    assert running_rows(busy) == [[1, 24, 84, 20], [2, 32, 0, 28]]
+
+
+def test_nothing_is_started_while_it_is_hidden_or_nothing_runs(make_view, engine, session, poll):
+    view = make_view()
+    view.refresh()
+    assert not view.process.is_running
+    assert view.empty.text() == NOTHING
+    assert view.empty.isVisible()
+
+
+def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
+    engine = make_engine()
+    engine.source.updates.clear()
+    view = WhatIfView(make_session(engine), command=python(SCRIPTED))
+    qtbot.addWidget(view)
+    view.show()
+    view.refresh()
+    assert view.empty.text() == NO_ENGINE
+    assert not view.process.is_running
+
+
+def test_cards_show_the_answer_the_policy_in_use_first(make_view, busy, qtbot):
+    view = make_view()
+    answered(view, qtbot)
+    assert view.grid.isVisible()
+    first, second, third = view.grid.cards
+    assert (first.name.text(), first.summary) == (
+        "Paged, 16 a block",
+        "8.00 KiB, wasted, 25.0 %, all 4 running, in use now",
+    )
+    assert first.property("look") == "current"
+    assert (second.name.text(), second.summary) == (
+        "Contiguous",
+        "488.0 KiB, wasted, 95.3 %, 1 running, 3 waiting, 480.0 KiB more",
+    )
+    assert second.placed.property("look") == "warning"
+    assert third.summary == "Cannot run here, the memory is too small for it"
+    assert "the memory is smaller" in third.toolTip()
+
+
+def test_what_did_not_change_is_not_asked_again(make_view, busy, engine, session, poll, qtbot):
+    view = make_view()
+    answered(view, qtbot)
+    view.refresh()
+    assert not view.process.is_busy
+    engine.request(1, blocks=[3, 4], num_output_tokens=5)
+    poll(session)
+    answered(view, qtbot)
+    setup, *asked = lines_sent(view)
+    assert setup.startswith(b'{"setup":')
+    assert asked == [b'{"now":[[1,24,84,20],[2,32,0,28]]}', b'{"now":[[1,25,84,20],[2,32,0,28]]}']
+
+
+def test_one_question_at_a_time(make_view, busy, engine, session, poll, qtbot):
+    view = make_view()
+    view.refresh()
+    engine.request(1, blocks=[3, 4], num_output_tokens=5)
+    poll(session)
+    view.refresh()
+    qtbot.waitUntil(lambda: not view.process.is_busy, timeout=10_000)
+    assert len(lines_sent(view)) == 2
+
+
+def test_an_engine_that_starts_anew_is_set_up_anew(make_view, busy, engine, session, poll, qtbot):
+    view = make_view()
+    answered(view, qtbot)
+    engine.requests.clear()
+    engine.begin(epoch=8)
+    engine.request(1, blocks=[0, 1])
+    poll(session)
+    answered(view, qtbot)
+    assert [b"setup" in line for line in lines_sent(view)] == [True, False, True, False]
+
+
+def test_when_all_has_ended_it_says_so_and_the_shadows_are_told(make_view, busy, engine, session, poll, qtbot):
+    view = make_view()
+    answered(view, qtbot)
+    for number in (1, 2):
+        engine.request(number, state=3)
+    poll(session)
+    answered(view, qtbot)
+    assert view.empty.isVisible()
+    assert view.empty.text() == NOTHING
+    assert lines_sent(view)[-1] == b'{"now":[]}'
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import sys; sys.stderr.write('x\\nkvscope-engine: no memory\\n'); sys.exit(1)", "stopped: no memory."),
+        ("import sys; sys.stdin.readline(); sys.exit(3)", "stopped: it ended with exit code 3."),
+        ("print('nonsense', flush=True); input(); input(); input()", "cannot be read"),
+        ('print(\'{"error": "line 2: bad"}\', flush=True); input(); input(); input()', "stopped: line 2: bad."),
+    ],
+)
+def test_a_child_that_fails_is_told_calmly_and_tried_again_when_shown_again(make_view, busy, qtbot, code, told):
+    view = make_view(code)
+    with qtbot.waitSignal(view.process.failed, timeout=10_000):
+        view.refresh()
+    assert told in view.empty.text()
+    assert view.empty.isVisible()
+    view.refresh()
+    assert not view.process.is_running
+    view.process._command = python(SCRIPTED)
+    view.hide()
+    view.show()
+    answered(view, qtbot)
+    assert view.grid.isVisible()
+    assert lines_sent(view)[0].startswith(b'{"setup":'), "the new child knows nothing yet"
+
+
+def test_a_program_that_is_not_there(make_view, busy, qtbot):
+    view = make_view(command=["/no/such/program"])
+    with qtbot.waitSignal(view.process.failed, timeout=5000):
+        view.refresh()
+    assert "cannot be started" in view.empty.text()
+    assert not view.process.is_busy
+
+
+def test_without_the_engine_one_calm_sentence(session, busy, qtbot, monkeypatch):
+    monkeypatch.setattr("kvscope_app.views.what_if.process.find_spec", lambda name: None)
+    view = WhatIfView(session)
+    qtbot.addWidget(view)
+    view.show()
+    view.refresh()
+    assert view.empty.text() == NOT_INSTALLED
+
+
+def test_shutting_down_ends_the_child_even_one_that_does_not_listen(make_view, busy, qtbot):
+    view = make_view("import time\nprint(input())\ntime.sleep(60)")
+    view.refresh()
+    qtbot.waitUntil(lambda: view.process.is_running and view.process._process.processId() > 0, timeout=5000)
+    pid = view.process._process.processId()
+    view.shut_down()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    view.shut_down()
+
+
+def test_the_window_asks_only_while_the_panel_is_seen_and_ends_it_when_it_closes(session, busy, make_window, qtbot):
+    window = make_window(session, with_views=True, size=(1500, 900))
+    view = window.views["what_if"]
+    view.refresh()
+    assert not view.process.is_running
+    with qtbot.waitSignal(view.process.answered, timeout=20_000) as told:
+        window.focus_view("what_if")
+    assert [use.block_size for use in told.args[0].policies if use.allocator == "paged"] == [8, 16, 32, 64, 128]
+    window.close()
+    assert not view.process.is_running
+
+
+def test_the_real_process_places_the_requests(session, engine, busy, poll, qtbot):
+    model = ModelInfo(name="fake", num_layers=1, max_model_len=256)
+    engine.hello = msgspec.structs.replace(engine.hello, model=model)
+    engine.source.updates.append(Update(snapshot=engine._snapshot()))
+    engine.requests.clear()
+    engine.request(1, blocks=[3, 4])
+    engine.request(2, blocks=[5, 6], num_prompt_tokens=28)
+    poll(session)
+    view = WhatIfView(session)
+    qtbot.addWidget(view)
+    view.show()
+    with qtbot.waitSignal(view.process.answered, timeout=20_000) as told:
+        view.refresh()
+    uses = {(use.allocator, use.block_size): use for use in told.args[0].policies}
+    current = uses["paged", 16]
+    assert (current.is_current, current.num_used, current.num_internal) == (True, 56, 8)
+    assert uses["contiguous", 16].num_waiting == 0
+    assert uses["contiguous", 16].num_used + uses["contiguous", 16].num_wasted == 512
+    assert uses["paged", 8].num_wasted == 0
+    assert view.grid.cards[0].summary == "180.0 KiB, wasted, 12.5 %, all 2 running, in use now"
+    assert {"virtual", "buddy"} < {use.allocator for use in told.args[0].policies}
+    view.shut_down()
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT])
+def test_a_cell_has_the_colour_of_its_kind(qtbot, theme):
+    small = SmallMap()
+    qtbot.addWidget(small)
+    small.apply_theme(theme)
+    small.setFixedSize(100, 20)
+    small.show_cells(bytes([1, 2, 3, 4, 0, 9]))
+    image = small.grab().toImage()
+    colors = words.map_colors(theme)
+    shown = [image.pixelColor(int(100 * (i + 0.5) / small.pixels().shape[1]), 2).name() for i in range(5)]
+    kinds = (MapKind.USED, MapKind.RESERVED, MapKind.INTERNAL, MapKind.ROUNDING, MapKind.FREE)
+    assert shown == [colors[kind] for kind in kinds]
+
+
+@pytest.mark.parametrize(("width", "num_columns"), [(200, 1), (420, 2), (700, 3)])
+def test_cards_wrap(make_view, busy, qtbot, width, num_columns):
+    view = make_view()
+    answered(view, qtbot)
+    view.resize(width, 600)
+    qtbot.waitUntil(lambda: len({card.x() for card in view.grid.cards}) == num_columns, timeout=2000)
+    assert max(card.geometry().right() for card in view.grid.cards) <= view.width()
+    first = view.grid.cards[0]
+    assert (first.map.geometry().right() < first.waste.x()) == (num_columns == 1), "words beside a lone map"
+    assert len({card.width() for card in view.grid.cards}) <= 2, "all as wide, but for a pixel"
+
+
+def test_rows_are_as_full_as_they_can_be():
+    assert [num_columns_of(8, fitting) for fitting in (1, 2, 3, 4, 5, 7, 8, 20)] == [1, 2, 3, 4, 4, 4, 8, 8]
+    assert num_columns_of(0, 3) == 1
+
+
+def test_amounts_are_slots_where_bytes_are_not_known():
+    use, blind = ANSWER.policies[0], msgspec.structs.replace(ANSWER, slot_bytes=0.0)
+    assert words.waste(use, blind) == "488 slots"
+    assert words.difference(use, blind) == "480 slots more"
+    assert "Wasted, never to be used: 488 slots" in words.tip(use, blind)

@@ -1,0 +1,49 @@
+"""`kvscope-engine what-if` as a process: light, quick to start, and gone with its input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+COMMAND = [sys.executable, "-m", "kvscope_engine.cli.main", "what-if"]
+LINES = '{"setup": {"num_blocks": 64, "block_size": 16, "max_model_len": 256}}\n{"now": [[1, 20, 40, 10]]}\n'
+MAX_START_CPU_S = 0.4
+
+
+def test_it_answers_and_ends_with_its_input() -> None:
+    run = subprocess.run(COMMAND, input=LINES, capture_output=True, text=True, timeout=30, check=True)
+    (answer,) = map(json.loads, run.stdout.splitlines())
+    assert [use["allocator"] for use in answer["policies"]][:2] == ["contiguous", "buddy"]
+    assert run.stderr == ""
+
+
+def test_an_answer_comes_before_the_input_ends() -> None:
+    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(LINES)
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["slots_per_cell"] == 1
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+
+def test_nothing_heavy_is_imported_and_it_starts_at_once() -> None:
+    probe = (
+        "import io, sys, kvscope_engine.cli.main\n"
+        "from kvscope_engine.simulator.what_if.conversation import converse\n"
+        f"converse(io.BytesIO({LINES.encode()!r}), io.BytesIO())\n"
+        "print(' '.join(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=30)
+    assert {"torch", "triton", "transformers"}.isdisjoint(run.stdout.split())
+    assert min(cpu_seconds(probe) for _ in range(3)) < MAX_START_CPU_S, "the best of three, as others use the machine"
+
+
+def cpu_seconds(code: str) -> float:
+    """Of a fresh interpreter that runs `code`."""
+    before_s = os.times().children_user
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=30)
+    return os.times().children_user - before_s

@@ -1,0 +1,207 @@
+"""What each policy makes of the same requests: by hand, through churn, and against the scheduler itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from kvscope_engine.policy.fragmentation import kv_use
+from kvscope_engine.policy.request import Request
+from kvscope_engine.simulator.what_if.comparison import Comparison
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.what_if import MapKind, PolicyUse, Running
+
+PARTS = ("num_used", "num_reserved", "num_internal", "num_rounding", "num_external", "num_outside")
+MIB = 1 << 20
+
+
+def parts(use: PolicyUse) -> list[int]:
+    return [getattr(use, name) for name in PARTS]
+
+
+@pytest.mark.parametrize(
+    ("name", "used_reserved_internal_rounding_external_outside"),
+    [
+        ("contiguous", [5, 2, 9, 0, 16, 0]),  # 16 slots are reserved, of which 2 may still be used
+        ("buddy", [5, 2, 0, 1, 24, 0]),  # 3 tokens of prompt and 4 for an output of 3 are 7, in 2 blocks of 4
+        ("virtual", [5, 0, 3, 0, 24, 0]),
+        ("paged 4", [5, 0, 3, 0, 24, 0]),
+        ("paged 8", [5, 0, 3, 0, 24, 0]),
+        ("paged 16", [5, 0, 11, 0, 16, 0]),
+        ("paged 32", [5, 0, 27, 0, 0, 0]),
+    ],
+)
+def test_one_request_by_hand(make_comparison, running, told, name, used_reserved_internal_rounding_external_outside):  # type: ignore[no-untyped-def]
+    use = told(make_comparison().follow(running((1, 5, 7, 3))), name)
+    assert parts(use) == used_reserved_internal_rounding_external_outside
+    wasted = use.num_reserved + use.num_internal + use.num_rounding
+    assert use.wasted_bytes == wasted * MIB // 2
+    assert use.wasted_share == pytest.approx(wasted / (wasted + 5))
+    assert (use.num_placed, use.num_waiting) == (1, 0)
+
+
+def test_a_map_of_few_slots_shows_each(make_comparison, running, told):  # type: ignore[no-untyped-def]
+    answer = make_comparison().follow(running((1, 5, 7, 3)))
+    assert answer.slots_per_cell == 1
+    assert told(answer, "contiguous").cells == bytes([1] * 5 + [2] * 2 + [3] * 9 + [0] * 16)
+    assert told(answer, "buddy").cells == bytes([1] * 5 + [2] * 2 + [4] + [0] * 24)
+    assert told(answer, "paged 16").cells == bytes([1] * 5 + [3] * 11 + [0] * 16)
+
+
+def test_what_is_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
+    answer = make_comparison().follow(running())
+    names = [(use.allocator, use.block_size, use.is_current) for use in answer.policies]
+    reserving = [("contiguous", 4, False), ("buddy", 4, False), ("virtual", 8, False)]
+    assert names == [*reserving, ("paged", 4, True), *(("paged", size, False) for size in paged_sizes)]
+    assert [use.block_size for use in answer.policies if use.refused] == [64, 128]
+
+
+def test_the_engines_own_policy_is_marked(make_comparison, running):  # type: ignore[no-untyped-def]
+    answer = make_comparison(allocator="buddy").follow(running())
+    assert [use.allocator for use in answer.policies if use.is_current] == ["buddy"]
+    answer = make_comparison(allocator="virtual").follow(running())
+    assert [use.allocator for use in answer.policies if use.is_current] == ["virtual"]
+
+
+def test_what_is_not_known_is_not_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
+    answer = make_comparison(max_model_len=0, num_layers=0, block_size=8).follow(running((1, 5, 0)))
+    assert [use.block_size for use in answer.policies] == list(paged_sizes)
+
+
+def test_requests_that_do_not_fit_wait_and_come_in_later(make_comparison, running, told):  # type: ignore[no-untyped-def]
+    comparison = make_comparison()
+    now = running((1, 1, 2), (2, 1, 2), (3, 1, 2), (4, 1, 2))
+    contiguous = told(comparison.follow(now), "contiguous")  # 2 runs of 16 slots
+    assert (contiguous.num_placed, contiguous.num_waiting) == (2, 2)
+    answer = comparison.follow(running((2, 1, 2), (3, 1, 2), (4, 1, 2)))
+    assert (told(answer, "contiguous").num_placed, told(answer, "contiguous").num_waiting) == (2, 1)
+    assert told(answer, "paged 4").num_waiting == 0
+
+
+def test_one_that_grows_takes_from_the_newest(make_comparison, running, told):  # type: ignore[no-untyped-def]
+    comparison = make_comparison(num_blocks=4)
+    comparison.follow(running((1, 8, 16), (2, 4, 16), (3, 4, 16)))
+    grown = told(comparison.follow(running((1, 9, 16), (2, 4, 16), (3, 4, 16))), "paged 4")
+    assert (grown.num_used, grown.num_placed, grown.num_waiting) == (9 + 4, 2, 1)
+    alone = told(comparison.follow(running((3, 4, 16))), "paged 4")
+    assert (alone.num_used, alone.num_waiting) == (4, 0)
+
+
+def test_coming_and_going_leaves_holes(make_comparison, running, told):  # type: ignore[no-untyped-def]
+    comparison = make_comparison()
+    four = [(number, 7, 8, 7) for number in (1, 2, 3, 4)]
+    comparison.follow(running(*four))
+    buddy = told(comparison.follow(running(four[1], four[3])), "buddy")
+    assert buddy.external_fragmentation == pytest.approx(0.5), "two holes of the same size"
+    assert buddy.cells == bytes([*[0] * 8, *[1] * 7, 2, *[0] * 8, *[1] * 7, 2])
+
+
+def test_a_run_moves_when_it_cannot_grow_where_it_is(make_comparison, running, told):  # type: ignore[no-untyped-def]
+    comparison = make_comparison()
+    comparison.follow(running((1, 4, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3)))
+    buddy = told(comparison.follow(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
+    assert (buddy.num_placed, buddy.num_used) == (3, 17)
+    for shadow in comparison.shadows:
+        shadow.check_integrity()
+
+
+def test_tokens_that_get_fewer_are_placed_anew(make_comparison, running, told):  # type: ignore[no-untyped-def]
+    comparison = make_comparison()
+    comparison.follow(running((1, 12, 16)))
+    assert told(comparison.follow(running((1, 3, 16))), "paged 4").num_used == 3
+
+
+def test_a_longest_request_beyond_the_memory_is_refused(make_comparison, running, told):  # type: ignore[no-untyped-def]
+    use = told(make_comparison(max_model_len=64).follow(running((1, 5, 7))), "contiguous")
+    assert "max_model_len=64" in use.refused
+    assert use.cells == b""
+
+
+def test_the_end_of_the_memory_where_no_block_fits(make_comparison, running, told):  # type: ignore[no-untyped-def]
+    use = told(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "paged 16")
+    assert parts(use) == [5, 0, 11, 0, 16, 4]
+    assert use.cells[-4:] == bytes([MapKind.ROUNDING] * 4)
+    virtual = told(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "virtual")
+    assert parts(virtual) == [5, 0, 3, 0, 24, 4]
+
+
+def test_a_memory_that_is_too_large_is_refused(make_memory):  # type: ignore[no-untyped-def]
+    with pytest.raises(BadInput, match="33554436 slots is too large"):
+        Comparison(make_memory(num_blocks=(1 << 23) + 1))
+
+
+def churn(seed: int, num_lines: int, num_slots: int) -> Iterable[list[Running]]:
+    """Requests that come, grow and go at random."""
+    rng = random.Random(seed)
+    alive: dict[int, list[int]] = {}
+    number = 0
+    for _ in range(num_lines):
+        for gone in [n for n in alive if rng.random() < 0.15]:
+            del alive[gone]
+        for request in alive.values():
+            request[0] = min(request[0] + rng.choice((0, 1, 3, 40)), request[1])
+        for _ in range(rng.randrange(4)):
+            number += 1
+            prompt = rng.randrange(1, num_slots // 12)
+            limit = prompt + rng.randrange(1, num_slots // 12)
+            alive[number] = [rng.randrange(1, prompt + 1), limit, prompt]
+        yield [Running(n, *values) for n, values in alive.items()]
+
+
+@pytest.mark.parametrize(("seed", "num_blocks"), [(1, 64), (2, 64), (3, 4100)])
+def test_through_churn_all_stays_whole(make_comparison, seed, num_blocks):  # type: ignore[no-untyped-def]
+    comparison = make_comparison(
+        num_blocks=num_blocks, block_size=16, block_bytes=1 << 18, max_model_len=num_blocks * 2
+    )
+    waited = 0
+    for now in churn(seed, 60, num_blocks * 16):
+        answer = comparison.follow(now)
+        for shadow in comparison.shadows:
+            shadow.check_integrity()
+        for use in answer.policies:
+            check(use, answer.slots_per_cell, now)
+            waited += use.num_waiting
+    assert waited > 0
+
+
+def check(use: PolicyUse, slots_per_cell: int, now: list[Running]) -> None:
+    """The parts are the whole, and the map shows them."""
+    if use.refused:
+        return
+    assert sum(parts(use)) == use.num_slots
+    assert min(parts(use)) >= 0
+    assert use.num_placed + use.num_waiting == len(now)
+    assert use.num_used <= sum(running.num_tokens for running in now)
+    shown = [use.cells.count(kind) * slots_per_cell for kind in MapKind]
+    rounding = use.num_rounding + use.num_outside
+    meant = [use.num_external, use.num_used, use.num_reserved, use.num_internal, rounding]
+    slack = 0 if slots_per_cell == 1 else 4 * slots_per_cell
+    assert all(abs(one - other) <= slack for one, other in zip(shown, meant, strict=True)), (shown, meant)
+
+
+def of_scheduler(request: Request) -> Running:
+    prompt = request.num_prompt_tokens
+    return Running(request.number, request.num_computed_tokens, prompt + request.max_tokens, prompt)
+
+
+@pytest.mark.parametrize("allocator", ["paged", "contiguous"])
+def test_the_engines_own_policy_is_as_the_scheduler_has_it(make_simulation, make_comparison, told, allocator):  # type: ignore[no-untyped-def]
+    requests = [(number * 0.5, 3 + number % 7, 2 + number % 11) for number in range(40)]
+    simulation = make_simulation(requests, allocator, num_blocks=1024, enable_prefix_caching=False)
+    comparison: Callable = make_comparison(num_blocks=1024, max_model_len=32)  # type: ignore[type-arg]
+    most = 0
+    while simulation.advance():
+        placed = [request for request in simulation.scheduler.requests.values() if request.block_table]
+        answer = comparison.follow(sorted(map(of_scheduler, placed), key=lambda r: r.number))  # type: ignore[attr-defined]
+        use, real = told(answer, f"{allocator} 4"), kv_use(simulation.pool, placed)
+        assert parts(use)[:5] == [
+            real.num_used,
+            real.num_reserved,
+            real.num_internal,
+            real.num_rounding,
+            real.num_external,
+        ]
+        most = max(most, use.num_placed)
+    assert most > 5

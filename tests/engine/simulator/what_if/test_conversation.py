@@ -1,0 +1,63 @@
+"""Lines in, lines out: bad ones are told by their number and change nothing."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+
+from kvscope_engine.simulator.what_if.conversation import converse
+from kvscope_telemetry.what_if import MAX_LINE_BYTES, MAX_REQUESTS, Answer
+
+SETUP = b'{"setup": {"num_blocks": 8, "block_size": 4, "max_model_len": 16}}'
+
+
+def said(*lines: bytes) -> list[dict]:  # type: ignore[type-arg]
+    told = io.BytesIO()
+    converse(io.BytesIO(b"\n".join(lines)), told)
+    return [msgspec.json.decode(line) for line in told.getvalue().splitlines()]
+
+
+def test_each_now_is_answered_and_a_setup_is_not() -> None:
+    answers = said(SETUP, b'{"now": [[2, 5, 9], [1, 3, 9, 2]]}', b"", b'{"now": []}')
+    assert len(answers) == 2
+    first, second = (msgspec.convert(answer, Answer) for answer in answers)
+    assert {use.num_used for use in first.policies if not use.refused} == {8, 3}, "a block of 32 slots serves one"
+    assert {use.num_used for use in second.policies} == {0}
+
+
+def test_a_new_setup_begins_anew() -> None:
+    larger = SETUP.replace(b"8,", b"16,")
+    (answer,) = said(SETUP, larger, b'{"now": [[1, 64, 64]]}')
+    assert {use["num_slots"] for use in answer["policies"]} == {64}
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (b"nonsense", "malformed"),
+        (b"\xff\xfe", "malformed"),
+        (b"{}", "one of `setup` and `now`"),
+        (b'{"then": []}', "then"),
+        (b'{"now": [[1, 2]]}', "length"),
+        (b'{"now": [[1, -2, 9]]}', ">= 0"),
+        (b'{"now": [[1, 2, 9], [1, 2, 9]]}', "request 1 is there twice"),
+        (b'{"now": [[1, 2, 9.5]]}', "float"),
+        (b'{"setup": {"num_blocks": 0, "block_size": 4}}', ">= 1"),
+        (b'{"setup": {"num_blocks": 8, "block_size": 4, "colour": 1}}', "colour"),
+        (b'{"setup": {"num_blocks": 99999999, "block_size": 16}}', "1599999984 slots is too large"),
+        (b"[" * 100_000, "line 2"),
+        (b'{"now": ["' + b"x" * MAX_LINE_BYTES + b'"]}', "longer than"),
+        (b'{"now": [' + b"[1,1,1]," * MAX_REQUESTS + b"[1,1,1]]}", str(MAX_REQUESTS)),
+    ],
+)
+def test_a_bad_line_is_told_and_changes_nothing(line: bytes, named: str) -> None:
+    complaint, answer = said(SETUP, line, b'{"now": [[1, 5, 9]]}')
+    assert complaint["error"].startswith("line 2: ")
+    assert named in complaint["error"]
+    assert {use["num_used"] for use in answer["policies"] if not use["refused"]} == {5}
+
+
+def test_a_question_before_the_setup() -> None:
+    assert said(b'{"now": []}') == [{"error": "line 1: `now` came before `setup`"}]
