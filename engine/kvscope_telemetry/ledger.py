@@ -27,6 +27,8 @@ class BlockState(IntEnum):
     """Held by at least one request (`ref_count >= 1`)."""
     CACHED = 2
     """Held by nobody (`ref_count == 0`), full, hashed: may be reused by a later prompt, or evicted."""
+    UNMAPPED = 3
+    """Address space with no memory behind it (allocator `virtual`)."""
 
 
 class Tier(IntEnum):

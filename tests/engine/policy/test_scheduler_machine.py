@@ -41,9 +41,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 40),
         prefix_caching=st.booleans(),
         share=st.integers(1, 8),
+        block_bytes=st.sampled_from([(24,), (32,), (8, 8), (16, 48), (80, 32)]),
     )
     def begin(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, prefix_caching: bool, share: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        budget: int,
+        prefix_caching: bool,
+        share: int,
+        block_bytes: tuple[int, ...],
     ) -> None:
         longest_run = 1 << (num_blocks.bit_length() - 1)
         self.one = self.make(
@@ -55,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching and self.allocator == "paged",
             allocator=self.allocator,
             knows_lengths=self.knows_lengths,
+            block_bytes=block_bytes,
         )
         self.requests: list[Request] = []
 
