@@ -9,7 +9,6 @@ from kvscope_engine.policy.allocators import ALLOCATORS, make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_telemetry.errors import BadInput
 
-
 RESERVING = tuple(name for name in ALLOCATORS if name != "paged")
 SPACE = AddressSpace(num_slots=1, slot_blocks=8, num_groups=8)
 
