@@ -51,6 +51,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefix_caching: bool = False
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
+    num_physical_blocks: int = 0
+    """Blocks that there is memory for where not every row has some (allocator `virtual`); 0: all rows have."""
 
 
 class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -241,9 +243,11 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     time_ns: int
     weights_bytes: int = 0
     kv_bytes: int = 0
-    """The whole pool: num_blocks x block_bytes."""
+    """The whole pool: num_blocks x block_bytes, or all pages (allocator `virtual`)."""
     workspace_bytes: int = -1
     """Activations, graphs and buffers, where the allocator can tell; -1 unknown."""
+    kv_resident_bytes: int = -1
+    """Of `kv_bytes`, what is behind blocks now, measured (allocator `virtual`); -1: not measured."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):
