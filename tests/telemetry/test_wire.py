@@ -227,7 +227,7 @@ CONTRADICTIONS = {
     "short column": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, owner=b"\0" * 4)),
     "half an id": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, ids=b"\0" * 7)),
     "no ids": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, ids=b"")),
-    "unknown block state": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, state=b"\0\3")),
+    "unknown block state": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, state=b"\0\4")),
     "unknown tier": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, tier=b"\0\x09")),
     "request columns": _replaced(FRAME, requests=msgspec.structs.replace(REQUESTS, state=b"\1\1")),
     "unknown request state": _replaced(FRAME, requests=msgspec.structs.replace(REQUESTS, state=b"\4")),

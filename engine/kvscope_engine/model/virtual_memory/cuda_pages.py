@@ -110,4 +110,4 @@ class CudaPages:
 def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A contiguous tensor over memory at `address`, which it neither owns nor touches."""
     storage = torch._C._construct_storage_from_data_pointer(address, device, prod(shape) * dtype.itemsize)
-    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))
+    return torch.empty(0, dtype=dtype, device=device).set_(storage).view(tuple(shape))

@@ -1,14 +1,12 @@
 """The host's memory in pages: anonymous memory that the system backs when it is first written.
 
 Owns one reserved range. Mapping is the system's work, done on the first touch; giving back is `madvise`, and how
-much there is, is read back by `mincore`. Huge pages are kept out, as one would back 512 pages at a touch.
+much there is, is read back from `/proc/self/pagemap`. Huge pages are kept out, as one would back 512 pages at once.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +23,11 @@ from kvscope_telemetry.errors import KvscopeError
 NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE, which `mmap` names from Python 3.13 on: addresses count as no memory."""
 
+PAGE_MAP: Final = "/proc/self/pagemap"
+"""Of each page of this process 8 bytes, of which bit 63 says that it is there and bit 56 that it is its alone."""
+IS_OWN: Final = np.uint64(1 << 63 | 1 << 56)
+CHUNK: Final = 1 << 20
+
 
 class HostPages:
     """`PagedMemory` of the host. Raises KvscopeError when the system refuses the addresses."""
@@ -40,20 +43,19 @@ class HostPages:
         return self._layout.num_pages * self._layout.page_bytes
 
     def resident_bytes(self) -> int:
-        """Pages that the system has in memory, times their size. One that was read and never written counts too."""
+        """Pages that the system has put behind the addresses, times their size; -1 where it does not tell.
+
+        A page that was read and never written is the system's one page of zeros, and does not count.
+        """
         if self._is_closed:
             return 0
-        pages = np.zeros(-(-self._layout.num_bytes // mmap.PAGESIZE), np.uint8)
-        address = np.frombuffer(self._memory, np.uint8).ctypes.data
-        libc = ctypes.CDLL(None, use_errno=True)
-        arguments = (
-            ctypes.c_void_p(address),
-            ctypes.c_size_t(self._layout.num_bytes),
-            ctypes.c_void_p(pages.ctypes.data),
-        )
-        if libc.mincore(*arguments):
-            raise KvscopeError(f"mincore failed: {os.strerror(ctypes.get_errno())}")
-        return int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE
+        first = np.frombuffer(self._memory, np.uint8).ctypes.data // mmap.PAGESIZE
+        num_pages = self._layout.num_bytes // mmap.PAGESIZE
+        try:
+            counts = (_num_own_pages(first + at, min(CHUNK, num_pages - at)) for at in range(0, num_pages, CHUNK))
+            return sum(counts) * mmap.PAGESIZE
+        except OSError:
+            return -1
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Tensor number `index`; it keeps the addresses reserved as long as it lives."""
@@ -74,6 +76,12 @@ class HostPages:
         if not self._is_closed:
             self._is_closed = True
             self._memory.madvise(mmap.MADV_DONTNEED)
+
+
+def _num_own_pages(first: int, count: int) -> int:
+    """How many of `count` pages from page number `first` on have memory. Raises OSError where nobody tells."""
+    entries = np.fromfile(PAGE_MAP, np.uint64, count=count, offset=8 * first)
+    return int(np.count_nonzero((entries & IS_OWN) == IS_OWN))
 
 
 def _reserve(num_bytes: int, space: AddressSpace) -> mmap.mmap:
