@@ -11,7 +11,7 @@ from kvscope_telemetry.errors import BadInput
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES: Final = ("auto",)
-ALLOCATORS: Final = ("paged", "contiguous", "buddy")
+ALLOCATORS: Final = ("paged", "contiguous", "buddy", "virtual")
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
 PREEMPTIONS: Final = ("auto", "recompute", "swap")
 
@@ -57,7 +57,8 @@ class EngineConfig:
     preemption: str = "auto"
     """What becomes of a preempted request's blocks: `recompute`, `swap` to the host tier, or what is cheaper."""
     allocator: str = "paged"
-    """How a request gets its blocks. All but `paged` reserve them ahead and share none: no prefix caching."""
+    """How a request gets its blocks. All but `paged` place a request's blocks in a row and share none: no prefix
+    caching."""
     seed: int = 0
     """For requests that bring none."""
     num_threads: int | None = None

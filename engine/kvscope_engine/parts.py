@@ -19,6 +19,8 @@ from kvscope_engine.model.kv_storage import KVStorage
 from kvscope_engine.model.loader import LoadedModel, load_model
 from kvscope_engine.model.memory import num_blocks_for
 from kvscope_engine.model.runner import ModelRunner
+from kvscope_engine.model.virtual_memory.build import VirtualCache, virtual_cache
+from kvscope_engine.policy.address_space import AddressSpace
 from kvscope_engine.policy.allocators import make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.scheduler import Scheduler
@@ -48,12 +50,15 @@ class Parts:
 
     def memory_breakdown(self) -> MemoryBreakdown:
         """Where the memory went, in bytes."""
+        resident_bytes = self.storage.resident_bytes()
+        torch_kv_bytes = self.storage.num_bytes if resident_bytes < 0 else 0  # pages are not of torch's allocator
         return MemoryBreakdown(
             epoch=self.epoch,
             time_ns=time.monotonic_ns(),
             weights_bytes=self.runner.weights_bytes,
             kv_bytes=self.storage.num_bytes,
-            workspace_bytes=_workspace_bytes(self.loaded.device, self.runner.weights_bytes, self.storage.num_bytes),
+            kv_resident_bytes=resident_bytes,
+            workspace_bytes=_workspace_bytes(self.loaded.device, self.runner.weights_bytes, torch_kv_bytes),
         )
 
     def close(self) -> None:
@@ -72,19 +77,38 @@ def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress],
         torch.set_num_threads(config.num_threads)
     loaded = load_model(config, progress)
     num_blocks = num_blocks_for(config, loaded)
-    storage = KVStorage.for_model(loaded, num_blocks, config.block_size)
-    pool = BlockPool(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
+    virtual = virtual_cache(config, loaded, num_blocks)
+    try:
+        return _assemble(config, epoch, loaded, num_blocks, virtual, progress)
+    except BaseException:
+        if virtual is not None:
+            virtual.memory.close()  # a driver's pages are not collected like tensors
+        raise
+
+
+def _assemble(
+    config: EngineConfig,
+    epoch: int,
+    loaded: LoadedModel,
+    num_blocks: int,
+    virtual: VirtualCache | None,
+    progress: Callable[[Progress], None],
+) -> Parts:
+    space, memory = (virtual.space, virtual.memory) if virtual is not None else (None, None)
+    num_rows = space.num_rows if space is not None else num_blocks
+    storage = KVStorage.for_model(loaded, num_rows, config.block_size, memory=memory)
+    pool = BlockPool(num_rows, config.block_size, prefix_caching=config.enable_prefix_caching)
     max_batched = _max_batched_tokens(config, loaded)
     scheduler = Scheduler(
         pool,
-        make_allocation(config.allocator, pool, max_model_len=loaded.max_model_len),
+        make_allocation(config.allocator, pool, max_model_len=loaded.max_model_len, space=space, mapper=memory),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched,
         max_model_len=loaded.max_model_len,
     )
     progress(Progress(stage="warm up"))
     runner = ModelRunner(loaded, storage, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_batched)
-    hello = _hello(config, epoch, loaded, storage, max_batched)
+    hello = _hello(config, epoch, loaded, storage, max_batched, space)
     progress(Progress(stage="ready"))
     return Parts(epoch, loaded, storage, pool, scheduler, runner, hello)
 
@@ -96,7 +120,14 @@ def _max_batched_tokens(config: EngineConfig, loaded: LoadedModel) -> int:
     return max(default, config.max_num_seqs)
 
 
-def _hello(config: EngineConfig, epoch: int, loaded: LoadedModel, storage: KVStorage, max_batched: int) -> Hello:
+def _hello(
+    config: EngineConfig,
+    epoch: int,
+    loaded: LoadedModel,
+    storage: KVStorage,
+    max_batched: int,
+    space: AddressSpace | None,
+) -> Hello:
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -104,6 +135,7 @@ def _hello(config: EngineConfig, epoch: int, loaded: LoadedModel, storage: KVSto
         model=loaded.info,
         cache=CacheInfo(
             num_blocks=storage.num_blocks,
+            num_physical_blocks=space.num_physical_blocks if space is not None else 0,
             block_size=config.block_size,
             block_bytes=storage.block_bytes,
             dtype=str(storage.dtype).removeprefix("torch."),

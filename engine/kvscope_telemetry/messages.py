@@ -55,6 +55,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_host_blocks: int = 0
     """Places in host memory, 0 without that tier."""
     num_disk_blocks: int = 0
+    num_physical_blocks: int = 0
+    """Blocks that there is memory for where not every row has some (allocator `virtual`); 0: all rows have."""
 
     @property
     def num_rows(self) -> int:
@@ -274,9 +276,11 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     time_ns: int
     weights_bytes: int = 0
     kv_bytes: int = 0
-    """The whole pool: num_blocks x block_bytes."""
+    """The whole pool: num_blocks x block_bytes, or all pages (allocator `virtual`)."""
     workspace_bytes: int = -1
     """Activations, graphs and buffers, where the allocator can tell; -1 unknown."""
+    kv_resident_bytes: int = -1
+    """Of `kv_bytes`, what is behind blocks now, measured (allocator `virtual`); -1: not measured."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from kvscope_engine.policy.address_space import AddressSpace, address_space, page_range
 from kvscope_engine.policy.allocators import make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
@@ -41,6 +42,60 @@ class Shape:
     num_host: int = 0
     num_disk: int = 0
     preemption: str = "swap"
+    block_bytes: tuple[int, ...] = (24,)
+    """Of each tensor; with `page_bytes`, for the policy `virtual`."""
+    page_bytes: int = 32
+
+    def space(self) -> AddressSpace:
+        """Of the policy `virtual`."""
+        return address_space(
+            block_bytes=self.block_bytes,
+            page_bytes=self.page_bytes,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+        )
+
+
+class FakePages:
+    """A mapper that notices pages mapped twice, taken away while not there, or more than there is memory for."""
+
+    def __init__(self, shape: Shape) -> None:
+        space = shape.space()
+        self.block_bytes, self.page_bytes = shape.block_bytes, shape.page_bytes
+        self.budget = space.num_groups * sum(space.group_pages)
+        assert self.budget * shape.page_bytes <= shape.num_blocks * sum(shape.block_bytes)
+        self.pages: set[tuple[int, int]] = set()
+        self.num_unmapped = 0
+
+    def map(self, first_block: int, num_blocks: int) -> None:
+        fresh = self._pages(first_block, num_blocks)
+        assert not fresh & self.pages, "a page is mapped twice"
+        self.pages |= fresh
+        assert len(self.pages) <= self.budget, "more pages are mapped than there are"
+        self.check_backed(range(first_block, first_block + num_blocks))
+
+    def unmap(self, first_block: int, num_blocks: int) -> None:
+        gone = self._pages(first_block, num_blocks)
+        assert gone <= self.pages, "a page is unmapped that is not mapped"
+        self.pages -= gone
+        self.num_unmapped += len(gone)
+
+    def check_backed(self, blocks: Sequence[int]) -> None:
+        """Every byte of these blocks has memory behind it."""
+        for tensor, size in enumerate(self.block_bytes):
+            for block in blocks:
+                pages = range(block * size // self.page_bytes, ((block + 1) * size - 1) // self.page_bytes + 1)
+                assert {(tensor, page) for page in pages} <= self.pages, f"block {block} is used without memory"
+
+    def _pages(self, first_block: int, num_blocks: int) -> set[tuple[int, int]]:
+        assert num_blocks > 0, "nothing is to be mapped or unmapped"
+        return {
+            (tensor, page)
+            for tensor, size in enumerate(self.block_bytes)
+            for page in page_range(first_block, num_blocks, size, self.page_bytes)
+        }
 
 
 def running_hashes(tokens: Sequence[int]) -> list[int]:
@@ -125,19 +180,24 @@ class Drive:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
+        space = shape.space() if shape.allocator == "virtual" else None
+        self.pages = FakePages(shape) if space else None
+        num_rows = space.num_rows if space else shape.num_blocks
         self.pool = BlockPool(
-            shape.num_blocks,
+            num_rows,
             shape.block_size,
             prefix_caching=shape.prefix_caching,
             salt=b"test",
             num_host=shape.num_host,
             num_disk=shape.num_disk,
         )
-        self.kv = np.full((shape.num_blocks, shape.block_size), POISON, np.int64)
+        self.kv = np.full((num_rows, shape.block_size), POISON, np.int64)
         self.mover = PretendMover(self.kv, shape)
         self.scheduler = Scheduler(
             self.pool,
-            make_allocation(shape.allocator, self.pool, max_model_len=shape.max_model_len),
+            make_allocation(
+                shape.allocator, self.pool, max_model_len=shape.max_model_len, space=space, mapper=self.pages
+            ),
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
             max_model_len=shape.max_model_len,
@@ -205,7 +265,8 @@ class Drive:
             if token is not None:
                 self._give(item.request, token)
         self.scheduler.check_integrity()
-        self.kv[self.pool.ledger.state[: self.shape.num_blocks] == BlockState.FREE] = POISON
+        state = self.pool.ledger.state[: self.pool.num_blocks]
+        self.kv[np.isin(state, (BlockState.FREE, BlockState.UNMAPPED))] = POISON
         return plan, result
 
     def run(self, max_steps: int = 10_000) -> int:
@@ -239,6 +300,8 @@ class Drive:
     def _sample(self, item: Scheduled) -> int | None:
         stop = item.start + item.num_tokens
         tokens = item.request.tokens(0, stop)
+        if self.pages is not None:
+            self.pages.check_backed(item.request.block_table)
         seen = self.kv[item.request.block_table].reshape(-1)[:stop].tolist()
         assert seen == running_hashes(tokens), f"request {item.request.number} reads what is not its own past"
         return next_token(tokens) if item.samples else None

@@ -19,6 +19,7 @@ from kvscope_engine.cli.simulate_options import (
     chosen_allocators,
     chosen_cost,
     chosen_limits,
+    chosen_paging,
     chosen_workload,
 )
 from kvscope_engine.simulator.cost_model import PRESETS, CostModel
@@ -56,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     preset = PRESETS[args.model_preset]
     limits, cost = chosen_limits(args, preset), chosen_cost(args, preset)
-    workload = chosen_workload(args, limits.max_model_len)
-    setups = [Setup(workload, limits, cost, allocator) for allocator in chosen_allocators(args)]
+    workload, paging = chosen_workload(args, limits.max_model_len), chosen_paging(args, preset)
+    setups = [Setup(workload, limits, cost, allocator, paging) for allocator in chosen_allocators(args)]
     simulations = [Simulation(setup) for setup in setups]  # all are made, and checked, before the first runs
     _run_all(simulations)
     reports = [report(simulation) for simulation in simulations]

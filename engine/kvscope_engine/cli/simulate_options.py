@@ -16,6 +16,7 @@ from kvscope_engine.policy.allocators import ALLOCATORS
 from kvscope_engine.simulator.cost_model import PRESETS, CostModel, Preset
 from kvscope_engine.simulator.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.paging import Paging
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add("--model-preset", choices=tuple(PRESETS), default="opt-13b", help="model and device; the others override it")
     add("--weight-bytes", type=parse_size, metavar="SIZE", help="weights, read in each step")
     add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="keys and values of all layers")
+    add("--num-layers", type=whole_number, metavar="N", help="layers; under virtual each has pages of its own")
+    add("--page-size", type=parse_size, metavar="SIZE", help="memory that virtual maps at once (without it: 2MiB)")
     add("--flops-per-token", type=number, metavar="FLOP", help="of the dense layers, such as 25.7e9")
     add("--attention-flops-per-pair", type=number, metavar="FLOP", help="of a token and one it attends to, all layers")
     add("--memory-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s, such as 1555GB")
@@ -117,6 +120,12 @@ def chosen_cost(args: argparse.Namespace, preset: Preset) -> CostModel:
     if args.step_overhead_ms is not None:
         given["step_overhead_s"] = args.step_overhead_ms / 1000
     return dataclasses.replace(preset.cost, **given)
+
+
+def chosen_paging(args: argparse.Namespace, preset: Preset) -> Paging:
+    """How memory is cut into pages; raises BadInput for a value outside its range."""
+    num_layers = preset.num_layers if args.num_layers is None else args.num_layers
+    return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:

@@ -17,6 +17,7 @@ from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loader import LoadedModel
+    from kvscope_engine.model.virtual_memory.memory import PagedMemory
 
 MIB = 1 << 20
 
@@ -30,7 +31,7 @@ class LayerShape:
 
 
 class KVStorage:
-    """Keys and values of every block and layer.
+    """Keys and values of every block and layer, in `memory` where that is given: there not every block has some.
 
     Raises KvscopeError with the sizes when the device has no room for it.
     """
@@ -42,6 +43,8 @@ class KVStorage:
         layers: Sequence[LayerShape],
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        memory: PagedMemory | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -49,21 +52,28 @@ class KVStorage:
         self.dtype = dtype
         self.device = device
         self.block_bytes = block_bytes(self.layers, block_size, dtype)
+        self._memory = memory
         self._packed = self._allocate()
         self._views = [_logical_views(packed, _is_hnd(device)) for packed in self._packed]
 
     @classmethod
-    def for_model(cls, loaded: LoadedModel, num_blocks: int, block_size: int) -> KVStorage:
+    def for_model(
+        cls, loaded: LoadedModel, num_blocks: int, block_size: int, *, memory: PagedMemory | None = None
+    ) -> KVStorage:
         """Storage whose layers are those that the model's attention was seen to use."""
         from kvscope_engine.model.hook_check import check_hook
 
         layers = [layer.shape for layer in check_hook(loaded.module)]
-        return cls(num_blocks, block_size, layers, loaded.dtype, loaded.device)
+        return cls(num_blocks, block_size, layers, loaded.dtype, loaded.device, memory=memory)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all blocks."""
-        return self.num_blocks * self.block_bytes
+        """Bytes that all blocks may take together."""
+        return self.num_blocks * self.block_bytes if self._memory is None else self._memory.num_bytes
+
+    def resident_bytes(self) -> int:
+        """Bytes of `memory` behind blocks now, measured; -1 without it, where nobody can tell."""
+        return -1 if self._memory is None else self._memory.resident_bytes()
 
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, each (num_blocks, block_size, heads, dim)."""
@@ -89,9 +99,14 @@ class KVStorage:
         """Give the memory back; the storage holds nothing afterwards."""
         self._views.clear()
         self._packed.clear()
+        if self._memory is not None:
+            self._memory.close()
 
     def _allocate(self) -> list[torch.Tensor]:
         """Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots."""
+        if self._memory is not None:
+            shapes = [_packed_shape(self.num_blocks, self.block_size, one, _is_hnd(self.device)) for one in self.layers]
+            return [self._memory.tensor(index, shape, self.dtype) for index, shape in enumerate(shapes)]
         try:
             return [
                 torch.empty(
@@ -113,6 +128,11 @@ def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtyp
     """Bytes of one block over all layers, keys and values."""
     numbers = sum(layer.num_kv_heads * layer.head_dim for layer in layers)
     return 2 * block_size * numbers * dtype.itemsize
+
+
+def layer_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Bytes of one block in each layer's tensor."""
+    return tuple(block_bytes([layer], block_size, dtype) for layer in layers)
 
 
 def _is_hnd(device: torch.device) -> bool:

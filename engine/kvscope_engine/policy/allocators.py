@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvscope_engine.policy.address_space import AddressSpace
 from kvscope_engine.policy.allocation import AllocationPolicy, PagedAllocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.reservations import ReservationRule, ReserveExactly, ReserveMaximum, ReservePowerOfTwo
 from kvscope_engine.policy.run_allocation import RunAllocation
+from kvscope_engine.policy.virtual_allocation import NoMapper, PageMapper, VirtualAllocation
 from kvscope_telemetry.errors import BadInput
 
-ALLOCATORS: Final[tuple[str, ...]] = ("paged", "contiguous", "buddy", "oracle")
+ALLOCATORS: Final[tuple[str, ...]] = ("paged", "contiguous", "buddy", "oracle", "virtual")
 
 
-def make_allocation(name: str, pool: BlockPool, *, max_model_len: int) -> AllocationPolicy:
+def make_allocation(
+    name: str,
+    pool: BlockPool,
+    *,
+    max_model_len: int,
+    space: AddressSpace | None = None,
+    mapper: PageMapper | None = None,
+) -> AllocationPolicy:
     """The policy `name` over `pool`, of which every block must be free; no other policy may use the pool.
 
     Raises BadInput for a name that does not exist, and for a pool that cannot serve the policy: the reserving
     ones share nothing, so prefix caching must be off, and `contiguous` needs a run of `max_model_len` tokens.
+    `virtual` needs a `space`, whose rows `pool` has, and a `mapper` where there are bytes behind the blocks.
     """
     if name not in ALLOCATORS:
         raise BadInput(f"allocator={name!r} is not accepted: one of {', '.join(ALLOCATORS)}")
@@ -26,6 +36,9 @@ def make_allocation(name: str, pool: BlockPool, *, max_model_len: int) -> Alloca
         return PagedAllocation(pool)
     if pool.index is not None:
         raise BadInput(f"allocator={name!r} is not accepted with prefix caching: it needs prefix caching off")
+    if name == "virtual":
+        assert space is not None, "allocator 'virtual' has no address space"
+        return VirtualAllocation(pool, space, mapper or NoMapper())
     allocation = RunAllocation(_rule(name, max_model_len), pool, max_model_len=max_model_len)
     if name == "contiguous" and max_model_len > allocation.max_request_tokens:
         raise BadInput(_too_long(pool, max_model_len, allocation.max_request_tokens))

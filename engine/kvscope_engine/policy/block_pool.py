@@ -21,7 +21,9 @@ from kvscope_engine.policy.buddy_list import BuddyList
 from kvscope_engine.policy.changed_rows import ChangedRows
 from kvscope_engine.policy.free_list import FreeList
 from kvscope_engine.policy.integrity import check_pool
+from kvscope_engine.policy.mapped_rows import MappedRows
 from kvscope_engine.policy.move_log import MoveLog
+from kvscope_engine.policy.page_slots import PageSlots
 from kvscope_engine.policy.prefix_history import PrefixHistory
 from kvscope_engine.policy.prefix_index import Prefix, PrefixIndex, published_hash
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
@@ -71,7 +73,9 @@ class BlockPool:
         """The step in progress, for who asks when something happened; the scheduler sets it."""
         self.evicted_blocks = 0
         """Cached blocks given to another request since the start."""
-        self._free: FreeList | BuddyList = FreeList(num_blocks)
+        self.page_slots: PageSlots | None = None
+        """The pages of the policy `virtual`, which alone knows rows without memory."""
+        self._free: FreeList | BuddyList | MappedRows = FreeList(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the next to be evicted first
         self._changed = ChangedRows(self.ledger.num_blocks)
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
@@ -90,7 +94,12 @@ class BlockPool:
     @property
     def num_active(self) -> int:
         """Blocks in at least one block table, or reserved for one."""
-        return self.num_blocks - len(self._free) - len(self._idle)
+        return self.num_blocks - len(self._free) - len(self._idle) - self.num_unmapped
+
+    @property
+    def num_unmapped(self) -> int:
+        """Rows without memory; none but under the policy `virtual`."""
+        return self._free.num_unmapped if isinstance(self._free, MappedRows) else 0
 
     @property
     def num_available(self) -> int:
@@ -156,6 +165,29 @@ class BlockPool:
         self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)
         start = min(buddy, run[0])
         return list(range(start, start + 2 * len(run)))
+
+    def keep_mapped(self, page_slots: PageSlots) -> None:
+        """From now on rows have memory behind them from `map_rows` to `unmap_rows` only; at first none has."""
+        assert self.num_free == self.num_blocks, f"{self.num_blocks - self.num_free} blocks of the pool are in use"
+        assert self.index is None, "the pool has a prefix cache"
+        self.page_slots = page_slots
+        self._free = MappedRows(self.num_blocks)
+        self._set_state(0, self.num_blocks, BlockState.UNMAPPED)
+
+    def map_rows(self, first: int, count: int) -> None:
+        """`count` rows from `first` on, unmapped, have memory behind them: they are free."""
+        self._mapped_rows.add(self._set_state(first, count, BlockState.FREE))
+
+    def unmap_rows(self, first: int, count: int) -> None:
+        """`count` rows from `first` on, free ones, have no memory any more."""
+        self._mapped_rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
+
+    def take_mapped(self, first: int, count: int, owner: int) -> list[int]:
+        """`count` blocks from `first` on, free ones, for request `owner`; each is held once and empty."""
+        ids = np.arange(first, first + count, dtype=np.int64)
+        self._mapped_rows.take_these(ids)
+        self._activate(ids, owner)
+        return list(range(first, first + count))
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more block table holds these active `blocks` (each once)."""
@@ -249,9 +281,20 @@ class BlockPool:
         prefixes = self.index.items() if self.index is not None else []
         if isinstance(self._free, BuddyList):
             self._free.check()
-        check_pool(
-            self.ledger.part(0, self.num_blocks), self.block_size, self._free.ids, list(self._idle), prefixes, tables
-        )
+        unmapped = self._free.unmapped if isinstance(self._free, MappedRows) else ()
+        blocks = self.ledger.part(0, self.num_blocks)
+        check_pool(blocks, self.block_size, self._free.ids, list(self._idle), prefixes, tables, unmapped)
+
+    @property
+    def _mapped_rows(self) -> MappedRows:
+        assert isinstance(self._free, MappedRows), "every row of the pool has memory"
+        return self._free
+
+    def _set_state(self, first: int, count: int, state: BlockState) -> Ids:
+        ids = np.arange(first, first + count, dtype=np.int64)
+        self.ledger.state[ids] = state
+        self._changed.add(ids)
+        return ids
 
     def _activate_one(self, block: int, owner: int) -> None:
         # A free block's other columns are zero already.

@@ -12,6 +12,10 @@ The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.0
 What a buddy allocator adds to a reservation to make it a power of two is no token's in the paper's sense, but the
 allocator's loss: it stands by itself (`num_rounding`) and goes with the fourth part. The paper's cache has no idle
 prefix blocks; `num_cached` is theirs.
+
+Under `virtual`, slots are those of memory: addresses without any are no slots. What is left of a request's pages is
+`num_internal`, pages that no request needs are `num_external`, wherever they are mapped, and since they can be
+mapped one after the other they are one run.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.page_slots import PageSlots
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.ledger import BlockState
 
@@ -38,7 +43,8 @@ class KVUse:
     """Empty, and set aside for tokens of their request that will come."""
     num_internal: int
     """Empty, held, and never to be used: reserved beyond the final length where that is known (`expected_tokens`;
-    what is not known to be superfluous counts as reserved), or, under `paged`, the rest of a last block."""
+    what is not known to be superfluous counts as reserved), or the rest of a last block (`paged`) or page
+    (`virtual`)."""
     num_rounding: int
     """Empty, and held beyond any reservation, since the allocator has only powers of two of whole blocks."""
     num_cached: int
@@ -64,6 +70,8 @@ def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
 
     To be called between steps: blocks of tokens that a plan is still to write count as not used. O(blocks).
     """
+    if pool.page_slots is not None:
+        return _page_use(pool.page_slots, pool.block_size, requests)
     ledger, size = pool.ledger.part(0, pool.num_blocks), pool.block_size
     used = int(ledger.filled[ledger.state == BlockState.ACTIVE].sum())
     reserved, superfluous, has_reservations = _reservations(requests)
@@ -77,6 +85,23 @@ def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
         num_cached=pool.num_cached * size,
         num_external=pool.num_free * size,
         largest_free_run=_longest_run(ledger.state == BlockState.FREE) * size,
+    )
+
+
+def _page_use(pages: PageSlots, block_size: int, requests: Iterable[Request]) -> KVUse:
+    """Slots of memory; of blocks that lie across the end of a page there are parts."""
+    slots_per_group = pages.space.group_blocks * block_size
+    used = sum(request.num_computed_tokens for request in requests if request.block_table)
+    held, all_slots = int(pages.num_needed * slots_per_group), int(pages.space.num_groups * slots_per_group)
+    return KVUse(
+        num_slots=all_slots,
+        num_used=used,
+        num_reserved=0,
+        num_internal=held - used,
+        num_rounding=0,
+        num_cached=0,
+        num_external=all_slots - held,
+        largest_free_run=all_slots - held,
     )
 
 

@@ -23,20 +23,25 @@ def check_pool(
     cached: Sequence[int],
     prefixes: Sequence[tuple[int, Prefix]],
     tables: Iterable[Sequence[int]],
+    unmapped: npt.ArrayLike = (),
 ) -> None:
     """Raise AssertionError with the first disagreement found and the blocks that show it.
 
-    `free` and `cached` are the pool's lists of ids, `prefixes` its index, `tables` every block table.
+    `free` and `cached` are the pool's lists of ids, `prefixes` its index, `tables` every block table; `unmapped` are
+    rows that no memory is behind: but for their state they are like free ones.
     """
     num_blocks = ledger.num_blocks
     is_free = _listed("the free list", num_blocks, free)
     is_cached = _listed("the eviction order", num_blocks, np.array(cached, np.int64))
     is_hashed = _listed("the prefix index", num_blocks, np.array([b for b, _ in prefixes], np.int64))
-    is_active = ~(is_free | is_cached)
+    is_unmapped = _listed("the rows without memory", num_blocks, np.array(unmapped, np.int64))
+    _none("has no memory and is free or cached", is_unmapped & (is_free | is_cached))
+    _none("has no memory and its state is not UNMAPPED", is_unmapped & (ledger.state != BlockState.UNMAPPED))
+    is_active = ~(is_free | is_cached | is_unmapped)
     _none("is free and cached at once", is_free & is_cached)
     _check_references(ledger, tables)
     _check_states(ledger, is_free, is_cached, is_active)
-    _check_contents(ledger, block_size, is_free, is_hashed)
+    _check_contents(ledger, block_size, is_free | is_unmapped, is_hashed)
     _check_hashes(ledger, block_size, prefixes)
 
 

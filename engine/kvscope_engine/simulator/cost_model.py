@@ -63,6 +63,7 @@ class Preset:
     num_slots: int
     """KV slots (tokens) that the memory holds beside the weights."""
     max_model_len: int
+    num_layers: int
 
 
 def _preset(
@@ -85,7 +86,7 @@ def _preset(
         flops_per_second=flops,
         step_overhead_s=0.005,
     )
-    return Preset(cost, num_slots, max_model_len)
+    return Preset(cost, num_slots, max_model_len, layers)
 
 
 PRESETS: Final = {

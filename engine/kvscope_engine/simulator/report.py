@@ -43,6 +43,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The same over steps under load."""
     requests_per_s: float | None
     output_tokens_per_s: float | None
+    tokens_per_page_group: float | None
+    """Tokens that one page of each layer holds: what a request wastes is less. None but under `virtual`."""
     num_preemptions: int
     num_preempted_requests: int
     num_evicted_blocks: int
@@ -73,6 +75,7 @@ def report(simulation: Simulation) -> Report:
         mean_batch_under_load=_ratio(tally.num_scheduled_under_load, samples),
         requests_per_s=_ratio(tally.num_finished, seconds),
         output_tokens_per_s=_ratio(tally.num_output_tokens, seconds),
+        tokens_per_page_group=_tokens_per_page_group(simulation),
         num_preemptions=simulation.scheduler.totals.preemptions,
         num_preempted_requests=tally.num_preempted,
         num_evicted_blocks=simulation.pool.evicted_blocks,
@@ -81,6 +84,11 @@ def report(simulation: Simulation) -> Report:
         latency_s=_percentiles(tally.total_ns),
         normalized_latency_s=_percentiles(tally.per_token_ns),
     )
+
+
+def _tokens_per_page_group(simulation: Simulation) -> float | None:
+    pages = simulation.pool.page_slots
+    return None if pages is None else float(pages.space.group_blocks * simulation.pool.block_size)
 
 
 def _ratio(part: float, whole: float) -> float | None:

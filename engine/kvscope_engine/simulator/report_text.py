@@ -20,7 +20,7 @@ def text(workload: Workload, limits: Limits, reports: Sequence[Report]) -> str:
         "Throughput\n" + _throughput(reports),
         "Latency, s (p50 / p90 / p99)\n" + _latency(reports),
     ]
-    return "\n\n".join([*sections, *_refusals(reports)])
+    return "\n\n".join([*sections, *_pages(reports), *_refusals(reports)])
 
 
 def _setup(workload: Workload, limits: Limits) -> str:
@@ -70,6 +70,15 @@ def _latency(reports: Sequence[Report]) -> str:
         for one in reports
     ]
     return table(header, rows)
+
+
+def _pages(reports: Sequence[Report]) -> list[str]:
+    return [
+        f"{one.allocator}: a page in each layer holds {one.tokens_per_page_group:.1f} tokens; a request's last is never"
+        " full but by chance"
+        for one in reports
+        if one.tokens_per_page_group is not None
+    ]
 
 
 def _refusals(reports: Sequence[Report]) -> list[str]:

@@ -6,7 +6,7 @@ ends requests at their length. Who runs and who gets which block is decided by t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvscope_engine.policy.allocators import make_allocation
@@ -16,6 +16,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler import Scheduler
 from kvscope_engine.simulator.cost_model import CostModel
 from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.tally import Tally
 from kvscope_engine.simulator.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -33,6 +34,8 @@ class Setup:
     limits: Limits
     cost: CostModel
     allocator: str
+    paging: Paging = field(default_factory=Paging)
+    """For `virtual` alone."""
 
 
 class Simulation:
@@ -44,13 +47,17 @@ class Simulation:
     def __init__(self, setup: Setup) -> None:
         limits = setup.limits
         self._workload = setup.workload
+        self._num_blocks = limits.num_blocks
         self._cost = setup.cost
         self.allocator = setup.allocator
         caching = limits.enable_prefix_caching and setup.allocator == "paged"
-        self.pool = BlockPool(limits.num_blocks, limits.block_size, prefix_caching=caching, salt=SALT)
+        is_virtual = setup.allocator == "virtual"
+        space = setup.paging.space(limits, setup.cost.kv_bytes_per_token) if is_virtual else None
+        num_rows = space.num_rows if space is not None else limits.num_blocks
+        self.pool = BlockPool(num_rows, limits.block_size, prefix_caching=caching, salt=SALT)
         self.scheduler = Scheduler(
             self.pool,
-            make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len),
+            make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len, space=space),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
@@ -137,6 +144,6 @@ class Simulation:
         return KvscopeError(
             f"allocator {self.allocator!r} can never place request {request.number}"
             f" ({request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones)"
-            f" in a pool of {self.pool.num_blocks} blocks of {self.pool.block_size}: give it more blocks"
+            f" in a pool of {self._num_blocks} blocks of {self.pool.block_size}: give it more blocks"
             " (--num-gpu-blocks-override) or a smaller --max-model-len"
         )

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope_engine.policy.address_space import AddressSpace
 from kvscope_engine.policy.allocators import ALLOCATORS, make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_telemetry.errors import BadInput
 
+RESERVING = tuple(name for name in ALLOCATORS if name != "paged")
+SPACE = AddressSpace(num_slots=1, slot_blocks=8, num_groups=8)
+
 
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_each_name_makes_its_policy(name: str) -> None:
-    allocation = make_allocation(name, BlockPool(8, 4, prefix_caching=False), max_model_len=32)
+    allocation = make_allocation(name, BlockPool(8, 4, prefix_caching=False), max_model_len=32, space=SPACE)
     assert allocation.name == name
     assert allocation.reserves == (name != "paged")
     assert allocation.max_request_tokens == 32
@@ -21,13 +25,15 @@ def test_only_paged_shares_and_needs_no_run() -> None:
     assert make_allocation("paged", BlockPool(9, 4), max_model_len=1 << 20).max_request_tokens == 36
 
 
-@pytest.mark.parametrize("name", ["", "Paged", "virtual", "slab"])
+@pytest.mark.parametrize("name", ["", "Paged", "Virtual", "slab"])
 def test_an_unknown_name_is_refused(name: str) -> None:
-    with pytest.raises(BadInput, match=f"allocator='{name}' is not accepted: one of paged, contiguous, buddy, oracle"):
+    with pytest.raises(
+        BadInput, match=f"allocator='{name}' is not accepted: one of paged, contiguous, buddy, oracle, virtual"
+    ):
         make_allocation(name, BlockPool(8, 4, prefix_caching=False), max_model_len=32)
 
 
-@pytest.mark.parametrize("name", ["contiguous", "buddy", "oracle"])
+@pytest.mark.parametrize("name", RESERVING)
 def test_reserving_policies_refuse_prefix_caching(name: str) -> None:
     with pytest.raises(BadInput, match=f"allocator='{name}' is not accepted with prefix caching"):
         make_allocation(name, BlockPool(8, 4), max_model_len=32)
@@ -49,5 +55,6 @@ def test_others_bound_a_request_by_the_longest_run(name: str) -> None:
 def test_a_pool_in_use_is_an_error() -> None:
     pool = BlockPool(8, 4, prefix_caching=False)
     pool.allocate(1, 1)
-    with pytest.raises(AssertionError, match="1 blocks of the pool are in use"):
-        make_allocation("buddy", pool, max_model_len=32)
+    for name in ("buddy", "virtual"):
+        with pytest.raises(AssertionError, match="1 blocks of the pool are in use"):
+            make_allocation(name, pool, max_model_len=32, space=SPACE)

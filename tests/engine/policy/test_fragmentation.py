@@ -131,3 +131,26 @@ def test_a_request_that_outlives_its_expected_length_uses_what_was_superfluous(d
 
 def reserving(allocator: str, *, knows_lengths: bool = True) -> dict[str, Any]:
     return {"allocator": allocator, "prefix_caching": False, "knows_lengths": knows_lengths}
+
+
+def test_virtual_wastes_the_rest_of_the_last_page(drive: Make) -> None:
+    """Pages of 4 blocks of 4 tokens, 10 of them: 17 tokens in two, 3 in one; addresses without memory are no slots."""
+    one = drive(num_blocks=40, max_model_len=64, block_bytes=(8, 8), **reserving("virtual"))
+    one.submit([1] * 17, 9)
+    short = one.submit([2] * 3, 9)
+    assert use_of(one) == KVUse(160, 0, 0, 0, 0, 0, num_external=160, largest_free_run=160)
+    one.step()
+    assert one.pool.num_blocks == 128
+    use = use_of(one)
+    assert use == KVUse(160, 20, 0, 15 + 13, 0, 0, num_external=112, largest_free_run=112)
+    assert use.external_fragmentation == 0.0
+    one.scheduler.abort(short, 0)
+    assert use_of(one) == KVUse(160, 17, 0, 15, 0, 0, num_external=128, largest_free_run=128)
+
+
+def test_virtual_counts_parts_of_blocks_across_pages(drive: Make) -> None:
+    """32 bytes hold a block and a third: 7 pages are 37 slots, the 2 pages of 5 tokens in two blocks are 10."""
+    one = drive(num_blocks=10, block_bytes=(24,), **reserving("virtual"))
+    one.submit([1] * 5, 9)
+    one.step()
+    assert use_of(one) == KVUse(37, 5, 0, 5, 0, 0, num_external=27, largest_free_run=27)

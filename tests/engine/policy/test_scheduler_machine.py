@@ -47,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host=st.integers(2, 12),
         num_disk=st.sampled_from([0, 5, 60, 60]),
         preemption=st.sampled_from(["swap", "swap", "auto", "recompute"]),
+        block_bytes=st.sampled_from([(24,), (32,), (8, 8), (16, 48), (80, 32)]),
     )
     def begin(
         self,
@@ -59,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_host: int,
         num_disk: int,
         preemption: str,
+        block_bytes: tuple[int, ...],
     ) -> None:
         longest_run = 1 << (num_blocks.bit_length() - 1)
         self.one = self.make(
@@ -73,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_host=num_host if self.has_tiers else 0,
             num_disk=num_disk if self.has_tiers else 0,
             preemption=preemption,
+            block_bytes=block_bytes,
         )
         self.requests: list[Request] = []
 

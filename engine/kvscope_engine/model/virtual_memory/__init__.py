@@ -1,0 +1,1 @@
+"""Memory for the allocator `virtual`: addresses reserved at the start, pages put behind them as blocks are used."""

@@ -1,0 +1,95 @@
+"""CUDA's virtual memory calls in Python: sizes and numbers in, a KvscopeError that names the call when one fails.
+
+Owns the driver's structures. Which page goes where it does not know (`cuda_pages`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from kvscope_telemetry.errors import KvscopeError
+
+
+def open_driver(device: torch.device) -> CudaDriver:
+    """The driver, on the context that torch uses on `device`.
+
+    Raises KvscopeError when `cuda-bindings` is not installed, or the driver is not there.
+    """
+    try:
+        bindings = import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise KvscopeError(
+            "allocator='virtual' on a GPU needs the package cuda-bindings: pip install 'cuda-bindings>=13.0.3,<14'"
+        ) from error
+    torch.zeros(1, device=device)  # torch makes its context, which must be the one that memory is mapped for
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return CudaDriver(bindings, index)
+
+
+class CudaDriver:
+    """`bindings` is the module `cuda.bindings.driver`; its calls return `(CUresult, value...)`.
+
+    A context is current in one thread only: `enter` is called by whichever thread goes on to map.
+    """
+
+    def __init__(self, bindings: Any, device_index: int) -> None:
+        self._cuda = bindings
+        self._properties = bindings.CUmemAllocationProp()
+        self._properties.type = bindings.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._properties.requestedHandleTypes = bindings.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+        self._access = bindings.CUmemAccessDesc()
+        self._access.flags = bindings.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        for owner in (self._properties, self._access):
+            owner.location.type = bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            owner.location.id = device_index
+        self._context = self._call("cuCtxGetCurrent")
+
+    def enter(self) -> None:
+        """Make the context current in this thread."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def granularity(self) -> int:
+        """Bytes of the smallest page."""
+        smallest = self._cuda.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return int(self._call("cuMemGetAllocationGranularity", self._properties, smallest))
+
+    def reserve(self, num_bytes: int, alignment: int) -> int:
+        """The address of a range with nothing behind it."""
+        return int(self._call("cuMemAddressReserve", num_bytes, alignment, 0, 0))
+
+    def free_address(self, address: int, num_bytes: int) -> None:
+        """Give a range back; nothing may be mapped in it."""
+        self._call("cuMemAddressFree", address, num_bytes)
+
+    def create(self, num_bytes: int) -> Any:
+        """The handle of a new page."""
+        return self._call("cuMemCreate", num_bytes, self._properties, 0)
+
+    def release(self, handle: Any) -> None:
+        """Give a page back; it may be mapped nowhere."""
+        self._call("cuMemRelease", handle)
+
+    def map(self, address: int, num_bytes: int, handle: Any) -> None:
+        """Put a whole page behind an address. It may not be used before `allow`."""
+        self._call("cuMemMap", address, num_bytes, 0, handle, 0)
+
+    def allow(self, address: int, num_bytes: int) -> None:
+        """The device may read and write a range, all of which is mapped."""
+        self._call("cuMemSetAccess", address, num_bytes, [self._access], 1)
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        """Take a page away from behind an address. Nothing on the device may be using it."""
+        self._call("cuMemUnmap", address, num_bytes)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """The call's value, None when it has none."""
+        try:
+            result, *values = getattr(self._cuda, name)(*arguments)
+        except RuntimeError as error:  # the bindings find no driver
+            raise KvscopeError(f"{name} failed: {str(error).splitlines()[0]:.120}") from error
+        if result != self._cuda.CUresult.CUDA_SUCCESS:
+            raise KvscopeError(f"{name} failed: {getattr(result, 'name', result)}")
+        return values[0] if values else None

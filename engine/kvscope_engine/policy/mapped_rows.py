@@ -1,0 +1,77 @@
+"""Rows of a ledger that have memory behind them, and which of these are free: the pool's free list under `virtual`.
+
+Owns two marks a row. Knows neither slots nor pages, and chooses no row: who takes one says which.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+
+
+class MappedRows:
+    """`num_blocks` rows, none with memory at first."""
+
+    __slots__ = ("_is_free", "_is_mapped", "_num_free", "_num_mapped")
+
+    def __init__(self, num_blocks: int) -> None:
+        self._is_mapped = np.zeros(num_blocks, np.bool_)
+        self._is_free = np.zeros(num_blocks, np.bool_)
+        self._num_mapped = 0
+        self._num_free = 0
+
+    def __len__(self) -> int:
+        return self._num_free
+
+    @property
+    def ids(self) -> Ids:
+        """Rows with memory that nobody uses, sorted."""
+        return np.flatnonzero(self._is_free)
+
+    @property
+    def unmapped(self) -> Ids:
+        """Rows without memory, sorted."""
+        return np.flatnonzero(~self._is_mapped)
+
+    @property
+    def num_unmapped(self) -> int:
+        """Rows without memory."""
+        return len(self._is_mapped) - self._num_mapped
+
+    def add(self, ids: Ids) -> None:
+        """These rows, without memory so far, have some: they are free."""
+        assert not self._is_mapped[ids].any(), f"rows {ids.tolist()} are mapped in part already"
+        self._is_mapped[ids] = True
+        self._num_mapped += len(ids)
+        self.give(ids)
+
+    def remove(self, ids: Ids) -> None:
+        """These rows, free ones, have no memory any more."""
+        self.take_these(ids)
+        self._is_mapped[ids] = False
+        self._num_mapped -= len(ids)
+
+    def take_these(self, ids: Ids) -> None:
+        """These rows, free ones, are used."""
+        assert self._is_free[ids].all(), f"rows {ids.tolist()} are not all free and mapped"
+        self._is_free[ids] = False
+        self._num_free -= len(ids)
+
+    def give(self, ids: Ids) -> None:
+        """These rows are used no more; they keep their memory."""
+        assert self._is_mapped[ids].all(), f"rows {ids.tolist()} are not all mapped"
+        assert not self._is_free[ids].any(), f"rows {ids.tolist()} are free in part already"
+        self._is_free[ids] = True
+        self._num_free += len(ids)
+
+    def take_one(self) -> NoReturn:
+        """Nobody may be given just any row."""
+        raise AssertionError("rows of address space are taken by name")
+
+    def take(self, count: int) -> NoReturn:
+        """Nobody may be given just any row."""
+        raise AssertionError(f"{count} rows of address space are to be taken: they are taken by name")
