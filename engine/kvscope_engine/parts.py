@@ -72,7 +72,7 @@ def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress],
         torch.set_num_threads(config.num_threads)
     loaded = load_model(config, progress)
     num_blocks = num_blocks_for(config, loaded)
-    storage = KVStorage.for_model(loaded, num_blocks, config.block_size)
+    storage = KVStorage.for_model(loaded, num_blocks, config.block_size, config.kv_cache_dtype)
     pool = BlockPool(num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching)
     max_batched = _max_batched_tokens(config, loaded)
     scheduler = Scheduler(

@@ -88,7 +88,15 @@ def prefill_case(
 ) -> Launch:
     """Prefill, of long or short runs of queries."""
     bytes_each = _element_bytes(dtype)
-    tiles = prefill_tiles(heads.head_dim, heads.head_dim, heads.group, bytes_each, max_query_len, capability)
+    tiles = prefill_tiles(
+        heads.head_dim,
+        heads.head_dim,
+        heads.group,
+        bytes_each,
+        max_query_len,
+        capability,
+        is_quantized=form != AS_IS,
+    )
     constants = {"HAS_WINDOW": int(options.window), **_attention_constants(heads, tiles, options, form)}
     variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} queries<={max_query_len}"
     return _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)

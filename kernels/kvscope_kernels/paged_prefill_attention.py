@@ -90,7 +90,15 @@ def paged_prefill_attention(
     group = num_heads // num_kv_heads
     form = kv_format(k_cache)
     capability = compute_capability(query.device)
-    tiles = prefill_tiles(head_dim, value_dim, group, query.element_size(), max_query_len, capability)
+    tiles = prefill_tiles(
+        head_dim,
+        value_dim,
+        group,
+        query.element_size(),
+        max_query_len,
+        capability,
+        is_quantized=k_scale is not None,
+    )
     grid = (cdiv(max_query_len, tiles.tile_m // group), num_kv_heads, len(seq_lens))
     _paged_prefill_attention_kernel[grid](
         query,
