@@ -69,8 +69,7 @@ def prefill_tiles(
     if is_quantized and not is_hopper:
         tile_n = min(tile_n, 32)
     num_warps = 8 if tile_m >= (64 if is_wide else 128) else 4
-    max_registers = 255 if is_quantized else None
-    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, num_stages=3, max_registers=max_registers)
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_quantized else None)
 
 
 def attention_constants(group: int, head_dim: int, value_dim: int, block_size: int, tiles: DotTiles) -> dict[str, int]:
