@@ -150,7 +150,10 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield decode_case(heads, options)
         yield prefill_case(heads, options, capability)
     yield from memory_cases(LLAMA_8B)
-    yield from quantized_cases(LLAMA_8B, capability)
+    yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
+    yield decode_case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))
+    for form in (INT8, fp8_format(capability)):
+        yield write_case(SMOLLM2_135M, form=form)
 
 
 def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: int) -> dict[str, object]:
