@@ -7,7 +7,7 @@ at most 448; a zero vector has scale 0. Both formats are exact in bfloat16 and f
 exact and a scale multiplies their sum. Knows no blocks.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,16 @@ _E4M3_HALF = tl.constexpr(E4M3_HALF)
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits after the point, rounded to the nearest even
 _SUBNORMAL = tl.constexpr(16384.0)  # its last bit is 2^-9, the step of e4m3 below 2^-6
 _SUBNORMAL_BITS = tl.constexpr(141 << 23)  # of that float32
+
+
+class Cache(NamedTuple):
+    """One layer: keys and values (num_blocks, block_size, num_kv_heads, dim), and the scales of 8-bit ones."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+    k_scale: Tensor | None = None
+    """(num_blocks, block_size, num_kv_heads) float32"""
+    v_scale: Tensor | None = None
 
 
 def kv_format(cache: Tensor) -> int:

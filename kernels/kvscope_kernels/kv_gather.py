@@ -11,16 +11,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.host_lengths import Lengths
-from kvscope_kernels.kv_formats import dequantize
-
-
-class Cache(NamedTuple):
-    """One layer: keys and values (num_blocks, block_size, num_kv_heads, dim), and the scales of 8-bit ones."""
-
-    k_cache: Tensor
-    v_cache: Tensor
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
+from kvscope_kernels.kv_formats import Cache, dequantize
 
 
 class GatheredKV(NamedTuple):

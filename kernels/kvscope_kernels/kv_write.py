@@ -4,7 +4,15 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.checks import FLOAT_DTYPES, check_caches, require
-from kvscope_kernels.kv_formats import as_bytes, as_kernels_see, kv_format, quantize, quantize_rows, scale_strides
+from kvscope_kernels.kv_formats import (
+    Cache,
+    as_bytes,
+    as_kernels_see,
+    kv_format,
+    quantize,
+    quantize_rows,
+    scale_strides,
+)
 from kvscope_kernels.triton_language import cdiv, jit, next_power_of_2, require_triton, tl
 
 _MAX_TILE_ELEMENTS = 2048  # of one program, for keys and again for values
@@ -38,7 +46,7 @@ def kv_write(
     head's vector goes quantized with its scale (`kv_formats`). Rows aligned to 16 bytes are moved in 16-byte
     pieces. Raises ValueError. Source: the slot mapping of vLLM's reshape_and_cache (arXiv 2309.06180).
     """
-    _check(key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    _check(key, value, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
     require_triton()
     num_tokens, num_kv_heads, head_dim = key.shape
     if num_tokens == 0:
@@ -143,7 +151,7 @@ def kv_write_torch(
     v_scale: Tensor | None = None,
 ) -> None:
     """Reference of `kv_write`, and the CPU's own path: one scatter for keys and one for values."""
-    _check(key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    _check(key, value, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
     kept = slot_mapping >= 0
     if not bool(kept.all()):
         key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
@@ -156,21 +164,14 @@ def kv_write_torch(
         as_bytes(cache).index_put_(where, as_bytes(rows))
 
 
-def _check(
-    key: Tensor,
-    value: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-) -> None:
+def _check(key: Tensor, value: Tensor, cache: Cache, slot_mapping: Tensor) -> None:
     if key.dim() != 3 or key.stride(2) != 1 or key.dtype not in FLOAT_DTYPES:
         needed = "(num_tokens, num_kv_heads, head_dim), floating, with contiguous head_dim"
         require(False, "key", key, needed)
     if value.shape[:2] != key.shape[:2] or value.dim() != 3 or value.stride(2) != 1:
         require(False, "value", value, f"{tuple(key.shape[:2])} + (value_dim,) with contiguous value_dim")
-    check_caches(k_cache, v_cache, key, "key", k_scale, v_scale)
+    check_caches(cache, key, "key")
+    k_cache, v_cache, _, _ = cache
     if value.dtype != key.dtype or value.shape[2] != v_cache.shape[3]:
         require(False, "value", value, f"the dtype of key and the value_dim of v_cache, {v_cache.shape[3]},")
     if key.shape[1:] != k_cache.shape[2:]:

@@ -8,8 +8,8 @@ from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
-from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
-from kvscope_kernels.kv_gather import Cache, gather_kv
+from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
+from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles, num_multiprocessors, plan_splits
 from kvscope_kernels.merge_splits import merge_splits
 from kvscope_kernels.triton_language import is_interpreting, jit, require_triton, tl
@@ -64,7 +64,8 @@ def paged_decode_attention(
     Sources: PagedAttention arXiv 2309.06180; split KV length of Flash-Decoding; query heads of one KV head as
     rows of one tile, arXiv 2511.11581.
     """
-    _check(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out, k_scale, v_scale)
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     require_triton()
     batch, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
@@ -267,12 +268,12 @@ def paged_decode_attention_torch(
     Reads the lengths on the host; `max_seq_len`, a bound for launching without them, is not needed here.
     Requests of similar length are gathered and run together; nothing loops over requests, blocks or tokens.
     """
-    _check(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out, k_scale, v_scale)
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
     end = seq_lens.cpu().numpy().astype(np.int64)
     first = np.maximum(end - (sliding_window or UNBOUNDED), 0)
     worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * (k_cache.shape[3] + v_cache.shape[3]))
-    cache = Cache(k_cache, v_cache, k_scale, v_scale)
     for rows in similar_groups(end - first, worth):
         if len(rows) == len(end):
             return out.copy_(_attend_rows(query, cache, block_tables, first, end, scale, softcap, sinks))
@@ -309,19 +310,14 @@ def _attend_rows(
 
 def _check(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: Cache,
     block_tables: Tensor,
     seq_lens: Tensor,
     sliding_window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
 ) -> None:
-    check_attention(
-        query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out, k_scale, v_scale
-    )
+    check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     if len(query) != len(seq_lens):
         require(False, "query", query, f"one row for each of {len(seq_lens)} seq_lens")

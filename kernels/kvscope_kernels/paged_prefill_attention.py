@@ -8,8 +8,8 @@ from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
-from kvscope_kernels.kv_formats import as_kernels_see, kv_format, scale_strides
-from kvscope_kernels.kv_gather import Cache, gather_kv
+from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
+from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, compute_capability, prefill_tiles
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit, require_triton, tl
 
@@ -66,21 +66,8 @@ def paged_prefill_attention(
     Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads
     of one KV head as rows of one tile, arXiv 2511.11581.
     """
-    _check(
-        query,
-        k_cache,
-        v_cache,
-        block_tables,
-        query_start,
-        seq_lens,
-        sliding_window,
-        softcap,
-        sinks,
-        out,
-        max_query_len,
-        k_scale,
-        v_scale,
-    )
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len)
     require_triton()
     num_tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
@@ -289,21 +276,8 @@ def paged_prefill_attention_torch(
     Reads the lengths on the host; the bounds, for launching without them, are not needed here. Requests of
     similar work are padded and run together; nothing loops over requests, blocks or tokens.
     """
-    _check(
-        query,
-        k_cache,
-        v_cache,
-        block_tables,
-        query_start,
-        seq_lens,
-        sliding_window,
-        softcap,
-        sinks,
-        out,
-        max_query_len,
-        k_scale,
-        v_scale,
-    )
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len)
     out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
     starts = query_start.cpu().numpy().astype(np.int64)
     num_queries = np.diff(starts)
@@ -311,7 +285,6 @@ def paged_prefill_attention_torch(
     first = np.maximum(end - num_queries + 1 - (sliding_window or UNBOUNDED), 0)
     worth = _CALL_WORTH_ELEMENTS // (query.shape[1] * query.shape[2])
     options = sliding_window, scale, softcap, sinks
-    cache = Cache(k_cache, v_cache, k_scale, v_scale)
     for rows in similar_groups(num_queries * (end - first), worth):
         if not num_queries[rows].any():
             continue
@@ -370,8 +343,7 @@ def _hidden(num_before: Lengths, max_queries: int, num_tokens: int, sliding_wind
 
 def _check(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: Cache,
     block_tables: Tensor,
     query_start: Tensor,
     seq_lens: Tensor,
@@ -380,12 +352,8 @@ def _check(
     sinks: Tensor | None,
     out: Tensor | None,
     max_query_len: int,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
 ) -> None:
-    check_attention(
-        query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out, k_scale, v_scale
-    )
+    check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     if query_start.shape != (len(seq_lens) + 1,) or query_start.dtype != torch.int32:
         require(False, "query_start", query_start, f"({len(seq_lens) + 1},) int32")
     if max_query_len < 1 and len(query):
