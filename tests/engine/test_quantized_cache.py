@@ -15,7 +15,7 @@ from kvscope_telemetry.messages import Frame, TelemetryMessage
 
 Make = Callable[..., Engine]
 FORMATS = ["int8", "fp8"]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 def prompts() -> list[tuple[int, ...]]:
@@ -51,11 +51,11 @@ def test_the_same_tokens_alone_together_in_chunks_preempted_and_from_the_prefix_
 
 def test_quantized_keys_are_what_is_attended(make_engine: Make) -> None:
     """Answers begin as they do without quantization, and none of the three formats is another in disguise."""
-    asked = [tuple(random.Random(seed).choices(range(3, 256), k=60)) for seed in range(12)]
+    asked = [tuple(random.Random(seed).choices(range(3, 256), k=60)) for seed in range(10)]
     found = {name: answers(make_engine(kv_cache_dtype=name), asked) for name in ("auto", *FORMATS)}
     for name in FORMATS:
         first = [one[0] == other[0] for one, other in zip(found["auto"], found[name], strict=True)]
-        assert sum(first) >= {"int8": 9, "fp8": 6}[name], name
+        assert sum(first) >= {"int8": 8, "fp8": 5}[name], name
         assert found[name] != found["auto"], name
     assert found["int8"] != found["fp8"]
 

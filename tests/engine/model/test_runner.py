@@ -55,8 +55,7 @@ def test_tokens_equal_eager_alone_together_in_chunks_and_preempted(
         assert alone.run() == [tokens]
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize(("model_type", "kv_cache_dtype"), [("gemma2", "int8"), ("gpt_oss", "fp8")])
 def test_quantized_tokens_do_not_depend_on_the_batch_or_the_chunks(
     model_type: str, kv_cache_dtype: str, tiny_loaded: Load, planned: Any
 ) -> None:
