@@ -116,7 +116,12 @@ ENGINE_OPTIONS: Final = (
         "of weights and activations: auto, float32, bfloat16 or float16",
         _one_of("auto", "float32", "bfloat16", "float16"),
     ),
-    EngineOption("--kv-cache-dtype", "T", "of the blocks: auto", _one_of("auto")),
+    EngineOption(
+        "--kv-cache-dtype",
+        "T",
+        "of the blocks: auto, fp8 (also called fp8_e4m3) or int8",
+        _one_of("auto", "fp8", "fp8_e4m3", "int8"),
+    ),
     EngineOption("--block-size", "SLOTS", "slots, one token each, in a block (default: 16)", _whole(1, 1024)),
     EngineOption(
         "--max-model-len", "TOKENS", "tokens of prompt and output together (default: the model's)", _whole(1, _MANY)

@@ -10,7 +10,8 @@ from kvscope_telemetry.errors import BadInput
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES: Final = ("auto",)
+KV_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "int8")
+"""`fp8_e4m3` is vLLM's other name for `fp8`."""
 ALLOCATORS: Final = ("paged", "contiguous", "buddy", "virtual")
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
 PREEMPTIONS: Final = ("auto", "recompute", "swap")
@@ -30,7 +31,7 @@ class EngineConfig:
     dtype: str = "auto"
     """Of weights and activations."""
     kv_cache_dtype: str = "auto"
-    """Of the blocks; `auto` is that of the activations."""
+    """Of the blocks; `auto` is that of the activations, the others have 8 bits and a scale per token and KV head."""
     block_size: int = 16
     """Slots (tokens) a block."""
     max_model_len: int | None = None

@@ -96,7 +96,7 @@ def _assemble(
 ) -> Parts:
     space, memory = (virtual.space, virtual.memory) if virtual is not None else (None, None)
     num_rows = space.num_rows if space is not None else num_blocks
-    storage = KVStorage.for_model(loaded, num_rows, config.block_size, memory=memory)
+    storage = KVStorage.for_model(loaded, num_rows, config.block_size, config.kv_cache_dtype, memory=memory)
     pool = BlockPool(num_rows, config.block_size, prefix_caching=config.enable_prefix_caching)
     max_batched = _max_batched_tokens(config, loaded)
     scheduler = Scheduler(

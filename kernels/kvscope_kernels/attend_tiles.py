@@ -4,9 +4,13 @@ Online softmax in base 2 (FlashAttention, arXiv 2205.14135); block table lookup 
 does not depend on the block size (arXiv 2511.11581).
 """
 
+from kvscope_kernels.kv_formats import widen
 from kvscope_kernels.triton_language import jit, tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+VALUE_LIFT = tl.constexpr(128.0)
+"""By which `weighted` is too large with a quantized cache: its scales alone, about max|value| / 127, would be in
+float16's subnormal range, where a weight times a scale is rounded."""
 
 
 @jit
@@ -17,6 +21,8 @@ def attend_tiles(
     weighted: tl.tensor,
     k_head: tl.tensor,
     v_head: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     table: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
@@ -28,12 +34,15 @@ def attend_tiles(
     k_stride_s: tl.tensor,
     v_stride_b: tl.tensor,
     v_stride_s: tl.tensor,
+    scale_stride_b: tl.tensor,
+    scale_stride_s: tl.tensor,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE_D: tl.constexpr,
     TILE_V: tl.constexpr,
     TILE_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
     MASK_ROWS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
@@ -43,8 +52,8 @@ def attend_tiles(
     query         (TILE_M, TILE_D), zero past HEAD_DIM and in rows that are not there
     top           (TILE_M,) float32, the largest score so far, times log2(e); -inf before the first
     total         (TILE_M,) float32, sum of 2^(score - top)
-    weighted      (TILE_M, TILE_V) float32, sum of 2^(score - top) * value
-    k_head        the head's first key in block 0; v_head alike
+    weighted      (TILE_M, TILE_V) float32, sum of 2^(score - top) * value; times VALUE_LIFT with a quantized cache
+    k_head        the head's first key in block 0; v_head alike; k_scale and v_scale its scales, None without
     table         the request's block table
     row_position  (TILE_M,) position of each query row; read with MASK_ROWS only, which hides what lies after
                   a row or at least `window` before it
@@ -64,10 +73,18 @@ def attend_tiles(
         in_value = inside[:, None] & (v_dim < VALUE_DIM)[None, :]
         key = tl.load(k_rows[:, None] + k_dim[None, :], mask=in_key, other=0.0)
         value = tl.load(v_rows[:, None] + v_dim[None, :], mask=in_value, other=0.0)
+        if KV_FORMAT:  # the scales multiply the products: one number a token instead of one a dimension
+            at = block * scale_stride_b + offset * scale_stride_s
+            k_factor = tl.load(k_scale + at, mask=inside, other=0.0)
+            v_factor = tl.load(v_scale + at, mask=inside, other=0.0) * VALUE_LIFT
+            key = widen(key, query.dtype, KV_FORMAT)
+            value = widen(value, query.dtype, KV_FORMAT)
         if UPCAST_DOT:
             key = key.to(tl.float32)
             value = value.to(tl.float32)
         score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        if KV_FORMAT:
+            score = score * k_factor[None, :]
         if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (e^2x + 1), right at both infinities
             score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2_E) / softcap) + 1.0))
         score = score * LOG2_E
@@ -82,6 +99,8 @@ def attend_tiles(
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(score - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)
+        if KV_FORMAT:
+            weight = weight * v_factor[None, :]
         weighted = tl.dot(weight.to(value.dtype), value, weighted * shrink[:, None], input_precision="ieee")
         top = new_top
     return top, total, weighted

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kvscope_kernels.kv_formats import LARGEST, Cache
+
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -12,22 +14,37 @@ def require(accepted: bool, name: str, found: object, needed: str) -> None:
         raise ValueError(f"{name} is {_describe(found)}: {needed} is needed")
 
 
-def check_caches(k_cache: Tensor, v_cache: Tensor, like: Tensor, name: str) -> None:
-    """Caches (num_blocks, block_size, num_kv_heads, head_dim) of the dtype and device of `like`."""
-    for cache_name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.dim() != 4 or cache.stride(3) != 1:
+def check_caches(cache: Cache, like: Tensor, name: str) -> None:
+    """Caches (num_blocks, block_size, num_kv_heads, head_dim) of the dtype and device of `like`, or of 8 bits."""
+    k_cache, v_cache, _, _ = cache
+    dtype = k_cache.dtype if k_cache.dtype in LARGEST else like.dtype
+    for cache_name, part in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if part.dim() != 4 or part.stride(3) != 1:
             needed = "(num_blocks, block_size, num_kv_heads, head_dim) with contiguous head_dim"
-            require(False, cache_name, cache, needed)
-        if cache.dtype != like.dtype or cache.device != like.device:
-            require(False, cache_name, cache, f"the dtype and device of {name} ({_describe(like)})")
+            require(False, cache_name, part, needed)
+        if part.dtype != dtype or part.device != like.device:
+            require(False, cache_name, part, f"the dtype and device of {name} ({_describe(like)})")
     if k_cache.shape[:3] != v_cache.shape[:3]:
         require(False, "v_cache", v_cache, f"the blocks and heads of k_cache {tuple(k_cache.shape)}")
+    _check_scales(k_cache, cache.k_scale, cache.v_scale)
+
+
+def _check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
+    """One for each token and KV head of an 8-bit cache, None for others."""
+    if k_cache.dtype not in LARGEST:
+        if k_scale is not None or v_scale is not None:
+            require(False, "k_cache", k_cache, "int8 or float8_e4m3fn, or no k_scale and v_scale,")
+        return
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is None or scale.shape != k_cache.shape[:3] or scale.dtype != torch.float32:
+            require(False, name, scale, f"{tuple(k_cache.shape[:3])} float32, for a cache of 8 bits,")
+        elif scale.device != k_cache.device or (k_scale is not None and scale.stride() != k_scale.stride()):
+            require(False, name, scale, "the device of k_cache and the strides of k_scale")
 
 
 def check_attention(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: Cache,
     block_tables: Tensor,
     seq_lens: Tensor,
     sliding_window: int | None,
@@ -38,7 +55,8 @@ def check_attention(
     """What decode and prefill have in common; query (rows, num_heads, head_dim)."""
     if query.dim() != 3 or query.stride(2) != 1 or query.dtype not in FLOAT_DTYPES:
         require(False, "query", query, "(tokens, num_heads, head_dim), floating, with contiguous head_dim")
-    check_caches(k_cache, v_cache, query, "query")
+    check_caches(cache, query, "query")
+    k_cache, v_cache, _, _ = cache
     num_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
     if num_heads % num_kv_heads or query.shape[2] != k_cache.shape[3]:
         needed = f"a multiple of {num_kv_heads} heads of {k_cache.shape[3]}, as in k_cache,"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from kvscope_kernels.copy_blocks import _copy_blocks_kernel
+from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import DotTiles, attention_constants, decode_tiles, prefill_tiles
 from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
@@ -16,10 +17,14 @@ _BLOCK_SIZE: Final = 16
 _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs"), "*i64"),
-    **dict.fromkeys(("partial", "partial_lse"), "*fp32"),
+    **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
 _DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", "sinks", "cache"})
+_CACHES: Final = frozenset({"k_cache", "v_cache"})
+_EIGHT_BITS: Final = {INT8: "*i8", E4M3: "*fp8e4nv", E4M3_BITS: "*u8"}
+_FORMAT_NAMES: Final = {AS_IS: "", INT8: " int8", E4M3: " fp8", E4M3_BITS: " fp8 bits"}
+_SCALES: Final = ("k_scale", "v_scale", "scale_stride_b", "scale_stride_s", "scale_stride_h")
 _UNALIGNED: Final = frozenset({"scale", "softcap", "window", "num_splits", "table_stride"})
 
 
@@ -64,22 +69,36 @@ EVERY_OPTION: Final = (
 )
 
 
-def decode_case(heads: Heads, options: Options, dtype: str = "bf16") -> Launch:
+def decode_case(heads: Heads, options: Options, dtype: str = "bf16", form: int = AS_IS) -> Launch:
     """Decode; a window is no variant of it, since the kernel takes it as a number."""
     tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype))
-    constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options)}
-    variant = f"{heads} {dtype} {options}"
+    constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options, form)}
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options}"
     return _launch("paged_decode", variant, _paged_decode_attention_kernel, constants, dtype, tiles)
 
 
 def prefill_case(
-    heads: Heads, options: Options, capability: int, dtype: str = "bf16", *, max_query_len: int = 512
+    heads: Heads,
+    options: Options,
+    capability: int,
+    dtype: str = "bf16",
+    form: int = AS_IS,
+    *,
+    max_query_len: int = 512,
 ) -> Launch:
     """Prefill, of long or short runs of queries."""
     bytes_each = _element_bytes(dtype)
-    tiles = prefill_tiles(heads.head_dim, heads.head_dim, heads.group, bytes_each, max_query_len, capability)
-    constants = {"HAS_WINDOW": int(options.window), **_attention_constants(heads, tiles, options)}
-    variant = f"{heads} {dtype} {options} queries<={max_query_len}"
+    tiles = prefill_tiles(
+        heads.head_dim,
+        heads.head_dim,
+        heads.group,
+        bytes_each,
+        max_query_len,
+        capability,
+        is_quantized=form != AS_IS,
+    )
+    constants = {"HAS_WINDOW": int(options.window), **_attention_constants(heads, tiles, options, form)}
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} queries<={max_query_len}"
     return _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)
 
 
@@ -87,10 +106,25 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     """The kernels without arithmetic to speak of."""
     variant = f"{heads} {dtype}"
     merge = merge_constants(heads.num_heads, heads.head_dim)
-    write = write_constants(heads.num_kv_heads, heads.head_dim, heads.head_dim, _BLOCK_SIZE)
     yield _launch("merge_splits", variant, _merge_splits_kernel, merge, dtype)
-    yield _launch("kv_write", variant, _kv_write_kernel, write, dtype)
+    yield write_case(heads, dtype)
     yield _launch("copy_blocks", dtype, _copy_blocks_kernel, {"TILE": 2048}, dtype)
+
+
+def write_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
+    """Writing keys and values, as they are or quantized."""
+    shapes = write_constants(heads.num_kv_heads, heads.head_dim, heads.head_dim, _BLOCK_SIZE)
+    constants = {**shapes, **_format_constants(form)}
+    return _launch("kv_write", f"{heads} {dtype}{_FORMAT_NAMES[form]}", _kv_write_kernel, constants, dtype)
+
+
+def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
+    """What touches the cache, for both 8-bit formats."""
+    for form in (INT8, fp8_format(capability)):
+        yield decode_case(heads, options, dtype, form)
+        yield prefill_case(heads, options, capability, dtype, form)
+        yield prefill_case(heads, options, capability, dtype, form, max_query_len=1)
+        yield write_case(heads, dtype, form)
 
 
 def shipped_cases(capability: int) -> Iterator[Launch]:
@@ -102,6 +136,10 @@ def shipped_cases(capability: int) -> Iterator[Launch]:
             yield prefill_case(heads, options, capability)
         yield prefill_case(heads, PLAIN, capability, max_query_len=1)
         yield from memory_cases(heads)
+        yield from quantized_cases(heads, capability)
+        yield from quantized_cases(heads, capability, options=EVERY_OPTION[-1])
+    yield from quantized_cases(SMOLLM2_135M, capability, "fp32")
+    yield from quantized_cases(SMOLLM2_135M, capability, "fp16")
     yield decode_case(SMOLLM2_135M, PLAIN, "fp32")
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32")
 
@@ -112,11 +150,16 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield decode_case(heads, options)
         yield prefill_case(heads, options, capability)
     yield from memory_cases(LLAMA_8B)
+    yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
+    yield decode_case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))
+    for form in (INT8, fp8_format(capability)):
+        yield write_case(SMOLLM2_135M, form=form)
 
 
-def _attention_constants(heads: Heads, tiles: DotTiles, options: Options) -> dict[str, object]:
+def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: int) -> dict[str, object]:
     constants: dict[str, object] = {
         **attention_constants(heads.group, heads.head_dim, heads.head_dim, _BLOCK_SIZE, tiles),
+        **_format_constants(form),
         "HAS_SOFTCAP": options.softcap,
         "HAS_SINKS": options.sinks,
         "UPCAST_DOT": False,
@@ -124,6 +167,11 @@ def _attention_constants(heads: Heads, tiles: DotTiles, options: Options) -> dic
     if not options.sinks:
         constants["sinks"] = None  # what the launcher passes
     return constants
+
+
+def _format_constants(form: int) -> dict[str, object]:
+    """What the launcher passes: a cache that is not quantized has no scales."""
+    return {"KV_FORMAT": form, **(dict.fromkeys(_SCALES) if form == AS_IS else {})}
 
 
 def _launch(
@@ -136,6 +184,9 @@ def _launch(
 ) -> Launch:
     names = [name for name in kernel.arg_names if name not in constants]
     arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
+    form = constants.get("KV_FORMAT", AS_IS)
+    if isinstance(form, int) and form != AS_IS:
+        arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[form])
     aligned = frozenset(name for name in names if name not in _UNALIGNED)
     warps, stages, registers = tiles[4:] if tiles else (4, 3, None)
     return Launch(

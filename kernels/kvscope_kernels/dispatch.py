@@ -19,7 +19,16 @@ from kvscope_kernels.triton_language import require_triton
 class KvWrite(Protocol):
     """See `kv_write.kv_write`."""
 
-    def __call__(self, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None: ...
+    def __call__(
+        self,
+        key: Tensor,
+        value: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None: ...
 
 
 class CopyBlocks(Protocol):
@@ -43,6 +52,8 @@ class DecodeAttention(Protocol):
         sliding_window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
         max_seq_len: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor: ...
@@ -65,6 +76,8 @@ class PrefillAttention(Protocol):
         sliding_window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
         max_seq_len: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor: ...

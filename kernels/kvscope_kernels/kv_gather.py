@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.host_lengths import Lengths
+from kvscope_kernels.kv_formats import Cache, dequantize
 
 
 class GatheredKV(NamedTuple):
@@ -24,28 +25,32 @@ class GatheredKV(NamedTuple):
     """(n, num_tokens) bool: gathered but outside [first, end), and zeroed; None when there is none."""
 
 
-def gather_kv(k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, first: Lengths, end: Lengths) -> GatheredKV:
-    """Tokens [first[i], end[i]) of each of n requests, from its first one's block on; at least one in all."""
+def gather_kv(cache: Cache, block_tables: Tensor, first: Lengths, end: Lengths, dtype: torch.dtype) -> GatheredKV:
+    """Tokens [first[i], end[i]) of each of n requests, from its first one's block on; at least one in all.
+
+    `dtype` is that of the result, and of the cache where that is not of 8 bits.
+    """
     if len(end) == 1 or bool(((first == first[0]) & (end == end[0])).all()):
-        return _gather_equal(k_cache, v_cache, block_tables, int(first[0]), int(end[0]))
-    block_size = k_cache.shape[1]
+        return _gather_equal(cache, block_tables, int(first[0]), int(end[0]), dtype)
+    block_size = cache.k_cache.shape[1]
     first_block = first // block_size
     width = int((-(-end // block_size) - first_block).max())
-    blocks = _table_columns(block_tables, first_block, width).clamp(0, k_cache.shape[0] - 1)
-    keys, values = _dense(k_cache, blocks), _dense(v_cache, blocks)
+    blocks = _table_columns(block_tables, first_block, width).clamp(0, cache.k_cache.shape[0] - 1)
+    keys, values = _dense_kv(cache, blocks, dtype)
     base = first_block * block_size
     padding = _zero_outside(keys, values, first - base, end - base)
     return GatheredKV(keys, values, base, padding)
 
 
-def _gather_equal(k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, first: int, end: int) -> GatheredKV:
+def _gather_equal(cache: Cache, block_tables: Tensor, first: int, end: int, dtype: torch.dtype) -> GatheredKV:
     """The same positions of every request: no padding, so nothing to zero or to mask."""
-    block_size = k_cache.shape[1]
+    block_size = cache.k_cache.shape[1]
     first_block = first // block_size
     blocks = block_tables[:, first_block : -(-end // block_size)]
     inside = slice(first - first_block * block_size, end - first_block * block_size)
     base = np.full(len(blocks), first)
-    return GatheredKV(_dense(k_cache, blocks)[:, inside], _dense(v_cache, blocks)[:, inside], base, None)
+    keys, values = _dense_kv(cache, blocks, dtype)
+    return GatheredKV(keys[:, inside], values[:, inside], base, None)
 
 
 def _table_columns(block_tables: Tensor, first_block: Lengths, width: int) -> Tensor:
@@ -56,8 +61,17 @@ def _table_columns(block_tables: Tensor, first_block: Lengths, width: int) -> Te
     return block_tables.gather(1, torch.from_numpy(columns).clamp_(max=block_tables.shape[1] - 1))
 
 
+def _dense_kv(cache: Cache, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of whole blocks, (n, width * block_size, num_kv_heads, head_dim), read back from 8 bits."""
+    keys, values = _dense(cache.k_cache, blocks), _dense(cache.v_cache, blocks)
+    if cache.k_scale is None or cache.v_scale is None:
+        return keys, values
+    k_scale, v_scale = _dense(cache.k_scale, blocks), _dense(cache.v_scale, blocks)
+    return dequantize(keys, k_scale, dtype), dequantize(values, v_scale, dtype)
+
+
 def _dense(cache: Tensor, blocks: Tensor) -> Tensor:
-    """(n, width * block_size, num_kv_heads, head_dim). Each block is one contiguous run, copied whole."""
+    """(n, width * block_size, num_kv_heads, ...). Each block is one contiguous run, copied whole."""
     n, width = blocks.shape
     return cache.index_select(0, blocks.reshape(-1)).view(n, width * cache.shape[1], *cache.shape[2:])
 

@@ -38,12 +38,20 @@ def decode_tiles(head_dim: int, value_dim: int, group: int, element_bytes: int) 
 
 
 def prefill_tiles(
-    head_dim: int, value_dim: int, group: int, element_bytes: int, max_query_len: int, capability: int
+    head_dim: int,
+    value_dim: int,
+    group: int,
+    element_bytes: int,
+    max_query_len: int,
+    capability: int,
+    *,
+    is_quantized: bool = False,
 ) -> DotTiles:
     """Rows are query tokens times the heads of one KV head: 16 for a few queries, 128 for long prompts.
 
     What bounds the tile is registers: those of the query tile before compute capability 9.0, of the scores on
-    10.0, and of everything in float32, whose dot products are exact but run without the matrix units.
+    10.0, and of everything in float32, whose dot products are exact but run without the matrix units. Keys and
+    values of 8 bits pass through registers, too, to be widened.
     `compile_report` shows that none of these spill.
     """
     tile_d, tile_v = padded_dim(head_dim), padded_dim(value_dim)
@@ -58,8 +66,10 @@ def prefill_tiles(
         num_warps = 8 if tile_m >= 128 else 4
         max_registers = 128 if tile_d + tile_v <= 128 else 255
         return DotTiles(tile_m, min(tile_n, 32), tile_d, tile_v, num_warps, 2, max_registers)
+    if is_quantized and not is_hopper:
+        tile_n = min(tile_n, 32)
     num_warps = 8 if tile_m >= (64 if is_wide else 128) else 4
-    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps=num_warps, num_stages=3)
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_quantized else None)
 
 
 def attention_constants(group: int, head_dim: int, value_dim: int, block_size: int, tiles: DotTiles) -> dict[str, int]:

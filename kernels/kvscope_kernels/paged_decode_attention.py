@@ -4,10 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvscope_kernels.attend_tiles import LOG2_E, attend_tiles
+from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
+from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles, num_multiprocessors, plan_splits
 from kvscope_kernels.merge_splits import merge_splits
@@ -27,6 +28,8 @@ def paged_decode_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -48,23 +51,28 @@ def paged_decode_attention(
     seq_lens      (batch,) int32, tokens of each request, the current one included; at most
                   max_blocks * block_size
     sinks         (num_heads,) floating, or None
+    k_scale       (num_blocks, block_size, num_kv_heads) float32, any strides, with caches of 8 bits; v_scale
+                  alike, with the same strides
     max_seq_len   a bound on seq_lens known to the host; without it, the width of block_tables
     out           (batch, num_heads, value_dim) of query's dtype, written and returned; made if None
 
-    float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Rows aligned to 16 bytes
+    float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Or caches of int8 or
+    float8_e4m3fn, read as k_cache[...] * k_scale[...] and v alike (`kv_formats`). Rows aligned to 16 bytes
     are read in 16-byte pieces. Reads no device data on the host: may be captured in a CUDA graph, and
     seq_lens and block_tables changed between replays, up to max_seq_len. Raises ValueError.
 
     Sources: PagedAttention arXiv 2309.06180; split KV length of Flash-Decoding; query heads of one KV head as
     rows of one tile, arXiv 2511.11581.
     """
-    _check(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     require_triton()
     batch, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
     out = query.new_empty(batch, num_heads, value_dim) if out is None else out
     if batch == 0:
         return out
+    form = kv_format(k_cache)
     tiles = decode_tiles(head_dim, value_dim, num_heads // num_kv_heads, query.element_size())
     bound = block_tables.shape[1] * block_size if max_seq_len is None else max_seq_len
     visible = min(bound, sliding_window or bound)
@@ -74,11 +82,13 @@ def paged_decode_attention(
     partial_lse = query.new_empty(batch, num_heads, plan.num_splits, dtype=torch.float32)
     _paged_decode_attention_kernel[(batch * num_kv_heads, plan.num_splits)](
         query,
-        k_cache,
-        v_cache,
+        as_kernels_see(k_cache, form),
+        as_kernels_see(v_cache, form),
         block_tables,
         seq_lens,
         sinks,
+        k_scale,
+        v_scale,
         out,
         partial,
         partial_lse,
@@ -90,10 +100,12 @@ def paged_decode_attention(
         *query.stride()[:2],
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
+        *scale_strides(k_scale),
         block_tables.stride(0),
         *out.stride()[:2],
         NUM_KV_HEADS=num_kv_heads,
         **attention_constants(num_heads // num_kv_heads, head_dim, value_dim, block_size, tiles),
+        KV_FORMAT=form,
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
         UPCAST_DOT=is_interpreting(),
@@ -114,6 +126,8 @@ def _paged_decode_attention_kernel(
     block_tables: tl.tensor,
     seq_lens: tl.tensor,
     sinks: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     out: tl.tensor,
     partial: tl.tensor,
     partial_lse: tl.tensor,
@@ -130,6 +144,9 @@ def _paged_decode_attention_kernel(
     v_stride_b: tl.tensor,
     v_stride_s: tl.tensor,
     v_stride_h: tl.tensor,
+    scale_stride_b: tl.tensor,
+    scale_stride_s: tl.tensor,
+    scale_stride_h: tl.tensor,
     table_stride: tl.tensor,
     out_stride_t: tl.tensor,
     out_stride_h: tl.tensor,
@@ -142,6 +159,7 @@ def _paged_decode_attention_kernel(
     TILE_D: tl.constexpr,
     TILE_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
@@ -173,6 +191,11 @@ def _paged_decode_attention_kernel(
     top = tl.full([TILE_M], float("-inf"), tl.float32)
     total = tl.zeros([TILE_M], tl.float32)
     weighted = tl.zeros([TILE_M, TILE_V], tl.float32)
+    k_head_scale = k_scale
+    v_head_scale = v_scale
+    if KV_FORMAT:
+        k_head_scale = k_scale + kv_head * scale_stride_h
+        v_head_scale = v_scale + kv_head * scale_stride_h
     if HAS_SINKS:  # a token of value zero, seen by the first split
         sink = tl.load(sinks + head, mask=row < GROUP, other=0.0).to(tl.float32) * LOG2_E
         top = tl.where(split == 0, sink, top)
@@ -184,6 +207,8 @@ def _paged_decode_attention_kernel(
         weighted,
         k_cache + kv_head * k_stride_h,
         v_cache + kv_head * v_stride_h,
+        k_head_scale,
+        v_head_scale,
         block_tables + request * table_stride,
         begin,
         end,
@@ -195,18 +220,23 @@ def _paged_decode_attention_kernel(
         k_stride_s,
         v_stride_b,
         v_stride_s,
+        scale_stride_b,
+        scale_stride_s,
         HEAD_DIM,
         VALUE_DIM,
         TILE_D,
         TILE_V,
         TILE_N,
         BLOCK_SIZE,
+        KV_FORMAT,
         False,
         HAS_SOFTCAP,
         UPCAST_DOT,
     )
 
     result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]  # a request of no tokens: zeros
+    if KV_FORMAT:
+        result = result * (1.0 / VALUE_LIFT)
     in_out = (row < GROUP)[:, None] & (v_dim < VALUE_DIM)[None, :]
     if seq_len - first <= split_tokens:
         rows = out + request * out_stride_t + head[:, None] * out_stride_h
@@ -228,6 +258,8 @@ def paged_decode_attention_torch(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -236,24 +268,24 @@ def paged_decode_attention_torch(
     Reads the lengths on the host; `max_seq_len`, a bound for launching without them, is not needed here.
     Requests of similar length are gathered and run together; nothing loops over requests, blocks or tokens.
     """
-    _check(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
     end = seq_lens.cpu().numpy().astype(np.int64)
     first = np.maximum(end - (sliding_window or UNBOUNDED), 0)
     worth = _CALL_WORTH_ELEMENTS // (k_cache.shape[2] * (k_cache.shape[3] + v_cache.shape[3]))
     for rows in similar_groups(end - first, worth):
         if len(rows) == len(end):
-            return out.copy_(_attend_rows(query, k_cache, v_cache, block_tables, first, end, scale, softcap, sinks))
+            return out.copy_(_attend_rows(query, cache, block_tables, first, end, scale, softcap, sinks))
         picked = torch.from_numpy(rows)
-        part = query[picked], k_cache, v_cache, block_tables[picked]
+        part = query[picked], cache, block_tables[picked]
         out[picked] = _attend_rows(*part, first[rows], end[rows], scale, softcap, sinks)
     return out
 
 
 def _attend_rows(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: Cache,
     block_tables: Tensor,
     first: Lengths,
     end: Lengths,
@@ -263,10 +295,10 @@ def _attend_rows(
 ) -> Tensor:
     """One padded group: query (n, num_heads, head_dim) over positions [first, end) of each request."""
     n, num_heads, head_dim = query.shape
-    num_kv_heads, value_dim = v_cache.shape[2:]
+    num_kv_heads, value_dim = cache.v_cache.shape[2:]
     if not end.any():
         return query.new_zeros(n, num_heads, value_dim)
-    kv = gather_kv(k_cache, v_cache, block_tables, first, end)
+    kv = gather_kv(cache, block_tables, first, end, query.dtype)
     hidden = kv.padding
     if hidden is not None and not end.all():
         hidden[torch.from_numpy(end == 0), 0] = False  # a zeroed value: what no tokens at all give
@@ -278,8 +310,7 @@ def _attend_rows(
 
 def _check(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: Cache,
     block_tables: Tensor,
     seq_lens: Tensor,
     sliding_window: int | None,
@@ -287,6 +318,6 @@ def _check(
     sinks: Tensor | None,
     out: Tensor | None,
 ) -> None:
-    check_attention(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     if len(query) != len(seq_lens):
         require(False, "query", query, f"one row for each of {len(seq_lens)} seq_lens")

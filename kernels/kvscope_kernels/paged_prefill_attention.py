@@ -4,10 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvscope_kernels.attend_tiles import LOG2_E, attend_tiles
+from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
+from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, compute_capability, prefill_tiles
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit, require_triton, tl
@@ -28,6 +29,8 @@ def paged_prefill_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -51,18 +54,20 @@ def paged_prefill_attention(
     seq_lens       (batch,) int32, at least each request's number of queries
     max_query_len  a bound on the queries of one request, known to the host
     sinks          (num_heads,) floating, or None
+    k_scale        (num_blocks, block_size, num_kv_heads) float32, any strides, with caches of 8 bits; v_scale
+                   alike, with the same strides
     max_seq_len    accepted for the sake of one signature with decode: no launch shape depends on it
     out            (num_tokens, num_heads, value_dim) of query's dtype, written and returned; made if None
 
-    float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Rows aligned to 16 bytes
+    float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Or caches of int8 or
+    float8_e4m3fn, read as k_cache[...] * k_scale[...] and v alike (`kv_formats`). Rows aligned to 16 bytes
     are read in 16-byte pieces. Reads no device data on the host. Raises ValueError.
 
     Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads
     of one KV head as rows of one tile, arXiv 2511.11581.
     """
-    _check(
-        query, k_cache, v_cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len
-    )
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len)
     require_triton()
     num_tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
@@ -70,17 +75,28 @@ def paged_prefill_attention(
     if num_tokens == 0:
         return out
     group = num_heads // num_kv_heads
+    form = kv_format(k_cache)
     capability = compute_capability(query.device)
-    tiles = prefill_tiles(head_dim, value_dim, group, query.element_size(), max_query_len, capability)
+    tiles = prefill_tiles(
+        head_dim,
+        value_dim,
+        group,
+        query.element_size(),
+        max_query_len,
+        capability,
+        is_quantized=k_scale is not None,
+    )
     grid = (cdiv(max_query_len, tiles.tile_m // group), num_kv_heads, len(seq_lens))
     _paged_prefill_attention_kernel[grid](
         query,
-        k_cache,
-        v_cache,
+        as_kernels_see(k_cache, form),
+        as_kernels_see(v_cache, form),
         block_tables,
         query_start,
         seq_lens,
         sinks,
+        k_scale,
+        v_scale,
         out,
         scale,
         softcap or 1.0,
@@ -88,10 +104,12 @@ def paged_prefill_attention(
         *query.stride()[:2],
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
+        *scale_strides(k_scale),
         block_tables.stride(0),
         *out.stride()[:2],
         **attention_constants(group, head_dim, value_dim, block_size, tiles),
         HAS_WINDOW=int(sliding_window is not None),
+        KV_FORMAT=form,
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
         UPCAST_DOT=is_interpreting(),
@@ -111,6 +129,8 @@ def _paged_prefill_attention_kernel(
     query_start: tl.tensor,
     seq_lens: tl.tensor,
     sinks: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     out: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
@@ -123,6 +143,9 @@ def _paged_prefill_attention_kernel(
     v_stride_b: tl.tensor,
     v_stride_s: tl.tensor,
     v_stride_h: tl.tensor,
+    scale_stride_b: tl.tensor,
+    scale_stride_s: tl.tensor,
+    scale_stride_h: tl.tensor,
     table_stride: tl.tensor,
     out_stride_t: tl.tensor,
     out_stride_h: tl.tensor,
@@ -134,6 +157,7 @@ def _paged_prefill_attention_kernel(
     TILE_D: tl.constexpr,
     TILE_V: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -171,6 +195,11 @@ def _paged_prefill_attention_kernel(
     top = tl.full([TILE_M], float("-inf"), tl.float32)
     total = tl.zeros([TILE_M], tl.float32)
     weighted = tl.zeros([TILE_M, TILE_V], tl.float32)
+    k_head_scale = k_scale
+    v_head_scale = v_scale
+    if KV_FORMAT:
+        k_head_scale = k_scale + kv_head * scale_stride_h
+        v_head_scale = v_scale + kv_head * scale_stride_h
     if HAS_SINKS:  # a token of value zero, seen by all
         top = tl.load(sinks + head).to(tl.float32) * LOG2_E
         total = total + 1.0
@@ -189,6 +218,8 @@ def _paged_prefill_attention_kernel(
             weighted,
             k_cache + kv_head * k_stride_h,
             v_cache + kv_head * v_stride_h,
+            k_head_scale,
+            v_head_scale,
             block_tables + request * table_stride,
             edge if masked else begin,
             end if masked else edge,
@@ -200,18 +231,23 @@ def _paged_prefill_attention_kernel(
             k_stride_s,
             v_stride_b,
             v_stride_s,
+            scale_stride_b,
+            scale_stride_s,
             HEAD_DIM,
             VALUE_DIM,
             TILE_D,
             TILE_V,
             TILE_N,
             BLOCK_SIZE,
+            KV_FORMAT,
             masked,
             HAS_SOFTCAP,
             UPCAST_DOT,
         )
 
     result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]
+    if KV_FORMAT:
+        result = result * (1.0 / VALUE_LIFT)
     rows = out + token * out_stride_t + head * out_stride_h
     in_out = present[:, None] & (v_dim < VALUE_DIM)[None, :]
     tl.store(rows[:, None] + v_dim[None, :], result.to(out.dtype.element_ty), mask=in_out)
@@ -230,6 +266,8 @@ def paged_prefill_attention_torch(
     sliding_window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -238,9 +276,8 @@ def paged_prefill_attention_torch(
     Reads the lengths on the host; the bounds, for launching without them, are not needed here. Requests of
     similar work are padded and run together; nothing loops over requests, blocks or tokens.
     """
-    _check(
-        query, k_cache, v_cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len
-    )
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len)
     out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
     starts = query_start.cpu().numpy().astype(np.int64)
     num_queries = np.diff(starts)
@@ -252,21 +289,20 @@ def paged_prefill_attention_torch(
         if not num_queries[rows].any():
             continue
         if len(rows) * num_queries[0] == len(query) and bool((num_queries == num_queries[0]).all()):
-            even = query.view(len(rows), -1, *query.shape[1:]), k_cache, v_cache, block_tables
-            return out.copy_(_attend_rows(*even, num_queries, first, end, *options).flatten(0, 1))
+            even = query.view(len(rows), -1, *query.shape[1:])
+            return out.copy_(_attend_rows(even, cache, block_tables, num_queries, first, end, *options).flatten(0, 1))
         index = np.arange(num_queries[rows].max())
         token = torch.from_numpy(starts[rows, None] + index)
         present = torch.from_numpy(index < num_queries[rows, None])
-        part = query[token.clamp_(max=len(query) - 1)], k_cache, v_cache, block_tables[torch.from_numpy(rows)]
-        result = _attend_rows(*part, num_queries[rows], first[rows], end[rows], *options)
+        part, tables = query[token.clamp_(max=len(query) - 1)], block_tables[torch.from_numpy(rows)]
+        result = _attend_rows(part, cache, tables, num_queries[rows], first[rows], end[rows], *options)
         out[token[present]] = result[present]
     return out
 
 
 def _attend_rows(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: Cache,
     block_tables: Tensor,
     num_queries: Lengths,
     first: Lengths,
@@ -278,8 +314,8 @@ def _attend_rows(
 ) -> Tensor:
     """One padded group: query (n, max_queries, num_heads, head_dim) over each request's [first, end)."""
     n, max_queries, num_heads, head_dim = query.shape
-    num_kv_heads, value_dim = v_cache.shape[2:]
-    kv = gather_kv(k_cache, v_cache, block_tables, first, end)
+    num_kv_heads, value_dim = cache.v_cache.shape[2:]
+    kv = gather_kv(cache, block_tables, first, end, query.dtype)
     tile = query.view(n, max_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     tile = tile.permute(0, 2, 3, 1, 4)
     from_start = bool((num_queries == end).all())
@@ -307,8 +343,7 @@ def _hidden(num_before: Lengths, max_queries: int, num_tokens: int, sliding_wind
 
 def _check(
     query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    cache: Cache,
     block_tables: Tensor,
     query_start: Tensor,
     seq_lens: Tensor,
@@ -318,7 +353,7 @@ def _check(
     out: Tensor | None,
     max_query_len: int,
 ) -> None:
-    check_attention(query, k_cache, v_cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     if query_start.shape != (len(seq_lens) + 1,) or query_start.dtype != torch.int32:
         require(False, "query_start", query_start, f"({len(seq_lens) + 1},) int32")
     if max_query_len < 1 and len(query):

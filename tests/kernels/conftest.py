@@ -46,6 +46,8 @@ class Shape:
     value_dim: int | None = None
     block_size: int = 16
     dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None
+    """Of the cache; None is `dtype`."""
     layout: str = "HND"
     num_spare_columns: int = 1
     """Of nonsense, in the block tables, past the longest request's blocks."""
@@ -67,6 +69,7 @@ class PagedBatch:
     """(seq_len, num_kv_heads, head_dim) of each request, float64."""
     values: list[Tensor]
     options: dict[str, Any]
+    """`k_scale` and `v_scale` are among them when the cache is quantized."""
 
     def decode(self, ops: Ops, **more: Any) -> Tensor:
         arguments = (self.query, self.k_cache, self.v_cache, self.block_tables, self.seq_lens)
@@ -148,13 +151,14 @@ def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
     cuts = [-(-length // shape.block_size) for length in shape.seq_lens]
     num_blocks = sum(cuts) + 3
     k_cache, v_cache = _empty_caches(shape, num_blocks, value_dim)
+    scales = _empty_scales(shape, num_blocks)
     free = torch.randperm(num_blocks, generator=draw).tolist()
     nonsense = torch.randint(-9, 1 << 30, (len(cuts), max(cuts, default=0) + shape.num_spare_columns), generator=draw)
     tables = nonsense.to(torch.int32)
     keys, values = [], []
     for request, (length, num_queries) in enumerate(zip(shape.seq_lens, query_lens, strict=True)):
-        key = torch.randn(length, shape.num_kv_heads, shape.head_dim, generator=draw).to(shape.dtype)
-        value = torch.randn(length, shape.num_kv_heads, value_dim, generator=draw).to(shape.dtype)
+        key, key_scale = _draw_rows(shape, length, shape.head_dim, draw)
+        value, value_scale = _draw_rows(shape, length, value_dim, draw)
         window = shape.options.get("sliding_window") or length + num_queries
         first = max(0, length - num_queries + 1 - window)
         for column in range(first // shape.block_size, cuts[request]):
@@ -163,12 +167,17 @@ def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
             block = tables[request, position // shape.block_size]
             k_cache[block, position % shape.block_size] = key[position]
             v_cache[block, position % shape.block_size] = value[position]
-        keys.append(key.double())
-        values.append(value.double())
+            scales[block, 0, position % shape.block_size] = key_scale[position]
+            scales[block, 1, position % shape.block_size] = value_scale[position]
+        keys.append(key.double() * key_scale.double()[..., None])
+        values.append(value.double() * value_scale.double()[..., None])
     query = torch.randn(sum(query_lens), shape.num_heads, shape.head_dim, generator=draw).to(shape.dtype)
     options = dict(shape.options)
     if options.pop("sinks", False):
         options["sinks"] = torch.randn(shape.num_heads, generator=draw).to(shape.dtype).to(device)
+    if shape.kv_dtype is not None:
+        on_device = _on_device(scales, device)
+        options |= {"k_scale": on_device[:, 0], "v_scale": on_device[:, 1]}
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     return PagedBatch(
         query=query.to(device),
@@ -186,21 +195,42 @@ def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
 
 def _empty_caches(shape: Shape, num_blocks: int, value_dim: int) -> tuple[Tensor, Tensor]:
     """Views (num_blocks, block_size, num_kv_heads, dim) of storage that holds keys and values of a block together."""
-    widest = max(shape.head_dim, value_dim)
+    widest, dtype = max(shape.head_dim, value_dim), shape.kv_dtype or shape.dtype
     if shape.layout == "HND":
-        inner = (shape.num_kv_heads, shape.block_size, widest)
-        storage = torch.full((num_blocks, 2, *inner), math.nan, dtype=shape.dtype).transpose(2, 3)
+        storage = _poison((num_blocks, 2, shape.num_kv_heads, shape.block_size, widest), dtype).transpose(2, 3)
     else:
-        inner = (shape.block_size, shape.num_kv_heads, widest)
-        storage = torch.full((num_blocks, 2, *inner), math.nan, dtype=shape.dtype)
+        storage = _poison((num_blocks, 2, shape.block_size, shape.num_kv_heads, widest), dtype)
     return storage[:, 0, ..., : shape.head_dim], storage[:, 1, ..., :value_dim]
+
+
+def _empty_scales(shape: Shape, num_blocks: int) -> Tensor:
+    """(num_blocks, 2, block_size, num_kv_heads) view of NaN; keys' first."""
+    if shape.layout == "HND":
+        return _poison((num_blocks, 2, shape.num_kv_heads, shape.block_size), torch.float32).transpose(2, 3)
+    return _poison((num_blocks, 2, shape.block_size, shape.num_kv_heads), torch.float32)
+
+
+def _draw_rows(shape: Shape, length: int, dim: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(length, num_kv_heads, dim) random numbers of the cache's type, and what each vector is to be multiplied by."""
+    rows = torch.randn(length, shape.num_kv_heads, dim, generator=draw)
+    if shape.kv_dtype is None:
+        return rows.to(shape.dtype), torch.ones(rows.shape[:2])
+    scale = 0.02 + 0.02 * torch.rand(rows.shape[:2], generator=draw)
+    return (rows * 40).clamp(-127, 127).to(shape.kv_dtype), scale
+
+
+def _poison(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """NaN; of what 8-bit types have, the largest whole number and e4m3's NaN."""
+    if dtype.itemsize == 1:
+        return torch.full(shape, 0x7F, dtype=torch.uint8).view(dtype)
+    return torch.full(shape, math.nan, dtype=dtype)
 
 
 def _on_device(view: Tensor, device: str) -> Tensor:
     """The same strides on the device; `Tensor.to` would pack the view."""
     if device == "cpu":
         return view
-    storage = torch.full((view.untyped_storage().nbytes() // view.element_size(),), math.nan, dtype=view.dtype)
+    storage = _poison((view.untyped_storage().nbytes() // view.element_size(),), view.dtype)
     moved = storage.to(device).as_strided(view.shape, view.stride(), view.storage_offset())
     return moved.copy_(view)
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 
 from kvscope_kernels import ops_for
 from kvscope_kernels.benchmark.__main__ import print_table
-from kvscope_kernels.benchmark.rows import decode_rows, prefill_rows, skew_rows, write_rows
+from kvscope_kernels.benchmark.rows import decode_rows, prefill_rows, quantized_rows, skew_rows, write_rows
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.workload import Workload, make_pool
 
 SMALL = Workload(name="small", seq_lens=(40, 17), num_heads=6, num_kv_heads=2, head_dim=64)
+QUANTIZED = [replace(SMALL, name=str(dtype), kv_dtype=dtype) for dtype in (torch.int8, torch.float8_e4m3fn)]
 
 
 def host_timer(contenders: Mapping[str, Sequence[Any]]) -> dict[str, float]:
@@ -35,12 +37,13 @@ def test_every_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         *decode_rows(ops, "cpu", host_timer, [SMALL]),
         *skew_rows(ops, "cpu", host_timer, SMALL),
-        *write_rows(ops, "cpu", host_timer, [SMALL, whole]),
-        *prefill_rows(ops, "cpu", host_timer, [whole, continued]),
+        *quantized_rows(ops, "cpu", host_timer, QUANTIZED),
+        *write_rows(ops, "cpu", host_timer, [SMALL, *QUANTIZED]),
+        *prefill_rows(ops, "cpu", host_timer, [whole, continued, *QUANTIZED]),
     ]
     print_table(rows)
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 1 + len(rows) == 8
+    assert len(printed) == 1 + len(rows) == 13
     assert all(row.time_us > 0 and row.rate > 0 for row in rows)
     assert printed[1].startswith("decode small ")
     assert " x read" in printed[1]
@@ -49,6 +52,7 @@ def test_every_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bytes_and_operations_are_counted_once() -> None:
     assert SMALL.kv_bytes == 57 * 2 * 64 * 2 * 2
+    assert QUANTIZED[0].kv_bytes == 57 * 2 * 2 * (64 + 4)
     assert Workload(name="", seq_lens=(3,), query_lens=(3,), num_heads=1, head_dim=1).flops == 4 * (1 + 2 + 3)
     assert Workload(name="", seq_lens=(10,), query_lens=(2,), num_heads=1, head_dim=1).flops == 4 * (9 + 10)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.errors import BadInput
 
-BENCHMARKS: Final = ("decode", "serve", "kernels", "telemetry", "memory")
+BENCHMARKS: Final = ("decode", "serve", "kernels", "telemetry", "memory", "kv-cache")
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -43,10 +43,14 @@ def run(args: argparse.Namespace) -> int:
 
 def benchmark_names() -> list[str]:
     """The benchmarks that this version has."""
-    return [name for name in BENCHMARKS if importlib.util.find_spec(f"kvscope_engine.bench.{name}")]
+    return [name for name in BENCHMARKS if importlib.util.find_spec(_module_name(name))]
+
+
+def _module_name(name: str) -> str:
+    return f"kvscope_engine.bench.{name.replace('-', '_')}"
 
 
 def _benchmark(name: str) -> ModuleType:
     if name not in benchmark_names():
         raise BadInput(f"bench {name!r} is not known: one of {', '.join(benchmark_names())}")
-    return importlib.import_module(f"kvscope_engine.bench.{name}")
+    return importlib.import_module(_module_name(name))

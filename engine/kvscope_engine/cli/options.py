@@ -83,7 +83,13 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.gpu_memory_utilization,
         help="share of the GPU's memory the engine may take, above 0 and at most 1",
     )
-    group.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default="auto", help="of the blocks")
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_DTYPES,
+        default="auto",
+        help="of the blocks: that of the activations (auto), or 8 bits with a scale per token and KV head,"
+        " e4m3 (fp8, also called fp8_e4m3) or int8",
+    )
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,

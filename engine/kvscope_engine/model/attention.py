@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from kvscope_engine.model.kv_storage import KVStorage
+from kvscope_engine.model.kv_storage import KVStorage, LayerKV
 from kvscope_kernels import Ops
 
 ATTENTION_NAME: Final = "kvscope_paged"
@@ -73,32 +73,30 @@ class PagedContext:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv), all T tokens of the step."""
-        k_cache, v_cache = self.storage.kv(layer)
-        stored_dim, value_dim = k_cache.shape[-1], value.shape[-1]
+        kv = self.storage.layer(layer)
+        stored_dim, value_dim = kv.k.shape[-1], value.shape[-1]
         if key.shape[-1] != stored_dim:
             query, key = _widen(query, stored_dim), _widen(key, stored_dim)
-        self.ops.kv_write(key, _widen(value, stored_dim), k_cache, v_cache, self.slot_mapping)
-        out = self._attend(query, k_cache, v_cache, options)
+        value = _widen(value, stored_dim)
+        self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale)
+        out = self._attend(query, kv, options)
         return out if value_dim == stored_dim else out[..., :value_dim]
 
-    def _attend(
-        self, query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, options: AttentionOptions
-    ) -> torch.Tensor:
+    def _attend(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         if self.prefill is None:
-            return self._decode(query, k_cache, v_cache, options, None)
+            return self._decode(query, kv, options, None)
         if self.decode is None:
-            return self._prefill(query, k_cache, v_cache, options, None)
+            return self._prefill(query, kv, options, None)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         count = self.num_decodes
-        self._decode(query[:count], k_cache, v_cache, options, out[:count])
-        self._prefill(query[count:], k_cache, v_cache, options, out[count:])
+        self._decode(query[:count], kv, options, out[:count])
+        self._prefill(query[count:], kv, options, out[count:])
         return out
 
     def _decode(
         self,
         query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        kv: LayerKV,
         options: AttentionOptions,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
@@ -106,14 +104,16 @@ class PagedContext:
         assert batch is not None, "a step without prefill has decodes"
         return self.ops.decode(
             query,
-            k_cache,
-            v_cache,
+            kv.k,
+            kv.v,
             batch.block_tables,
             batch.seq_lens,
             scale=options.scale,
             sliding_window=options.sliding_window,
             softcap=options.softcap,
             sinks=options.sinks,
+            k_scale=kv.k_scale,
+            v_scale=kv.v_scale,
             max_seq_len=batch.max_seq_len,
             out=out,
         )
@@ -121,8 +121,7 @@ class PagedContext:
     def _prefill(
         self,
         query: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
+        kv: LayerKV,
         options: AttentionOptions,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
@@ -130,8 +129,8 @@ class PagedContext:
         assert batch is not None, "only called with prefill"
         return self.ops.prefill(
             query,
-            k_cache,
-            v_cache,
+            kv.k,
+            kv.v,
             batch.block_tables,
             batch.query_start,
             batch.seq_lens,
@@ -140,6 +139,8 @@ class PagedContext:
             sliding_window=options.sliding_window,
             softcap=options.softcap,
             sinks=options.sinks,
+            k_scale=kv.k_scale,
+            v_scale=kv.v_scale,
             max_seq_len=batch.max_seq_len,
             out=out,
         )

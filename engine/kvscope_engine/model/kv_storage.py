@@ -1,18 +1,20 @@
-"""The bytes of the block pool on the device: one packed tensor a layer.
+"""The bytes of the block pool on the device: one packed tensor a layer, and one of scales when it is quantized.
 
 Owns the layout, NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]`
 on a GPU; who uses a block, and why, it must not know. Everybody else sees the logical views
-`(num_blocks, block_size, heads, dim)`.
+`(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`; who moves whole blocks takes
+`block_tensors`, so that data and scales travel together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from kvscope_kernels.kv_formats import LARGEST, as_bytes
 from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from kvscope_engine.model.virtual_memory.memory import PagedMemory
 
 MIB = 1 << 20
+QUANTIZED_DTYPES: Final = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+SCALE_DTYPE: Final = torch.float32
+"""4 bytes beside each vector of 64 or 128. float16 would save 2 of them, and lose vectors whose largest number is
+below 4e-6 or blur those below 8e-3, which are its subnormals; every scale of a bfloat16 activation is a float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,15 @@ class LayerShape:
 
     num_kv_heads: int
     head_dim: int
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
 
 
 class KVStorage:
@@ -53,18 +68,25 @@ class KVStorage:
         self.device = device
         self.block_bytes = block_bytes(self.layers, block_size, dtype)
         self._memory = memory
-        self._packed = self._allocate()
-        self._views = [_logical_views(packed, _is_hnd(device)) for packed in self._packed]
+        self._packed, self._scales = self._allocate()
+        self._views = [self._layer_view(layer) for layer in range(len(self.layers))]
 
     @classmethod
     def for_model(
-        cls, loaded: LoadedModel, num_blocks: int, block_size: int, *, memory: PagedMemory | None = None
+        cls,
+        loaded: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        kv_cache_dtype: str = "auto",
+        *,
+        memory: PagedMemory | None = None,
     ) -> KVStorage:
         """Storage whose layers are those that the model's attention was seen to use."""
         from kvscope_engine.model.hook_check import check_hook
 
         layers = [layer.shape for layer in check_hook(loaded.module)]
-        return cls(num_blocks, block_size, layers, loaded.dtype, loaded.device, memory=memory)
+        dtype = storage_dtype(kv_cache_dtype, loaded.dtype)
+        return cls(num_blocks, block_size, layers, dtype, loaded.device, memory=memory)
 
     @property
     def num_bytes(self) -> int:
@@ -75,47 +97,68 @@ class KVStorage:
         """Bytes of `memory` behind blocks now, measured; -1 without it, where nobody can tell."""
         return -1 if self._memory is None else self._memory.resident_bytes()
 
+    @property
+    def block_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a block is made of: tensors whose row b holds bytes of block b, each row one run of memory.
+
+        Copying row b of every one of them copies block b, its scales included. Types are such that a CPU can index.
+        """
+        return (*map(as_bytes, self._packed), *self._scales)
+
+    def layer(self, layer: int) -> LayerKV:
+        """Keys, values and their scales of a layer."""
+        return self._views[layer]
+
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, each (num_blocks, block_size, heads, dim)."""
-        return self._views[layer]
+        return self._views[layer][:2]
 
     def k(self, layer: int) -> torch.Tensor:
         """Keys of a layer, (num_blocks, block_size, heads, dim)."""
-        return self._views[layer][0]
+        return self._views[layer].k
 
     def v(self, layer: int) -> torch.Tensor:
         """Values of a layer, (num_blocks, block_size, heads, dim)."""
-        return self._views[layer][1]
+        return self._views[layer].v
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to), in every layer; all are read before any is written."""
         if not pairs:
             return
         sources, targets = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
-        for packed in self._packed:
-            packed.index_copy_(0, targets, packed.index_select(0, sources))
+        for tensor in self.block_tensors:
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
     def close(self) -> None:
         """Give the memory back; the storage holds nothing afterwards."""
         self._views.clear()
         self._packed.clear()
+        self._scales.clear()
         if self._memory is not None:
             self._memory.close()
 
-    def _allocate(self) -> list[torch.Tensor]:
-        """Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots."""
+    def _layer_view(self, layer: int) -> LayerKV:
+        hnd = _is_hnd(self.device)
+        scales = _logical_views(self._scales[layer], hnd) if self._scales else (None, None)
+        return LayerKV(*_logical_views(self._packed[layer], hnd), *scales)
+
+    def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Data and, if quantized, scales of each layer.
+
+        Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots.
+        """
+        hnd = _is_hnd(self.device)
+        shapes = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
+        scale_shapes = [shape[:-1] for shape in shapes] if self.dtype in LARGEST else []
         if self._memory is not None:
-            shapes = [_packed_shape(self.num_blocks, self.block_size, one, _is_hnd(self.device)) for one in self.layers]
-            return [self._memory.tensor(index, shape, self.dtype) for index, shape in enumerate(shapes)]
+            data = [self._memory.tensor(index, shape, self.dtype) for index, shape in enumerate(shapes)]
+            first = len(shapes)
+            return data, [self._memory.tensor(first + i, shape, SCALE_DTYPE) for i, shape in enumerate(scale_shapes)]
         try:
-            return [
-                torch.empty(
-                    _packed_shape(self.num_blocks, self.block_size, layer, _is_hnd(self.device)),
-                    dtype=self.dtype,
-                    device=self.device,
-                )
-                for layer in self.layers
-            ]
+            return (
+                [torch.empty(shape, dtype=self.dtype, device=self.device) for shape in shapes],
+                [torch.empty(shape, dtype=SCALE_DTYPE, device=self.device) for shape in scale_shapes],
+            )
         except (RuntimeError, MemoryError) as error:  # torch tells of memory by RuntimeError
             raise KvscopeError(
                 f"no memory for the KV cache: {self.num_blocks} blocks of {self.block_bytes / MIB:.2f} MiB are"
@@ -124,15 +167,24 @@ class KVStorage:
             ) from error
 
 
+def storage_dtype(kv_cache_dtype: str, activations: torch.dtype) -> torch.dtype:
+    """What blocks are stored in, by the configuration's name for it; `auto` is the type of the activations."""
+    return QUANTIZED_DTYPES.get(kv_cache_dtype, activations)
+
+
 def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values."""
-    numbers = sum(layer.num_kv_heads * layer.head_dim for layer in layers)
-    return 2 * block_size * numbers * dtype.itemsize
+    """Bytes of one block over all layers, keys and values, and their scales where `dtype` is quantized."""
+    scale_bytes = SCALE_DTYPE.itemsize if dtype in LARGEST else 0
+    token_bytes = sum(layer.num_kv_heads * (layer.head_dim * dtype.itemsize + scale_bytes) for layer in layers)
+    return 2 * block_size * token_bytes
 
 
-def layer_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Bytes of one block in each layer's tensor."""
-    return tuple(block_bytes([layer], block_size, dtype) for layer in layers)
+def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Bytes of one block in each tensor of a storage: the data of each layer, then, if quantized, its scales."""
+    heads = [2 * block_size * layer.num_kv_heads for layer in layers]
+    data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
+    scales = [count * SCALE_DTYPE.itemsize for count in heads] if dtype in LARGEST else []
+    return (*data, *scales)
 
 
 def _is_hnd(device: torch.device) -> bool:

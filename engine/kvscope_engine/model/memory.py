@@ -13,7 +13,7 @@ import torch
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.device import free_bytes
 from kvscope_engine.model.hook_check import check_hook
-from kvscope_engine.model.kv_storage import MIB, LayerShape, block_bytes
+from kvscope_engine.model.kv_storage import MIB, LayerShape, block_bytes, storage_dtype
 from kvscope_engine.model.profile_run import peak_workspace_bytes
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -31,7 +31,7 @@ def num_blocks_for(config: EngineConfig, loaded: LoadedModel) -> int:
     the numbers.
     """
     layers = [call.shape for call in check_hook(loaded.module)]
-    one_block = block_bytes(layers, config.block_size, loaded.dtype)
+    one_block = block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
     free = free_bytes(loaded.device)
     if config.num_gpu_blocks_override is not None:
         return _checked(config.num_gpu_blocks_override, one_block, free, loaded.device, "--num-gpu-blocks-override")

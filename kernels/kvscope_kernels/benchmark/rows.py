@@ -22,15 +22,24 @@ DECODE: Final = (
     Workload(name="1 x 32k", seq_lens=(32768,)),
     Workload(name="64 x 2k, 9/3/64", seq_lens=(2048,) * 64, num_heads=9, num_kv_heads=3, head_dim=64),
 )
+QUANTIZED: Final = tuple(
+    replace(work, name=f"{work.name}, {name}", kv_dtype=dtype)
+    for dtype, name in ((torch.int8, "int8"), (torch.float8_e4m3fn, "fp8"))
+    for work in (DECODE[0], DECODE[2], DECODE[4])
+)
 SKEWED: Final = Workload(name="1 x 32k + 31 x 1k", seq_lens=(32768,) + (1024,) * 31)
 WRITE: Final = (
     Workload(name="32 tokens", seq_lens=(512,) * 32),
     Workload(name="8k tokens", seq_lens=(2048,) * 8, query_lens=(1024,) * 8),
+    Workload(name="8k tokens, int8", seq_lens=(2048,) * 8, query_lens=(1024,) * 8, kv_dtype=torch.int8),
+    Workload(name="8k tokens, fp8", seq_lens=(2048,) * 8, query_lens=(1024,) * 8, kv_dtype=torch.float8_e4m3fn),
 )
 PREFILL: Final = (
     Workload(name="1 x 4k", seq_lens=(4096,), query_lens=(4096,)),
     Workload(name="8 x 1k", seq_lens=(1024,) * 8, query_lens=(1024,) * 8),
     Workload(name="512 after 16k", seq_lens=(16384,), query_lens=(512,)),
+    Workload(name="512 after 16k, int8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.int8),
+    Workload(name="512 after 16k, fp8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.float8_e4m3fn),
 )
 
 
@@ -72,11 +81,20 @@ def skew_rows(ops: Ops, device: str, timer: Timer, work: Workload = SKEWED) -> I
     yield _row(f"decode {work.name}", times, work.name, work.kv_bytes / 1e12, "TB/s", even.name)
 
 
+def quantized_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = QUANTIZED) -> Iterator[Row]:
+    """Decode over a cache of 8 bits, against the same requests over one that is not quantized."""
+    for work in works:
+        plain = replace(work, name="not quantized", kv_dtype=None)
+        times = timer({each.name: [_decode(ops, pool) for pool in _pools(each, device)] for each in (work, plain)})
+        yield _row(f"decode {work.name}", times, work.name, work.kv_bytes / 1e12, "TB/s", plain.name)
+
+
 def write_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = WRITE) -> Iterator[Row]:
     """Bytes a second, read and written, of writing keys and values."""
     for work in works:
         times = timer({"write": [_write(ops, pool) for pool in _pools(work, device)]})
-        moved = 2 * work.num_queries * work.kv_bytes // sum(work.seq_lens)
+        read = replace(work, kv_dtype=None)
+        moved = work.num_queries * (read.kv_bytes + work.kv_bytes) // sum(work.seq_lens)
         yield _row(f"kv_write {work.name}", times, "write", moved / 1e12, "TB/s", None)
 
 
@@ -112,17 +130,34 @@ def _pools(work: Workload, device: str) -> list[Pool]:
 
 def _decode(ops: Ops, pool: Pool) -> Call:
     arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.seq_lens
-    return partial(ops.decode, *arguments, scale=pool.scale, max_seq_len=pool.max_seq_len, out=pool.out)
+    return partial(
+        ops.decode,
+        *arguments,
+        scale=pool.scale,
+        k_scale=pool.k_scale,
+        v_scale=pool.v_scale,
+        max_seq_len=pool.max_seq_len,
+        out=pool.out,
+    )
 
 
 def _prefill(ops: Ops, pool: Pool) -> Call:
     arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.query_start, pool.seq_lens
-    return partial(ops.prefill, *arguments, max_query_len=pool.max_query_len, scale=pool.scale, out=pool.out)
+    return partial(
+        ops.prefill,
+        *arguments,
+        max_query_len=pool.max_query_len,
+        scale=pool.scale,
+        k_scale=pool.k_scale,
+        v_scale=pool.v_scale,
+        out=pool.out,
+    )
 
 
 def _write(ops: Ops, pool: Pool) -> Call:
     key, value = (torch.randn_like(pool.query[:, : pool.storage.shape[2]]) for _ in range(2))
-    return partial(ops.kv_write, key, value, pool.k_cache, pool.v_cache, pool.last_slots())
+    caches = pool.k_cache, pool.v_cache, pool.last_slots(), pool.k_scale, pool.v_scale
+    return partial(ops.kv_write, key, value, *caches)
 
 
 def _read(pool: Pool, device: str) -> Call:

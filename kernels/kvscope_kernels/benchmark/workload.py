@@ -20,11 +20,17 @@ class Workload:
     head_dim: int = 128
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype | None = None
+    """Of the cache; None is `dtype`."""
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values that decode must read."""
-        return sum(self.seq_lens) * self.num_kv_heads * self.head_dim * 2 * self.dtype.itemsize
+        """Keys and values, with their scales, that decode must read."""
+        if self.kv_dtype is None:
+            vector_bytes = self.head_dim * self.dtype.itemsize
+        else:
+            vector_bytes = self.head_dim * self.kv_dtype.itemsize + torch.float32.itemsize
+        return sum(self.seq_lens) * self.num_kv_heads * 2 * vector_bytes
 
     @property
     def num_queries(self) -> int:
@@ -47,6 +53,8 @@ class Pool:
 
     storage: Tensor
     """(num_blocks, 2, num_kv_heads, block_size, head_dim)"""
+    scales: Tensor | None
+    """(num_blocks, 2, num_kv_heads, block_size), beside a quantized cache"""
     query: Tensor
     block_tables: Tensor
     seq_lens: Tensor
@@ -67,8 +75,18 @@ class Pool:
         return self.storage[:, 1].transpose(1, 2)
 
     @property
+    def k_scale(self) -> Tensor | None:
+        """(num_blocks, block_size, num_kv_heads)"""
+        return None if self.scales is None else self.scales[:, 0].transpose(1, 2)
+
+    @property
+    def v_scale(self) -> Tensor | None:
+        """(num_blocks, block_size, num_kv_heads)"""
+        return None if self.scales is None else self.scales[:, 1].transpose(1, 2)
+
+    @property
     def words(self) -> Tensor:
-        """The same bytes as one run of int32."""
+        """The cache's bytes, without scales, as one run of int32."""
         return self.storage.view(-1).view(torch.int32)
 
     def last_slots(self) -> Tensor:
@@ -88,7 +106,7 @@ def make_pool(work: Workload, device: str, *, is_permuted: bool = True, storage:
     num_blocks = sum(cuts)
     if storage is None:
         shape = (num_blocks, 2, work.num_kv_heads, work.block_size, work.head_dim)
-        storage = torch.randn(shape, device=device, dtype=work.dtype)
+        storage = _random_storage(shape, device, work)
     blocks = torch.randperm(num_blocks) if is_permuted else torch.arange(num_blocks)
     tables = torch.zeros(len(cuts), max(cuts), dtype=torch.int32)
     for row, run in zip(tables, torch.split(blocks, cuts), strict=True):
@@ -97,6 +115,7 @@ def make_pool(work: Workload, device: str, *, is_permuted: bool = True, storage:
     query = torch.randn(sum(query_lens), work.num_heads, work.head_dim, device=device, dtype=work.dtype)
     return Pool(
         storage=storage,
+        scales=None if work.kv_dtype is None else torch.rand(storage.shape[:-1], device=device) / 100,
         query=query,
         block_tables=tables.to(device),
         seq_lens=torch.tensor(work.seq_lens, dtype=torch.int32, device=device),
@@ -106,3 +125,9 @@ def make_pool(work: Workload, device: str, *, is_permuted: bool = True, storage:
         max_query_len=max(query_lens),
         scale=1.0 / math.sqrt(work.head_dim),
     )
+
+
+def _random_storage(shape: tuple[int, ...], device: str, work: Workload) -> Tensor:
+    if work.kv_dtype is None:
+        return torch.randn(shape, device=device, dtype=work.dtype)
+    return torch.randint(0, 0x7F, shape, device=device, dtype=torch.uint8).view(work.kv_dtype)  # all finite

@@ -222,11 +222,18 @@ def planned() -> type[PlannedRun]:
 class PlannedRun:
     """Requests over shuffled blocks of a pool poisoned with NaN, in steps that mix decodes and prefill chunks."""
 
-    def __init__(self, loaded: LoadedModel, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
-        self.storage = KVStorage.for_model(loaded, num_blocks, block_size)
-        for layer in range(len(self.storage.layers)):
-            for part in self.storage.kv(layer):
-                part.fill_(float("nan"))
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        seed: int = 0,
+        kv_cache_dtype: str = "auto",
+    ) -> None:
+        self.storage = KVStorage.for_model(loaded, num_blocks, block_size, kv_cache_dtype)
+        for part in self.storage.block_tensors:
+            part.fill_(float("nan") if part.is_floating_point() else 0x7F)
         self.runner = ModelRunner(loaded, self.storage, max_num_seqs=8, max_num_batched_tokens=64)
         self.rng = np.random.default_rng(seed)
         self.free = self.rng.permutation(num_blocks).tolist()

@@ -9,6 +9,8 @@ import torch
 
 from kvscope_engine.model.kv_storage import KVStorage, LayerShape, _packed_shape, block_bytes
 from kvscope_engine.model.loader import LoadedModel
+from kvscope_kernels.kv_formats import dequantize
+from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_telemetry.errors import KvscopeError
 
 CPU = torch.device("cpu")
@@ -34,6 +36,39 @@ def test_bytes_are_those_allocated() -> None:
     assert storage.num_bytes == sum(packed.nbytes for packed in storage._packed)
     storage.close()
     assert not storage._packed
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_quantized_blocks_have_scales_and_count_them(dtype: torch.dtype) -> None:
+    storage = KVStorage(5, 4, UNEQUAL, dtype, CPU)
+    assert storage.block_bytes == 2 * 4 * (2 * (8 + 4) + (24 + 4))
+    assert storage.num_bytes == sum(tensor.nbytes for tensor in storage.block_tensors)
+    keys = storage.layer(0)
+    assert keys.k_scale is not None
+    assert keys.v_scale is not None
+    assert (keys.k.dtype, keys.k_scale.dtype, keys.k_scale.shape) == (dtype, torch.float32, (5, 4, 2))
+    assert KVStorage(5, 4, UNEQUAL, torch.float32, CPU).layer(0).k_scale is None
+    storage.close()
+    assert not storage.block_tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_a_block_is_the_same_row_of_every_block_tensor(dtype: torch.dtype) -> None:
+    """What any tier may rely on: those rows moved, and nothing else, move the block."""
+    storage, other = (KVStorage(6, 2, UNEQUAL, dtype, CPU) for _ in range(2))
+    new = [torch.randn(2, shape.num_kv_heads, shape.head_dim) for shape in UNEQUAL]
+    for layer, rows in enumerate(new):
+        kv = storage.layer(layer)
+        kv_write_torch(rows, -rows, kv.k, kv.v, torch.tensor([6, 7]), kv.k_scale, kv.v_scale)
+    storage.copy_blocks(((3, 5),))
+    for mine, theirs in zip(storage.block_tensors, other.block_tensors, strict=True):
+        assert len(mine) == 6
+        assert mine[5].is_contiguous()
+        theirs[1] = mine[5]
+    for layer, rows in enumerate(new):
+        kv = other.layer(layer)
+        found = kv.v[1].float() if kv.v_scale is None else dequantize(kv.v[1], kv.v_scale[1], torch.float32)
+        torch.testing.assert_close(found, -rows, rtol=0.1, atol=0.1)
 
 
 def test_a_gpu_keeps_heads_before_slots() -> None:

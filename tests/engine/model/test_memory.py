@@ -44,6 +44,14 @@ def test_what_was_asked_for_is_what_is_taken(tiny_loaded: Load, free: Any) -> No
     assert num_blocks_for(config(num_gpu_blocks_override=3, kv_memory_bytes=1), loaded) == 3
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_a_quantized_cache_holds_more_blocks(kv_cache_dtype: str, tiny_loaded: Load, free: Any) -> None:
+    """16 numbers of a byte and a scale of 4 where there were 64 bytes."""
+    free(1000 * BLOCK_BYTES)
+    options = {"kv_memory_bytes": 5 * BLOCK_BYTES, "kv_cache_dtype": kv_cache_dtype}
+    assert num_blocks_for(config(**options), tiny_loaded("llama")) == 5 * 64 // 20
+
+
 def test_more_than_there_is_is_refused_with_the_numbers(tiny_loaded: Load, free: Any) -> None:
     loaded = tiny_loaded("llama")
     free(1000 * BLOCK_BYTES)

@@ -55,6 +55,26 @@ def test_tokens_equal_eager_alone_together_in_chunks_and_preempted(
         assert alone.run() == [tokens]
 
 
+@pytest.mark.parametrize(("model_type", "kv_cache_dtype"), [("gemma2", "int8"), ("gpt_oss", "fp8")])
+def test_quantized_tokens_do_not_depend_on_the_batch_or_the_chunks(
+    model_type: str, kv_cache_dtype: str, tiny_loaded: Load, planned: Any
+) -> None:
+    """A prompt's own tokens are read back from the cache, too, so that cutting it elsewhere changes nothing."""
+    prompts, loaded = _prompts(320), tiny_loaded(model_type)
+    alone = []
+    for prompt in prompts:
+        run = planned(loaded, kv_cache_dtype=kv_cache_dtype)
+        run.add(prompt, NUM_TOKENS)
+        alone += run.run()
+    pieces = planned(loaded, seed=1, kv_cache_dtype=kv_cache_dtype)
+    for index, prompt in enumerate(prompts):
+        pieces.add(prompt, NUM_TOKENS)
+        if index % 2:
+            pieces.step(max_chunk=4)
+    pieces.preempt(pieces.requests[2])
+    assert pieces.run(max_chunk=5) == alone
+
+
 def test_what_is_fused(tiny_loaded: Load, planned: Any) -> None:
     found = {name: planned(tiny_loaded(name)).runner.fused for name in MODELS}
     packed = found["llama"].packed

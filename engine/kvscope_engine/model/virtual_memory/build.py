@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.hook_check import check_hook
-from kvscope_engine.model.kv_storage import layer_block_bytes
+from kvscope_engine.model.kv_storage import storage_dtype, tensor_block_bytes
 from kvscope_engine.model.virtual_memory.memory import PagedMemory, page_bytes, reserve
 from kvscope_engine.policy.address_space import AddressSpace, address_space
 
@@ -31,7 +31,7 @@ def virtual_cache(config: EngineConfig, loaded: LoadedModel, num_blocks: int) ->
     if config.allocator != "virtual":
         return None
     layers = [call.shape for call in check_hook(loaded.module)]
-    block_bytes = layer_block_bytes(layers, config.block_size, loaded.dtype)
+    block_bytes = tensor_block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
     size = page_bytes(loaded.device)
     space = address_space(
         block_bytes=block_bytes,

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kvscope_engine.model.kv_storage import KVStorage, LayerShape, layer_block_bytes
+from kvscope_engine.model.kv_storage import KVStorage, LayerShape, tensor_block_bytes
 from kvscope_engine.model.virtual_memory import host_pages
 from kvscope_engine.model.virtual_memory.host_pages import HostPages
 from kvscope_engine.model.virtual_memory.memory import page_bytes, reserve
@@ -23,7 +23,7 @@ LAYERS = (LayerShape(2, 16), LayerShape(1, 16))
 
 def storage() -> tuple[KVStorage, HostPages, AddressSpace]:
     """Slots of 64 blocks, pages of 4 and 8."""
-    block_bytes = layer_block_bytes(LAYERS, 4, torch.float32)
+    block_bytes = tensor_block_bytes(LAYERS, 4, torch.float32)
     sizes = {"num_blocks": 64, "block_size": 4, "max_model_len": 256, "max_num_seqs": 3}
     space = address_space(block_bytes=block_bytes, page_bytes=PAGE, **sizes)
     memory = reserve(block_bytes, space, page_bytes(CPU), CPU)

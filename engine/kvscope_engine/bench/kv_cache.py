@@ -1,0 +1,157 @@
+"""`kvscope-engine bench kv-cache`: what a quantized cache costs in quality, and what it saves in bytes.
+
+For each --kv-cache-dtype: the perplexity of a text read through the cache, every token of it (the first 2,500 tokens
+or so of Edith Wharton's story "The Verdict", Scribner's Magazine, June 1908, in the public domain); and greedy
+answers to 20 prompts, 32 tokens each, against those of `auto`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvscope_engine.bench.table import table
+from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
+from kvscope_telemetry.commands import Submit
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loader import LoadedModel
+
+KV_FORMATS = ("auto", "int8", "fp8")
+TEXT = "the-verdict.txt"
+NUM_PROMPTS = 20
+ANSWER_TOKENS = 32
+Tell = Callable[[str], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    parser.add_argument("--model", metavar="M", default="default", help="which model (default: `default`)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where it runs")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of weights and activations")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="read only the first N tokens of the text, at least 2 (default: all)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; 0 when all ran."""
+    if args.tokens is not None and args.tokens < 2:
+        raise BadInput(f"--tokens {args.tokens} is not accepted: at least 2")
+    config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype, enable_prefix_caching=False)
+    tell = _tell(args)
+    report = _perplexities(config, args.tokens, tell)
+    answers = {name: _answers(config, name, tell) for name in KV_FORMATS}
+    for name, row in report["formats"].items():
+        row |= agreement(answers["auto"], answers[name])
+    print(json.dumps(report) if args.json else _text(report))
+    return 0
+
+
+def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> dict[str, float | int]:
+    """Answers that are equal to their ends, and the share of tokens before each answer's first difference."""
+    equal = [_num_equal(one, other) for one, other in zip(expected, found, strict=True)]
+    pairs = zip(equal, expected, found, strict=True)
+    return {
+        "num_equal_answers": sum(list(one) == list(other) for _, one, other in pairs),
+        "num_answers": len(equal),
+        "equal_tokens_share": sum(equal) / max(1, sum(map(len, expected))),
+    }
+
+
+def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens before the first difference."""
+    differences = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differences, min(len(one), len(other)))
+
+
+def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> dict[str, Any]:
+    from kvscope_engine.bench.perplexity import perplexity
+    from kvscope_engine.model.device import dtype_name
+    from kvscope_engine.model.loader import load_model
+
+    loaded = load_model(config, lambda progress: tell(f"{progress.stage}"))
+    ids = _text_ids(loaded, max_tokens)
+    formats: dict[str, dict[str, Any]] = {}
+    for name in KV_FORMATS:
+        found = perplexity(loaded, ids, name, _counter(tell, name, len(ids)))
+        formats[name] = {"perplexity": found, "bytes_per_token": _bytes_per_token(loaded, name)}
+    for row in formats.values():
+        row["perplexity_change"] = row["perplexity"] / formats["auto"]["perplexity"] - 1.0
+    return {
+        "model": loaded.info.name,
+        "dtype": dtype_name(loaded.dtype),
+        "device": loaded.device.type,
+        "num_text_tokens": len(ids),
+        "formats": formats,
+    }
+
+
+def _text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
+    if loaded.tokenizer is None:
+        raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read a text")
+    text = files("kvscope_resources").joinpath(TEXT).read_text("utf-8")
+    return loaded.tokenizer.encode(text)[: min(max_tokens or loaded.max_model_len, loaded.max_model_len)]
+
+
+def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
+    """Of all layers, keys and values, scales included."""
+    from kvscope_engine.model.hook_check import check_hook
+    from kvscope_engine.model.kv_storage import block_bytes, storage_dtype
+
+    return block_bytes([call.shape for call in check_hook(loaded.module)], 1, storage_dtype(name, loaded.dtype))
+
+
+def _answers(config: EngineConfig, kv_cache_dtype: str, tell: Tell) -> list[tuple[int, ...]]:
+    """Greedy answers of the engine itself, all prompts together."""
+    from kvscope_engine.engine import Engine
+
+    tell(f"{kv_cache_dtype}: answers {NUM_PROMPTS} prompts")
+    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS)
+    with Engine(dataclasses.replace(config, kv_cache_dtype=kv_cache_dtype)) as engine:
+        return [tuple(completion.token_ids) for completion in engine.generate(_prompts(), sampling)]
+
+
+def _prompts() -> list[str | Submit]:
+    """The first of the console's sample prompts."""
+    lines = files("kvscope_resources").joinpath("prompts.jsonl").read_text("utf-8").splitlines()
+    return [msgspec.json.decode(line)["prompt"] for line in lines[:NUM_PROMPTS]]
+
+
+def _counter(tell: Tell, name: str, num_tokens: int) -> Callable[[int], None]:
+    return lambda done: tell(f"{name}: {done} of {num_tokens} tokens read")
+
+
+def _tell(args: argparse.Namespace) -> Tell:
+    if args.json or not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _text(report: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            f"{row['bytes_per_token']:,}",
+            f"{row['perplexity']:.4f}",
+            f"{100 * row['perplexity_change']:+.3f} %",
+            f"{row['num_equal_answers']} of {row['num_answers']}",
+            f"{100 * row['equal_tokens_share']:.1f} %",
+        ]
+        for name, row in report["formats"].items()
+    ]
+    lines = ["\r\033[K" if sys.stderr.isatty() else ""]
+    where = f"model {report['model']}, {report['dtype']}, {report['device']}"
+    lines.append(f"{where}, {report['num_text_tokens']} tokens of text, {ANSWER_TOKENS} tokens an answer\n")
+    header = ["--kv-cache-dtype", "bytes a token", "perplexity", "change", "answers equal", "tokens before"]
+    lines.append(table(header, rows))
+    return "\n".join(lines)

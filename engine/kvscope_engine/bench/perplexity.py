@@ -1,0 +1,53 @@
+"""Perplexity of a text read through the paged cache: what a cache's format costs the model.
+
+Owns the walk over the text and the sum. Each chunk is written to blocks and attended there, as the engine does it, so
+what the model sees of the text before a token is what its blocks hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kvscope_engine.model.attention import PagedContext, PrefillBatch
+from kvscope_engine.model.forward import Forward
+from kvscope_engine.model.kv_storage import KVStorage
+from kvscope_engine.model.loader import LoadedModel
+from kvscope_kernels import ops_for
+
+CHUNK_TOKENS = 256
+BLOCK_SIZE = 16
+
+
+def perplexity(
+    loaded: LoadedModel, token_ids: Sequence[int], kv_cache_dtype: str, tell: Callable[[int], None] = lambda done: None
+) -> float:
+    """exp of the mean of -log p(token | all before it), over every token but the first; `tell` hears tokens done."""
+    storage = KVStorage.for_model(loaded, -(-len(token_ids) // BLOCK_SIZE), BLOCK_SIZE, kv_cache_dtype)
+    forward, ids = Forward(loaded.module), torch.tensor(token_ids, device=loaded.device)
+    total = 0.0
+    with torch.inference_mode():
+        for start in range(0, len(ids), CHUNK_TOKENS):
+            end = min(start + CHUNK_TOKENS, len(ids))
+            logits = _chunk_logits(forward, storage, ids, start, end)
+            targets = ids[start + 1 : end + 1]
+            total -= float(logits[: len(targets)].double().log_softmax(-1).gather(1, targets[:, None]).sum())
+            tell(end)
+    storage.close()
+    return math.exp(total / (len(ids) - 1))
+
+
+def _chunk_logits(forward: Forward, storage: KVStorage, ids: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """(end - start, vocabulary) of tokens start..end - 1; the blocks are in a row, so a position is a slot."""
+    positions = torch.arange(start, end, device=ids.device)
+    prefill = PrefillBatch(
+        block_tables=torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None],
+        seq_lens=torch.tensor([end], dtype=torch.int32, device=ids.device),
+        max_seq_len=end,
+        query_start=torch.tensor([0, end - start], dtype=torch.int32, device=ids.device),
+        max_query_len=end - start,
+    )
+    context = PagedContext(storage, ops_for(ids.device.type), positions, 0, None, prefill)
+    return forward.logits(ids[start:end], positions, context)
