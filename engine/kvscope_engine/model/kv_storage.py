@@ -65,6 +65,11 @@ class KVStorage:
         """Bytes of all blocks."""
         return self.num_blocks * self.block_bytes
 
+    @property
+    def block_tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that a block is made of, each contiguous with the blocks first."""
+        return tuple(self._packed)
+
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, each (num_blocks, block_size, heads, dim)."""
         return self._views[layer]
