@@ -59,10 +59,11 @@ class DiskWriter:
             entry = _Entry(place, self._free.pop())
         self._buffers[entry.buffer, : self._block_bytes] = payload
         with self._changed:
-            self._latest[place] = entry
-            self._queue.append(entry)
-            self._changed.notify_all()
-        return True
+            if not self.failure:
+                self._latest[place] = entry
+                self._queue.append(entry)
+                self._changed.notify_all()
+            return not self.failure
 
     def take(self, place: int, target: Bytes) -> bool:
         """Copy what waits in the queue for `place`; False when nothing does."""
