@@ -169,12 +169,15 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.reached = threading.Event(), threading.Event()
+        self.writes: list[tuple[int, int]] = []
+        """(first place, records) of each."""
         write = DiskRecords.write
 
-        def held(records: DiskRecords, *args: Any) -> None:
+        def held(records: DiskRecords, place: int, buffers: Any) -> None:
             self.reached.set()
             assert self.open.wait(60)
-            write(records, *args)
+            self.writes.append((place, len(buffers)))
+            write(records, place, buffers)
 
         monkeypatch.setattr(DiskRecords, "write", held)
 
@@ -199,6 +202,19 @@ def test_what_waits_is_bounded_and_is_read_from_the_queue(
     assert tier.drain()
     assert all(rise(tier, rows, [0, 1, 2, 3]))
     tier.close()
+
+
+def test_neighbours_go_in_one_write_and_what_was_replaced_in_none(
+    tier: DiskTier, rows: Bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    sink(tier, rows, [0])
+    assert gate.reached.wait(60)
+    sink(tier, rows, [7, 5, 6, 2, 5])
+    gate.open.set()
+    assert tier.drain()
+    assert gate.writes == [(0, 1), (2, 1), (5, 3)]
+    assert all(rise(tier, rows, [0, 2, 5, 6, 7]))
 
 
 def test_a_write_that_fails_later_loses_what_had_counted_as_stored(

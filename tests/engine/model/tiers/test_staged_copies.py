@@ -91,3 +91,18 @@ def test_closing_ends_everything(copies: CountingCopies, streams: Any) -> None:
     copies.close()
     assert copies.copied == [(0, 0, 1)]
     assert not any(streams.lanes.values())
+
+
+def test_a_load_waits_for_the_staging_buffer_that_it_goes_through(
+    copies: CountingCopies, streams: Any, storage: KVStorage, tools: Any
+) -> None:
+    """Three chunks, two buffers, and a link that is faster than the device."""
+    before = [tools.content(storage, block) for block in range(12)]
+    copies.save(range(12), range(12))
+    copies.flush()
+    finish(streams)
+    copies.load(range(12), range(11, -1, -1))
+    copies.flush()
+    streams.finish("copy")
+    streams.finish("compute")
+    assert [tools.content(storage, block) for block in range(12)] == before[::-1]
