@@ -17,4 +17,11 @@ PYTHONPATH="$PWD/kernels:$PWD/engine${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONPATH
 # Nor need pytest's plugins be: the options that only they know would be errors under --strict-config.
 "$PYTHON" -m pytest -o addopts= -o filterwarnings= -q --import-mode=importlib -m gpu tests/kernels
+# The tiers need the engine's own packages beside torch.
+if "$PYTHON" -c 'import msgspec, transformers' 2>/dev/null; then
+    "$PYTHON" -m pytest -o addopts= -o filterwarnings= -q --import-mode=importlib -m gpu tests/engine/model/tiers
+    "$PYTHON" -m kvscope_engine.cli.main bench memory --device cuda --mib 512
+else
+    echo "The tiers of the KV cache were not tested: msgspec or transformers is missing."
+fi
 "$PYTHON" -m kvscope_kernels.benchmark

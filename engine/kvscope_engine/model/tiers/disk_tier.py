@@ -68,7 +68,7 @@ class DiskTier:
         if self._kept is not None:
             for place, prefix in zip(places, prefixes, strict=True):
                 self._kept.sunk(place, prefix)
-        return [self._writer.put(place, row) for row, place in zip(rows, places, strict=True)]
+        return self._writer.put(places, rows)
 
     def rise(self, places: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
         """`places[i]` to `rows[i]`; which came back whole."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,22 +49,22 @@ class DiskWriter:
         self._thread = threading.Thread(target=self._run, name="kvscope-disk-tier", daemon=True)
         self._thread.start()
 
-    def put(self, place: int, payload: Bytes) -> bool:
-        """Take a block's bytes for `place`; waits only while the queue is full. False: lost, as is what was there."""
-        with self._changed:
-            self._checksums.pop(place, None)
-            if not self._changed.wait_for(lambda: self._free or self.failure, MAX_WAIT_S):
-                self._fail(f"the drive took nothing for {MAX_WAIT_S:.0f} s")
-            if self.failure:
-                return False
-            entry = _Entry(place, self._free.pop())
-        self._buffers[entry.buffer, : self._block_bytes] = payload
-        with self._changed:
-            if not self.failure:
-                self._latest[place] = entry
-                self._queue.append(entry)
-                self._changed.notify_all()
-            return not self.failure
+    def put(self, places: Sequence[int], payloads: Sequence[Bytes]) -> list[bool]:
+        """Take blocks' bytes for `places`; which were. Waits only while the queue is full.
+
+        What was at a place before is lost either way.
+        """
+        done = 0
+        while done < len(places):
+            buffers = self._take_buffers(places[done:])
+            if not buffers:
+                break
+            for buffer, payload in zip(buffers, payloads[done:], strict=False):
+                self._buffers[buffer, : self._block_bytes] = payload
+            if not self._enqueue(list(map(_Entry, places[done:], buffers))):
+                break
+            done += len(buffers)
+        return [True] * done + [False] * (len(places) - done)
 
     def take(self, place: int, target: Bytes) -> bool:
         """Copy what waits in the queue for `place`; False when nothing does."""
@@ -105,6 +106,28 @@ class DiskWriter:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(MAX_WAIT_S)
+
+    def _take_buffers(self, places: Sequence[int]) -> list[int]:
+        """For as many of `places` as there is room, at least one; none when nothing is written any more."""
+        with self._changed:
+            for place in places:
+                self._checksums.pop(place, None)
+            if not self._changed.wait_for(lambda: self._free or self.failure, MAX_WAIT_S):
+                self._fail(f"the drive took nothing for {MAX_WAIT_S:.0f} s")
+            if self.failure:
+                return []
+            taken = self._free[: len(places)]
+            del self._free[: len(places)]
+            return taken
+
+    def _enqueue(self, entries: list[_Entry]) -> bool:
+        """All at once, so that neighbours are written together; False when nothing is written any more."""
+        with self._changed:
+            if not self.failure:
+                self._latest.update((entry.place, entry) for entry in entries)
+                self._queue += entries
+                self._changed.notify_all()
+            return not self.failure
 
     def _run(self) -> None:
         while batch := self._next_batch():

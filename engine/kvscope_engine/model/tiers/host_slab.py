@@ -59,7 +59,7 @@ class HostSlab:
     @property
     def real_bytes(self) -> int:
         """Address space behind it: the size asked for, up to a whole page."""
-        return -(-self.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return exact_bytes(self.num_bytes)
 
     def close(self) -> None:
         """Give the memory back; no copy may be under way."""
@@ -74,6 +74,11 @@ class HostSlab:
         if reason:
             self.note = f"{self.num_bytes / MIB:.0f} MiB of host memory are not pinned ({reason}): copies are slower"
         return not reason
+
+
+def exact_bytes(num_bytes: int) -> int:
+    """What a slab of `num_bytes` takes: whole pages."""
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def torch_pinned_bytes(num_bytes: int) -> int:

@@ -76,6 +76,11 @@ class BlockMover:
         self._check_open()
         self._copies.flush()
 
+    def drain(self) -> bool:
+        """Wait until all that was sunk is on the drive; whether it is. For measurements: nothing needs it."""
+        self._check_open()
+        return self._disk is None or self._disk.drain()
+
     def swap_seconds(self, num_blocks: int) -> float:
         """Measured: the time that `num_blocks` blocks take to host memory and back."""
         self._copies.measure()
