@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.kv_storage import MIB, KVStorage
 from kvscope_engine.model.tiers.block_words import BlockWords, layout_text
@@ -21,7 +23,7 @@ from kvscope_engine.model.tiers.kept_index import Expected
 from kvscope_engine.model.tiers.mover import BlockMover
 from kvscope_engine.model.tiers.staged_copies import StagedCopies
 from kvscope_engine.model.tiers.streams import CudaStreams
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, KvscopeError
 
 STAGING_BYTES: Final = 32 * MIB
 """Of each of the two staging buffers on a GPU; beyond this the link is as fast as it gets."""
@@ -53,7 +55,14 @@ def make_tier_mover(config: EngineConfig, storage: KVStorage, fingerprint: str) 
 
 def _staged(words: BlockWords, slab: HostSlab) -> StagedCopies:
     staging_blocks = max(1, min(STAGING_BYTES // words.block_bytes, slab.rows.shape[0]))
-    return StagedCopies(words, slab.rows, CudaStreams(words.device), staging_blocks)
+    try:
+        return StagedCopies(words, slab.rows, CudaStreams(words.device), staging_blocks)
+    except torch.OutOfMemoryError as error:
+        size = 2 * staging_blocks * words.block_bytes / MIB
+        raise KvscopeError(
+            f"no memory for {size:.0f} MiB of staging on {words.device}, through which blocks go to host memory;"
+            " give a smaller --kv-memory or --gpu-memory-utilization"
+        ) from error
 
 
 def _practise(copies: Copies, words: BlockWords, num_places: int) -> None:

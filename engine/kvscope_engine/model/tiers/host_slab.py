@@ -8,6 +8,7 @@ know.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +33,10 @@ class CudaPinner:
 
     def pin(self, address: int, num_bytes: int) -> str:
         """Lock it."""
-        return _cuda_reason(_cudart().cudaHostRegister(address, num_bytes, 0))
+        reason = _cuda_reason(_cudart().cudaHostRegister(address, num_bytes, 0))
+        if reason:
+            _forget_cuda_error()
+        return reason
 
     def unpin(self, address: int) -> str:
         """Let go of what was locked from `address` on."""
@@ -90,9 +94,9 @@ def measured_torch_pinned_bytes(num_bytes: int) -> int | None:
     """The same as torch itself counts it, by pinning that much once; None without CUDA."""
     if not torch.cuda.is_available():
         return None
-    before = int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
+    before = int(torch.cuda.host_memory_stats()["active_bytes.current"])
     tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    taken = int(torch.cuda.host_memory_stats()["allocated_bytes.current"]) - before
+    taken = int(torch.cuda.host_memory_stats()["active_bytes.current"]) - before
     del tensor
     return taken
 
@@ -102,6 +106,12 @@ def _check_room(num_bytes: int, free: int) -> None:
         raise BadInput(
             f"--kv-host-memory asks for {num_bytes / MIB:.0f} MiB of host memory: {free / MIB:.0f} MiB are free"
         )
+
+
+def _forget_cuda_error() -> None:
+    """CUDA tells of an error again at the next kernel: let that be one that nobody needs."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
 
 
 def _cudart() -> Any:

@@ -140,14 +140,18 @@ class StagedCopies:
         self._timed.append(_Timed(self.loading, len(chunk.blocks), started, arrived))
 
     def _gather(self, blocks: list[int], rows: torch.Tensor) -> None:
-        ids = torch.tensor(blocks, device=self._device)
+        ids = self._ids(blocks)
         for part in self._parts:
             rows[: len(blocks), part.columns] = part.blocks.index_select(0, ids)
 
     def _scatter(self, blocks: list[int], rows: torch.Tensor) -> None:
-        ids = torch.tensor(blocks, device=self._device)
+        ids = self._ids(blocks)
         for part in self._parts:
             part.blocks.index_copy_(0, ids, rows[: len(blocks), part.columns])
+
+    def _ids(self, blocks: list[int]) -> torch.Tensor:
+        """On the device, from pinned memory: from other memory the host would wait for the compute lane."""
+        return torch.tensor(blocks, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
 
     def _to_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
         for row, place, count in chunk.runs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -73,4 +75,19 @@ def test_it_notices_that_its_name_was_taken(tmp_path: Path) -> None:
     assert not file.is_in_place()
     path.touch()
     assert not file.is_in_place()
+    os.close(file.fd)
+
+
+def test_a_file_system_without_direct_io_is_used_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    file = take(tmp_path / "kv")
+    monkeypatch.undo()
+    assert not file.is_direct
+    assert not fcntl.fcntl(file.fd, fcntl.F_GETFL) & os.O_DIRECT
+    assert os.pwrite(file.fd, b"odd", 5) == 3
     os.close(file.fd)
