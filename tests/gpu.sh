@@ -17,10 +17,13 @@ PYTHONPATH="$PWD/kernels:$PWD/engine${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONPATH
 # Nor need pytest's plugins be: the options that only they know would be errors under --strict-config.
 set -- tests/kernels
-if "$PYTHON" -c 'import kvscope_engine.parts, importlib.metadata as m; m.version("kvscope")' 2>/dev/null; then
-    set -- "$@" tests/engine/model/virtual_memory
+if "$PYTHON" -c 'import msgspec, transformers' 2>/dev/null; then
+    set -- "$@" tests/engine/model/tiers tests/engine/model/virtual_memory
 else
-    echo "kvscope is not installed here: only the kernels are tested."
+    echo "Only the kernels are tested: the engine needs msgspec and transformers beside torch."
 fi
 "$PYTHON" -m pytest -o addopts= -o filterwarnings= -q --import-mode=importlib -m gpu "$@"
+if [ $# -gt 1 ]; then
+    "$PYTHON" -m kvscope_engine.cli.main bench memory --device cuda --mib 512
+fi
 "$PYTHON" -m kvscope_kernels.benchmark

@@ -1,0 +1,105 @@
+"""Building the lower tiers from the configuration: how many places, which copies, which file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.kv_storage import MIB, KVStorage
+from kvscope_engine.model.tiers.block_words import BlockWords, layout_text
+from kvscope_engine.model.tiers.copies import Copies, PlainCopies
+from kvscope_engine.model.tiers.disk_open import open_disk_file
+from kvscope_engine.model.tiers.disk_records import record_bytes
+from kvscope_engine.model.tiers.disk_tier import DiskTier
+from kvscope_engine.model.tiers.host_slab import CudaPinner, HostSlab
+from kvscope_engine.model.tiers.kept_file import KeptFile
+from kvscope_engine.model.tiers.kept_index import Expected
+from kvscope_engine.model.tiers.mover import BlockMover
+from kvscope_engine.model.tiers.staged_copies import StagedCopies
+from kvscope_engine.model.tiers.streams import CudaStreams
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+STAGING_BYTES: Final = 32 * MIB
+"""Of each of the two staging buffers on a GPU; beyond this the link is as fast as it gets."""
+PRACTICE_BYTES: Final = 4 * MIB
+"""Copied there and back at the start, to know what a swap costs: a few milliseconds."""
+
+
+def make_tier_mover(config: EngineConfig, storage: KVStorage, fingerprint: str) -> BlockMover | None:
+    """What moves blocks of `storage`; None without a host tier. `fingerprint` tells models and dtypes apart.
+
+    Raises BadInput when a tier is larger than there is room, too small for a block, or its file cannot be had.
+    """
+    if not config.host_kv_memory_bytes:
+        return None
+    words = BlockWords(storage)
+    is_cuda = words.device.type == "cuda"
+    with ExitStack() as undo:
+        num_places = _places("--kv-host-memory", config.host_kv_memory_bytes, words.block_bytes)
+        slab = HostSlab(num_places, words.block_bytes, CudaPinner() if is_cuda else None)
+        undo.callback(slab.close)
+        copies = _staged(words, slab) if is_cuda else PlainCopies(words, slab.rows)
+        undo.callback(copies.close)
+        _practise(copies, words, num_places)
+        disk, kept = _disk(config, words.block_bytes, f"{fingerprint};{layout_text(storage)}")
+        undo.pop_all()
+    note = "; ".join(filter(None, (slab.note, kept.note if kept is not None else "")))
+    return BlockMover(copies, slab, disk, kept.salt if kept is not None else None, note)
+
+
+def _staged(words: BlockWords, slab: HostSlab) -> StagedCopies:
+    staging_blocks = max(1, min(STAGING_BYTES // words.block_bytes, slab.rows.shape[0]))
+    try:
+        return StagedCopies(words, slab.rows, CudaStreams(words.device), staging_blocks)
+    except torch.OutOfMemoryError as error:
+        size = 2 * staging_blocks * words.block_bytes / MIB
+        raise KvscopeError(
+            f"no memory for {size:.0f} MiB of staging on {words.device}, through which blocks go to host memory;"
+            " give a smaller --kv-memory or --gpu-memory-utilization"
+        ) from error
+
+
+def _practise(copies: Copies, words: BlockWords, num_places: int) -> None:
+    """Copy some blocks there and back unchanged, twice: what the first time costs more, it costs once."""
+    count = max(1, min(PRACTICE_BYTES // words.block_bytes, words.num_blocks, num_places))
+    ids = range(count)
+    for _ in range(2):
+        copies.saving.restart()
+        copies.loading.restart()
+        copies.save(ids, ids)
+        copies.load(ids, ids)
+        copies.flush()
+        copies.settle(ids)
+        copies.measure()
+    copies.saving.forget_totals()
+    copies.loading.forget_totals()
+
+
+def _disk(config: EngineConfig, block_bytes: int, identity: str) -> tuple[DiskTier | None, KeptFile | None]:
+    if not config.disk_kv_memory_bytes:
+        return None, None
+    size = record_bytes(block_bytes)
+    num_places = _places("--kv-disk", config.disk_kv_memory_bytes, size)
+    path = Path(config.disk_kv_path).resolve() if config.disk_kv_path is not None else None
+    file = open_disk_file(path, num_places * size, keep=config.keep_disk_kv)
+    try:
+        kept = None
+        if path is not None and config.keep_disk_kv:
+            fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+            kept = KeptFile(file, path, Expected(fingerprint, config.block_size, num_places))
+        return DiskTier(file, num_places, block_bytes, kept), kept
+    except BaseException:
+        os.close(file.fd)
+        raise
+
+
+def _places(option: str, num_bytes: int, place_bytes: int) -> int:
+    if num_bytes < place_bytes:
+        raise BadInput(f"{option} {num_bytes} is not accepted: one block takes {place_bytes} bytes there")
+    return num_bytes // place_bytes

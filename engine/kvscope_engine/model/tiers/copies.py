@@ -1,0 +1,81 @@
+"""Copying whole blocks between the pool and places in host memory; on a CPU by plain memory copies.
+
+Measured for 30 layers of 12 KiB a block: numpy's indexing moves 9 to 17 GB/s, a `memmove` a block and layer the
+same, torch's index_select and index_copy 5 to 6, since they copy twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from kvscope_engine.model.tiers.block_words import BlockWords
+from kvscope_engine.model.tiers.pace import Pace
+
+
+class Copies(Protocol):
+    """Takes effect in the order of the calls, for the device; the host must `settle` a place before it touches it."""
+
+    saving: Pace
+    loading: Pace
+
+    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        """Blocks of the pool to places."""
+
+    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Places to blocks of the pool."""
+
+    def settle(self, places: Sequence[int]) -> None:
+        """Nothing is under way from or to these places any more."""
+
+    def flush(self) -> None:
+        """All is handed to the device, in its order."""
+
+    def measure(self) -> None:
+        """Take in how long the copies took that are over; waits for none."""
+
+    def close(self) -> None:
+        """All is over; hold no memory."""
+
+
+class PlainCopies:
+    """Done when the call returns."""
+
+    def __init__(self, words: BlockWords, rows: torch.Tensor) -> None:
+        places = words.places(rows)
+        self._parts = [(part.blocks.numpy(), places[:, part.columns].numpy()) for part in words.parts]
+        self.saving = Pace()
+        self.loading = Pace()
+
+    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        """Blocks of the pool to places."""
+        started = time.perf_counter()
+        sources, targets = np.asarray(blocks, np.intp), np.asarray(places, np.intp)
+        for pool, host in self._parts:
+            host[targets] = pool[sources]
+        self.saving.add(len(blocks), time.perf_counter() - started)
+
+    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Places to blocks of the pool."""
+        started = time.perf_counter()
+        sources, targets = np.asarray(places, np.intp), np.asarray(blocks, np.intp)
+        for pool, host in self._parts:
+            pool[targets] = host[sources]
+        self.loading.add(len(blocks), time.perf_counter() - started)
+
+    def settle(self, places: Sequence[int]) -> None:
+        """Nothing ever is under way."""
+
+    def flush(self) -> None:
+        """Nothing is put off."""
+
+    def measure(self) -> None:
+        """Each copy was timed as it ran."""
+
+    def close(self) -> None:
+        """Hold no memory."""
+        self._parts.clear()

@@ -1,0 +1,134 @@
+"""The index beside a kept file of the disk tier: which prefixes its places hold, and what guards them.
+
+`FILE.index` is a line that names the format, the BLAKE2b digest of the rest, and the rest as MessagePack. It is
+replaced in one step. While an engine has the file, the index names no places: after a crash nothing is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvscope_engine.policy.prefix_index import SALT_BYTES, Prefix
+
+MAGIC: Final = b"kvscope kv index 1\n"
+DIGEST_BYTES: Final = 32
+MAX_START: Final = 1 << 31
+
+
+class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A place of the file that holds a prefix."""
+
+    place: int
+    checksum: int
+    digest: bytes
+    start: int
+    tokens: bytes
+
+    @property
+    def prefix(self) -> Prefix:
+        """What it can be found by."""
+        return Prefix(self.digest, self.start, self.tokens)
+
+
+class KeptIndex(msgspec.Struct, frozen=True):
+    """What a file holds."""
+
+    fingerprint: str
+    """Of model, dtype and layout: blocks of another are nonsense here."""
+    salt: bytes
+    """Of the prefixes' digests."""
+    num_bytes: int
+    """Size of the file."""
+    blocks: list[KeptBlock]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an index must be for, to be used."""
+
+    fingerprint: str
+    block_size: int
+    num_places: int
+
+    @property
+    def max_bytes(self) -> int:
+        """Larger than any index of such a file; a file may have had more places than it is to have now."""
+        return (1 << 26) + 4 * self.num_places * (4 * self.block_size + 96)
+
+
+def read_index(path: Path, expected: Expected, found_bytes: int) -> tuple[KeptIndex | None, str]:
+    """The index at `path` of a file of `found_bytes`, or why it is not used, in a line. Neither: there is none."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(expected.max_bytes + 1)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"cannot be read ({error.strerror})"
+    if len(content) > expected.max_bytes:
+        return None, f"is larger than {expected.max_bytes} bytes"
+    index = _decoded(content)
+    if index is None:
+        return None, "is damaged"
+    return _judged(index, expected, found_bytes)
+
+
+def write_index(path: Path, index: KeptIndex) -> None:
+    """Replace the index at `path` in one step, and on the drive when this returns. Raises OSError."""
+    body = msgspec.msgpack.encode(index)
+    fd, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    try:
+        with open(fd, "wb") as file:
+            file.write(MAGIC + _digest(body) + body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _decoded(content: bytes) -> KeptIndex | None:
+    head = len(MAGIC) + DIGEST_BYTES
+    body = content[head:]
+    if content[:head] != MAGIC + _digest(body):
+        return None
+    try:
+        return msgspec.msgpack.decode(body, type=KeptIndex)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _judged(index: KeptIndex, expected: Expected, found_bytes: int) -> tuple[KeptIndex | None, str]:
+    if index.fingerprint != expected.fingerprint:
+        return None, "is of another model or layout"
+    if found_bytes != index.num_bytes:
+        return None, f"is for a file of {index.num_bytes} bytes, not {found_bytes}"
+    if len(index.salt) != SALT_BYTES or not all(_is_sound(block, expected.block_size) for block in index.blocks):
+        return None, "is damaged"
+    blocks = [block for block in index.blocks if block.place < expected.num_places]
+    if len({block.place for block in blocks}) < len(blocks) or len({block.digest for block in blocks}) < len(blocks):
+        return None, "is damaged"
+    return msgspec.structs.replace(index, blocks=blocks), ""
+
+
+def _is_sound(block: KeptBlock, block_size: int) -> bool:
+    return (
+        block.place >= 0
+        and 0 <= block.checksum < 1 << 32
+        and len(block.digest) == hashlib.sha256().digest_size
+        and len(block.tokens) == 4 * block_size
+        and 0 <= block.start < MAX_START
+        and block.start % block_size == 0
+    )
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()

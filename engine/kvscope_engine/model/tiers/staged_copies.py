@@ -1,0 +1,174 @@
+"""Copies between a device's pool and pinned host memory that overlap with the forward pass.
+
+A save gathers blocks into a staging buffer on the compute lane, in order with what writes them; one large copy to
+the host follows on the copy lane. A load is copied to staging on the copy lane and scattered on the compute lane.
+Two buffers take turns, each given to its next user behind a mark of its last. The host never waits, but for a place
+that it is about to touch itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from kvscope_engine.model.tiers.block_words import BlockWords
+from kvscope_engine.model.tiers.pace import Pace
+from kvscope_engine.model.tiers.pending_copies import PendingCopies
+from kvscope_engine.model.tiers.streams import Mark, Streams
+
+NUM_STAGINGS = 2
+
+
+@dataclass(slots=True)
+class _Staging:
+    rows: torch.Tensor
+    """Words (blocks of a chunk, words of a place) on the device."""
+    last_use: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A copy on the copy lane, between two marks."""
+
+    pace: Pace
+    num_blocks: int
+    started: Mark
+    ended: Mark
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Pairs that fit a staging buffer, in the order of their places."""
+
+    blocks: list[int]
+    places: list[int]
+    runs: list[tuple[int, int, int]] = field(init=False)
+    """(first row of the staging buffer, first place, places in a row): one copy each."""
+
+    def __post_init__(self) -> None:
+        breaks = [row for row, (a, b) in enumerate(pairwise(self.places), start=1) if b != a + 1]
+        self.runs = [(low, self.places[low], high - low) for low, high in pairwise([0, *breaks, len(self.places)])]
+
+
+class StagedCopies:
+    """Blocks of a device's pool to and from `rows` of host memory, at most `staging_blocks` in one copy."""
+
+    def __init__(self, words: BlockWords, rows: torch.Tensor, streams: Streams, staging_blocks: int) -> None:
+        self._parts = words.parts
+        self._device = words.device
+        self._host = words.places(rows)
+        self._streams = streams
+        shape = (staging_blocks, self._host.shape[1])
+        self._stagings = [_Staging(self._host.new_empty(shape, device=words.device)) for _ in range(NUM_STAGINGS)]
+        self._pending = PendingCopies()
+        self._under_way: set[int] = set()
+        self._timed: deque[_Timed] = deque()
+        self.saving = Pace()
+        self.loading = Pace()
+
+    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        """Blocks of the pool to places."""
+        if not self._pending.admits_saves(blocks, places):
+            self.flush()
+        self._pending.add_saves(blocks, places)
+
+    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        """Places to blocks of the pool."""
+        if not self._pending.admits_loads(blocks):
+            self.flush()
+        self._pending.add_loads(places, blocks)
+
+    def settle(self, places: Sequence[int]) -> None:
+        """Nothing is under way from or to these places any more."""
+        if self._pending.touches(places):
+            self.flush()
+        if not self._under_way.isdisjoint(places):
+            self._streams.finish("copy")
+            self._under_way.clear()
+
+    def flush(self) -> None:
+        """All is handed to the device, in its order."""
+        pending, self._pending = self._pending, PendingCopies()
+        self._under_way |= pending.places
+        for chunk in self._chunks(pending.saves):
+            self._save(chunk, self._next_staging())
+        for chunk in self._chunks(pending.loads):
+            self._load(chunk, self._next_staging())
+        self.measure()
+
+    def measure(self) -> None:
+        """Take in how long the copies took that are over; waits for none."""
+        while self._timed and self._timed[0].ended.is_past():
+            copy = self._timed.popleft()
+            copy.pace.add(copy.num_blocks, copy.ended.seconds_since(copy.started))
+
+    def close(self) -> None:
+        """All is over; hold no memory."""
+        self.flush()
+        self._streams.finish("copy")
+        self._streams.finish("compute")
+        self.measure()
+        self._stagings.clear()
+        self._parts = []
+        self._host = self._host.new_empty(0, 0)
+
+    def _save(self, chunk: _Chunk, staging: _Staging) -> None:
+        streams = self._streams
+        if staging.last_use is not None:
+            streams.wait("compute", staging.last_use)
+        streams.run("compute", lambda: self._gather(chunk.blocks, staging.rows))
+        streams.wait("copy", streams.mark("compute"))
+        started = streams.mark("copy")
+        streams.run("copy", lambda: self._to_host(chunk, staging.rows))
+        staging.last_use = streams.mark("copy")
+        self._timed.append(_Timed(self.saving, len(chunk.blocks), started, staging.last_use))
+
+    def _load(self, chunk: _Chunk, staging: _Staging) -> None:
+        streams = self._streams
+        if staging.last_use is not None:
+            streams.wait("copy", staging.last_use)
+        started = streams.mark("copy")
+        streams.run("copy", lambda: self._from_host(chunk, staging.rows))
+        arrived = streams.mark("copy")
+        streams.wait("compute", arrived)
+        streams.run("compute", lambda: self._scatter(chunk.blocks, staging.rows))
+        staging.last_use = streams.mark("compute")
+        self._timed.append(_Timed(self.loading, len(chunk.blocks), started, arrived))
+
+    def _gather(self, blocks: list[int], rows: torch.Tensor) -> None:
+        ids = self._ids(blocks)
+        for part in self._parts:
+            rows[: len(blocks), part.columns] = part.blocks.index_select(0, ids)
+
+    def _scatter(self, blocks: list[int], rows: torch.Tensor) -> None:
+        ids = self._ids(blocks)
+        for part in self._parts:
+            part.blocks.index_copy_(0, ids, rows[: len(blocks), part.columns])
+
+    def _ids(self, blocks: list[int]) -> torch.Tensor:
+        """On the device, from pinned memory: from other memory the host would wait for the compute lane."""
+        return torch.tensor(blocks, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
+
+    def _to_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
+        for row, place, count in chunk.runs:
+            self._host[place : place + count].copy_(rows[row : row + count], non_blocking=True)
+
+    def _from_host(self, chunk: _Chunk, rows: torch.Tensor) -> None:
+        for row, place, count in chunk.runs:
+            rows[row : row + count].copy_(self._host[place : place + count], non_blocking=True)
+
+    def _next_staging(self) -> _Staging:
+        self._stagings.reverse()
+        return self._stagings[0]
+
+    def _chunks(self, pairs: list[tuple[int, int]]) -> Iterator[_Chunk]:
+        """In the order of places, so that neighbours go in one copy."""
+        pairs.sort()
+        size = self._stagings[0].rows.shape[0]
+        for low in range(0, len(pairs), size):
+            places, blocks = zip(*pairs[low : low + size], strict=True)
+            yield _Chunk(list(blocks), list(places))
