@@ -97,11 +97,9 @@ class SyntheticTiers:
         return Moves(**{name: np.array(ids, "<u4").tobytes() for name, ids in moves.items()})
 
     def _take(self, step: int) -> int:
-        """A place for a block that is needed: a free one, or that of the oldest cached block."""
-        for part in self._tiers:
-            if part.free:
-                return part.free.pop()
-        return next(self._evict(part, step) for part in self._tiers if part.num_cached)
+        """A place for a block that is needed: as near the pool as there is one, free or with a cached block."""
+        part = next(part for part in self._tiers if part.free or part.num_cached)
+        return part.free.pop() if part.free else self._evict(part, step)
 
     def _evict(self, part: _Tier, step: int) -> int:
         place = self._oldest_cached(part)

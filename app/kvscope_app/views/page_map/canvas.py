@@ -33,7 +33,7 @@ from kvscope_app.views.page_map.scene import Scene, Span
 ZOOM_STEP: Final = 1.25
 FADE_MS: Final = 40
 _DRAG_FROM: Final = 4
-_HEADING_PAD: Final = 8
+_HEADING_PAD: Final = 5
 _ARROWS: Final = {
     Qt.Key.Key_Left: (-1, 0),
     Qt.Key.Key_Right: (1, 0),

@@ -172,10 +172,10 @@ def fit(num_blocks: int, width: int, height: int, sizes: tuple[int, ...] = (), h
 
 
 def heading_height(num_sections: int, height: int, wanted: int) -> int:
-    """Pixels of each heading: as wanted, or a bare separator where that would take a third of the window."""
+    """Pixels of each heading: as wanted, or a bare separator where they would take half of the window."""
     if num_sections < 2:
         return 0
-    return wanted if 3 * num_sections * wanted <= height else _BARE_SEPARATOR
+    return wanted if 2 * num_sections * wanted <= height else _BARE_SEPARATOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ _LIFT = 4.0
 
 
 class Heading(NamedTuple):
-    """The name of a section, and what is said of it where there is room."""
+    """The name of a section, and what is said of it as far as there is room, the most telling first."""
 
     title: str
-    detail: str
+    details: tuple[str, ...]
 
 
 def headings(mirror: Mirror, cache: CacheInfo, device: DeviceInfo) -> tuple[Heading, ...]:
@@ -33,17 +33,17 @@ def headings(mirror: Mirror, cache: CacheInfo, device: DeviceInfo) -> tuple[Head
     tiers = section_sizes(cache)
     if len(tiers) == 1:
         return ()
-    return tuple(Heading(tier_title(tier, device), _detail(mirror, cache, tier, size)) for tier, size in tiers.items())
+    return tuple(Heading(tier_title(tier, device), _details(mirror, cache, tier, size)) for tier, size in tiers.items())
 
 
-def _detail(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> str:
+def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[str, ...]:
     parts = [plural(size, "block") if tier is Tier.HBM else plural(size, "place")]
     if cache.block_bytes:
         parts.append(num_bytes(size * cache.block_bytes))
-    if tier is not Tier.HBM:  # the pool's numbers stand above the map
-        parts.append(f"{count(mirror.count(BlockState.ACTIVE, tier))} swapped out")
-        parts.append(f"{count(mirror.count(BlockState.CACHED, tier))} cached")
-    return "  ·  ".join(parts)
+    if tier is Tier.HBM:  # its other numbers stand above the map
+        return tuple(parts)
+    swapped, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
+    return (f"{count(swapped)} swapped out", f"{count(cached)} cached", *parts)
 
 
 def draw_headings(
@@ -75,12 +75,21 @@ def _draw(painter: QPainter, theme: Theme, heading: Heading, box: QRectF) -> Non
     painter.drawText(box, bottom, heading.title)
     x = box.left() + QFontMetricsF(painter.font()).horizontalAdvance(heading.title) + _GAP
     painter.setFont(sans(0.82))
-    width = QFontMetricsF(painter.font()).horizontalAdvance(heading.detail)
-    if x + width <= box.right():
+    text, width = _as_fits(heading.details, QFontMetricsF(painter.font()), box.right() - x)
+    if text:
         painter.setPen(theme.color("muted"))
-        painter.drawText(QRectF(x, box.top(), width + 1, box.height()), bottom, heading.detail)
+        painter.drawText(QRectF(x, box.top(), width + 1, box.height()), bottom, text)
         x += width + _GAP
     middle = round(box.bottom() - painter.fontMetrics().height() / 2) + 0.5
     painter.setPen(theme.color("border"))
     if x < box.right():
         painter.drawLine(QPointF(x, middle), QPointF(box.right(), middle))
+
+
+def _as_fits(details: tuple[str, ...], metrics: QFontMetricsF, room: float) -> tuple[str, float]:
+    """As many of the details as fit into `room` pixels, and their width."""
+    for number in range(len(details), 0, -1):
+        text = "  ·  ".join(details[:number])
+        if (width := metrics.horizontalAdvance(text)) <= room:
+            return text, width
+    return "", 0.0

@@ -18,12 +18,12 @@ _SWATCH: Final = 11
 _GAP: Final = 6
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
-_MAX_LINES: Final = 3
+_MAX_LINES: Final = 2
 _OWNERS_WORD: Final = "each request its own colour, dimmer when only cached"
 
 
 class Legend(QWidget):
-    """One line, up to three where tiers and flashes are to be explained; what does not fit is left out at the end."""
+    """One line, two where tiers and flashes are to be explained; what does not fit is left to the tooltip."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -31,6 +31,7 @@ class Legend(QWidget):
         self._mode = ColorMode.STATE
         self._shown = Shown()
         self._num_lines = 1
+        self._is_low = False
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._describe()
 
@@ -42,6 +43,11 @@ class Legend(QWidget):
         self._describe()
         self._take_lines()
         self.update()
+
+    def set_low(self, is_low: bool) -> None:
+        """Whether the map needs the height more: one line then."""
+        self._is_low = is_low
+        self._take_lines()
 
     def sizeHint(self) -> QSize:
         return QSize(200, self._num_lines * self._line_height + 2)
@@ -74,7 +80,7 @@ class Legend(QWidget):
     def _take_lines(self) -> None:
         """As many lines as it takes at this width."""
         last = max((line for *_, line in self._placed()), default=0)
-        num_lines = 1 if self._shown.is_plain else min(last + 1, _MAX_LINES)
+        num_lines = 1 if self._shown.is_plain or self._is_low else min(last + 1, _MAX_LINES)
         if num_lines != self._num_lines:
             self._num_lines = num_lines
             self.updateGeometry()
@@ -148,5 +154,12 @@ class Legend(QWidget):
         if self._mode in SCALES:
             words = [f"from {SCALES[self._mode][1]} to {SCALES[self._mode][2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
-        flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in told if s.flash is not None]
-        self.setToolTip("\n".join(["A cell lights up for a moment when its block is", *flashes]) if flashes else "")
+        self.setToolTip("" if self._shown.is_plain else _explained(told))
+
+
+def _explained(told: list[Swatch]) -> str:
+    """All of it, also what found no room."""
+    colors = ", ".join(s.word for s in told if s.flash is None)
+    flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in told if s.flash is not None]
+    lights = ["A cell lights up for a moment when its block was", *flashes] if flashes else []
+    return "\n".join([f"Colours: {colors}.", *lights])

@@ -49,13 +49,13 @@ class Shown:
 
 _FLASH_WORDS: Final = {
     FlashKind.EVICTED: "evicted",
-    FlashKind.COPIED: "copied on write",
-    FlashKind.SAVED: "saved to a lower tier",
-    FlashKind.LOADED: "loaded back",
+    FlashKind.COPIED: "copied",
+    FlashKind.SAVED: "saved",
+    FlashKind.LOADED: "loaded",
 }
 FLASH_MEANINGS: Final = {
-    FlashKind.EVICTED: "lost its cached prefix to make room",
-    FlashKind.COPIED: "copy of a shared block, made for the request that writes to it",
+    FlashKind.EVICTED: "given up as a cached prefix, to make room",
+    FlashKind.COPIED: "made as a copy of a shared one, for the request that writes to it",
     FlashKind.SAVED: "written in a lower tier: swapped out, or sunk from the tier above",
     FlashKind.LOADED: "read back from the tier below",
 }
@@ -86,16 +86,9 @@ def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
 
 def _lower(theme: Theme, shown: Shown) -> list[Swatch]:
     result = []
-    for tier, color, word in (
-        (Tier.HOST, theme.block_host, "host memory"),
-        (Tier.DISK, theme.block_disk, "disk"),
-    ):
+    for tier, color, word in ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk")):
         if tier in shown.tiers:
-            where = f"{'in' if tier is Tier.HOST else 'on'} {word}"
-            result += [
-                Swatch(color, f"swapped to {word}"),
-                Swatch(lower_cached(color, theme), f"cached {where}"),
-            ]
+            result += [Swatch(color, f"{word}: swapped"), Swatch(lower_cached(color, theme), f"{word}: cached")]
     return result
 
 

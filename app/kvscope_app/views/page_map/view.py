@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from PySide6.QtCore import QTimer, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.icons import icon
@@ -42,6 +43,8 @@ _MODE_TIPS: Final = (
     "How long ago it was used (5)",
 )
 _SLOW_MS: Final = 250
+_LOW: Final = 380
+"""Below this height the legend has one line."""
 
 
 class PageMapView(View):
@@ -127,6 +130,10 @@ class PageMapView(View):
         for button, name in zip(self._buttons, ("zoom-out", "zoom-in", "fit"), strict=True):
             button.setIcon(icon(name, theme.muted, size=16))
         self._show_legend()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._legend.set_low(self.height() < _LOW)
 
     # private
 
