@@ -14,24 +14,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvscope_telemetry.coalesce import join_request_rows
-from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages import (
     Batch,
-    CacheInfo,
     Counters,
-    DeviceInfo,
     Event,
     EventKind,
     Frame,
     Heartbeat,
-    Hello,
-    ModelInfo,
     RequestInfo,
     RequestRows,
     Snapshot,
     Timings,
 )
 from kvscope_telemetry.requests import RequestState
+from kvscope_telemetry.synthetic_hello import synthetic_hello
 from kvscope_telemetry.synthetic_pool import Ids, SyntheticPool
 from kvscope_telemetry.synthetic_slots import Slots, SyntheticRequest
 from kvscope_telemetry.synthetic_tiers import SyntheticTiers
@@ -43,7 +39,6 @@ SWAP_EVERY = 19
 """With lower tiers, where it costs little."""
 MAX_SWAPPED = 8
 """Of more requests that are swapped out the oldest comes back."""
-BLOCK_BYTES = 16 * 30 * 2 * 3 * 64 * 4
 
 
 @dataclass(slots=True)
@@ -83,8 +78,7 @@ class SyntheticEngine:
         num_disk_blocks: int = 0,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        _check_sizes(num_host_blocks, num_disk_blocks)
-        self.hello = _hello(epoch, num_blocks, block_size, clock(), num_host_blocks, num_disk_blocks)
+        self.hello = synthetic_hello(epoch, num_blocks, block_size, clock(), num_host_blocks, num_disk_blocks)
         self.seq = 0
         self.step = 0
         self.outputs: list[Output] = []
@@ -412,30 +406,3 @@ class SyntheticEngine:
 
 def _waiting_state(request: SyntheticRequest) -> RequestState:
     return RequestState.PREEMPTED if request.preemptions else RequestState.WAITING
-
-
-def _check_sizes(num_host_blocks: int, num_disk_blocks: int) -> None:
-    if num_host_blocks < 0 or num_disk_blocks < 0:
-        raise BadInput(f"{num_host_blocks} host and {num_disk_blocks} disk blocks: 0 or more of each are accepted")
-
-
-def _hello(
-    epoch: int, num_blocks: int, block_size: int, now_ns: int, num_host_blocks: int, num_disk_blocks: int
-) -> Hello:
-    return Hello(
-        epoch=epoch,
-        time_ns=now_ns,
-        wall_time_ns=time.time_ns(),
-        model=ModelInfo(name="synthetic", architecture="none", dtype="float32", num_layers=30),
-        cache=CacheInfo(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            block_bytes=BLOCK_BYTES,
-            dtype="float32",
-            prefix_caching=True,
-            num_host_blocks=num_host_blocks,
-            num_disk_blocks=num_disk_blocks,
-        ),
-        device=DeviceInfo(kind="cpu", name="synthetic"),
-        engine_version="synthetic",
-    )

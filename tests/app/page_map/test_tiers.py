@@ -11,7 +11,8 @@ from kvscope_app.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.grid import Grid, fit
+from kvscope_app.views.page_map.fitting import fit
+from kvscope_app.views.page_map.grid import Grid
 from kvscope_app.views.page_map.ink import Ink, lower_cached, pixel
 from kvscope_app.views.page_map.scene import Scene
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier

@@ -16,9 +16,10 @@ from kvscope_app.views.page_map.cell_raster import CellRaster
 from kvscope_app.views.page_map.cells import Cells, Ids
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.dense_raster import DenseRaster
+from kvscope_app.views.page_map.fitting import fit, gap_rows, heading_height
 from kvscope_app.views.page_map.flash_kinds import FIRST_MOVE_LEVEL, FlashKind
 from kvscope_app.views.page_map.flashes import Flashes, LitCells
-from kvscope_app.views.page_map.grid import MIN_CELL_PITCH, Camera, Grid, fit, gap_rows, heading_height
+from kvscope_app.views.page_map.grid import MIN_CELL_PITCH, Camera, Grid
 from kvscope_app.views.page_map.ink import Ink, Pixels
 from kvscope_telemetry.ledger import Ledger
 
