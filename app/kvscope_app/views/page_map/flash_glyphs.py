@@ -21,10 +21,10 @@ def glyph(kind: FlashKind, size: int) -> npt.NDArray[np.bool_]:
     """The sign's pixels, shape (size, size), `size` odd."""
     middle = size // 2
     y, x = np.mgrid[-middle : middle + 1, -middle : middle + 1]
-    thick = max(0, size // 7)
+    half = size // 10  # of a stroke's width
     shapes: dict[FlashKind, npt.NDArray[np.bool_]] = {
-        FlashKind.EVICTED: (np.abs(np.abs(x) - np.abs(y)) <= thick // 2),
-        FlashKind.COPIED: (np.abs(x) <= thick // 2) | (np.abs(y) <= thick // 2),
+        FlashKind.EVICTED: (np.abs(np.abs(x) - np.abs(y)) <= half),
+        FlashKind.COPIED: (np.abs(x) <= half) | (np.abs(y) <= half),
         FlashKind.SAVED: (np.abs(x) <= (middle - y) // 2) & (y > -middle),
         FlashKind.LOADED: (np.abs(x) <= (middle + y) // 2) & (y < middle),
     }

@@ -179,7 +179,6 @@ class PageMapView(View):
         if update.snapshot is not None:
             self._mirror = None
             self._pending.clear()
-            self._moves.forget()
         if update.block_ids.size and not self.session.paused:
             self._pending.append(update.block_ids)
             self._moves.add(update)
