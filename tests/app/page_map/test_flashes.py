@@ -174,6 +174,10 @@ def test_moves_of_an_engine_before_are_forgotten(engine, session, poll, view):
     poll(session)
     view.refresh()
     assert not view.scene.is_fading
+    engine.hold([11])
+    poll(session)
+    view.refresh()
+    np.testing.assert_array_equal(cell(view.scene, 10), cell(view.scene, 9))
     view._refresh_slowly()
     assert "copied" not in view._legend.accessibleName()
 
