@@ -52,6 +52,13 @@ class Theme:
     block_shared: str
     block_host: str
     block_disk: str
+    block_unmapped: str
+    """Address space without memory."""
+    flash_evicted: str
+    flash_copied: str
+    flash_saved: str
+    flash_loaded: str
+    """What a cell lights up with for a moment; in large cells a sign says the same."""
     selection: str
     """Outline of what is selected."""
 
@@ -84,7 +91,12 @@ DARK: Final = Theme(
     block_cached="#8f6a2e",
     block_shared="#eba6da",
     block_host="#2bb59a",
-    block_disk="#8c7560",
+    block_disk="#c7805a",
+    block_unmapped="#181c22",
+    flash_evicted="#ff5566",
+    flash_copied="#ffe14d",
+    flash_saved="#a77bff",
+    flash_loaded="#6fe3ff",
     selection="#ffffff",
 )
 
@@ -110,7 +122,12 @@ LIGHT: Final = Theme(
     block_cached="#e6b768",
     block_shared="#a8368f",
     block_host="#0f927b",
-    block_disk="#8a6f52",
+    block_disk="#a85a32",
+    block_unmapped="#f3f5f8",
+    flash_evicted="#d92f1f",
+    flash_copied="#b08a00",
+    flash_saved="#6d35d6",
+    flash_loaded="#0089b8",
     selection="#10141b",
 )
 

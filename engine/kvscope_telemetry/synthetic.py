@@ -23,7 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     epoch = options.epoch if options.epoch is not None else secrets.randbits(48)
     try:
-        engine = SyntheticEngine(num_blocks=options.blocks, num_running=options.running, seed=options.seed, epoch=epoch)
+        engine = SyntheticEngine(
+            num_blocks=options.blocks,
+            num_running=options.running,
+            seed=options.seed,
+            epoch=epoch,
+            num_host_blocks=options.host_blocks,
+            num_disk_blocks=options.disk_blocks,
+        )
         server = SyntheticServer(engine, options.endpoint, rate=options.rate)
     except KvscopeError as error:
         print(f"kvscope-synthetic: {error}", file=sys.stderr)
@@ -55,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="kvscope_telemetry.synthetic", description=__doc__)
     parser.add_argument("--endpoint", required=True, help="ipc:///DIR or tcp://127.0.0.1:PORT")
     parser.add_argument("--blocks", type=int, default=4096, help="blocks of the pool (default 4096)")
+    parser.add_argument("--host-blocks", type=int, default=0, help="places of a host tier (default 0: none)")
+    parser.add_argument("--disk-blocks", type=int, default=0, help="places of a disk tier (default 0: none)")
     parser.add_argument("--rate", type=float, default=100.0, help="frames a second (default 100)")
     parser.add_argument("--running", type=int, default=32, help="requests that decode (default 32)")
     parser.add_argument("--seconds", type=float, default=None, help="how long (default: until SIGTERM)")

@@ -16,28 +16,29 @@ import numpy as np
 from kvscope_telemetry.coalesce import join_request_rows
 from kvscope_telemetry.messages import (
     Batch,
-    CacheInfo,
     Counters,
-    DeviceInfo,
     Event,
     EventKind,
     Frame,
     Heartbeat,
-    Hello,
-    ModelInfo,
     RequestInfo,
     RequestRows,
     Snapshot,
     Timings,
 )
 from kvscope_telemetry.requests import RequestState
-from kvscope_telemetry.synthetic_pool import SyntheticPool
+from kvscope_telemetry.synthetic_hello import synthetic_hello
+from kvscope_telemetry.synthetic_pool import Ids, SyntheticPool
 from kvscope_telemetry.synthetic_slots import Slots, SyntheticRequest
+from kvscope_telemetry.synthetic_tiers import SyntheticTiers
 
 MAX_WATCHED = 64
 NUM_WAITING = 4
 PREEMPT_EVERY = 211
-BLOCK_BYTES = 16 * 30 * 2 * 3 * 64 * 4
+SWAP_EVERY = 19
+"""With lower tiers, where it costs little."""
+MAX_SWAPPED = 8
+"""Of more requests that are swapped out the oldest comes back."""
 
 
 @dataclass(slots=True)
@@ -73,9 +74,11 @@ class SyntheticEngine:
         epoch: int = 1,
         cached_share: float = 0.3,
         parked_share: float = 0.2,
+        num_host_blocks: int = 0,
+        num_disk_blocks: int = 0,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.hello = _hello(epoch, num_blocks, block_size, clock())
+        self.hello = synthetic_hello(epoch, num_blocks, block_size, clock(), num_host_blocks, num_disk_blocks)
         self.seq = 0
         self.step = 0
         self.outputs: list[Output] = []
@@ -83,10 +86,15 @@ class SyntheticEngine:
         self._rng = np.random.default_rng(seed)
         self._clock = clock
         self._num_running = num_running
-        self._pool = SyntheticPool(num_blocks, block_size, self._rng, cached_share)
+        num_lower = num_host_blocks + num_disk_blocks
+        self._pool = SyntheticPool(num_blocks, block_size, self._rng, cached_share, num_lower)
+        self._tiers = SyntheticTiers(self._pool, num_host_blocks, num_disk_blocks)
+        if self._tiers.exist:
+            self._pool.on_evict = self._tiers.sink
         self.ledger = self._pool.ledger
         self._slots = Slots(num_running + MAX_WATCHED)
         self._waiting: deque[SyntheticRequest] = deque()
+        self._swapped: deque[SyntheticRequest] = deque()
         self._parked: list[SyntheticRequest] = []
         self._next_number = 1
         self._totals = dict.fromkeys(
@@ -105,11 +113,12 @@ class SyntheticEngine:
 
     def abort(self, number: int) -> bool:
         """End a request wherever it is; whether there was one."""
-        for request in self._waiting:
-            if request.info.number == number:
-                self._waiting.remove(request)
-                self._end(request, "aborted")
-                return True
+        for queue in (self._waiting, self._swapped):
+            for request in queue:
+                if request.info.number == number:
+                    queue.remove(request)
+                    self._end(request, "aborted")
+                    return True
         for slot, request in enumerate(self._slots.requests):
             if request.info.number == number:
                 self._end(self._slots.remove(slot), "aborted")
@@ -123,8 +132,10 @@ class SyntheticEngine:
         self._fill_queue()
         self._decode()
         self._admit()
-        if self.step % PREEMPT_EVERY == 0:
+        if self.step % (SWAP_EVERY if self._tiers.exist else PREEMPT_EVERY) == 0:
             self._preempt()
+        while len(self._swapped) > MAX_SWAPPED:
+            self._waiting.appendleft(self._swapped.popleft())
         return self._frame(started_ns)
 
     def snapshot(self, tag: int = 0) -> Snapshot:
@@ -133,9 +144,9 @@ class SyntheticEngine:
         for request, computed, output in slots:
             request.computed, request.output = computed, output
         running = [request for request, *_ in slots] + self._parked
-        told = [r for r in self._waiting if r.info not in self._now.new]
+        told = [r for r in (*self._waiting, *self._swapped) if r.info not in self._now.new]
         rows = [r.row(RequestState.RUNNING, 0, r.table) for r in running]
-        rows += [r.row(_waiting_state(r)) for r in told]
+        rows += [r.row(_waiting_state(r), 0, r.table) for r in told]
         return Snapshot(
             hello=self.hello,
             seq=self.seq,
@@ -155,7 +166,7 @@ class SyntheticEngine:
             time_ns=self._clock(),
             seq=self.seq,
             step=self.step,
-            num_unfinished=len(self._slots) + len(self._parked) + len(self._waiting),
+            num_unfinished=len(self._slots) + len(self._parked) + len(self._waiting) + len(self._swapped),
         )
 
     def owner_of(self, block: int) -> int:
@@ -208,6 +219,8 @@ class SyntheticEngine:
 
     def _start(self, request: SyntheticRequest) -> bool:
         """Give a request its blocks and a slot: prefill in one step. False when the pool has too few."""
+        if request.table:
+            return self._swap_in(request)
         size, number = self._pool.block_size, request.info.number
         num_tokens = request.info.num_prompt_tokens + request.output
         num_needed = -(-num_tokens // size)
@@ -231,6 +244,20 @@ class SyntheticEngine:
         self._totals["cached_tokens"] += request.cached
         return True
 
+    def _swap_in(self, request: SyntheticRequest) -> bool:
+        """Give a swapped request its blocks back, with what they held. False when the pool has too few."""
+        places = np.array(request.table, np.int64)
+        taken = self._pool.take(len(places), request.info.number, self.step)
+        if taken is None:
+            return False
+        self._tiers.load(places, taken, request.info.number, self.step)
+        request.table = taken.tolist()
+        self._slots.add(request, int(self.ledger.filled[taken[-1]]))
+        self._now.rows.append(request.row(RequestState.RUNNING, 0, request.table))
+        self._say("resumed", request, num_blocks=len(taken))
+        self._totals["admitted"] += 1
+        return True
+
     def _shared_prefix(self, max_blocks: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Blocks to begin with that others wrote: cached ones, or the prefix of a running request."""
         count = int(self._rng.integers(0, max_blocks + 1)) if max_blocks else 0
@@ -238,8 +265,21 @@ class SyntheticEngine:
             other = self._slots.requests[int(self._rng.integers(len(self._slots)))]
             ids = np.array(other.table[: min(count, len(other.table) - 1)], np.int64)
             self._pool.share(ids, self.step)
+            self._tiers.copied(ids[-1:])
             return ids
+        if count and self._tiers.exist and self._rng.random() < 0.5:
+            return self._loaded_prefix(count)
         return self._pool.hit(count, self.step)
+
+    def _loaded_prefix(self, count: int) -> Ids:
+        """Blocks of the pool with up to `count` cached ones of the lower tiers, which leave those."""
+        places = self._tiers.newest_cached(count)
+        if not len(places) or self._pool.num_free < len(places):
+            return np.empty(0, np.int64)
+        blocks = self._pool.take(len(places), 0, self.step)
+        assert blocks is not None, "so many are free"
+        self._tiers.load(places, blocks, 0, self.step)
+        return blocks
 
     def _preempt(self) -> None:
         slots = [slot for slot, request in enumerate(self._slots.requests) if not request.watched]
@@ -247,10 +287,16 @@ class SyntheticEngine:
             return
         request = self._slots.remove(slots[int(self._rng.integers(len(slots)))])
         num_blocks = len(request.table)
+        places = self._tiers.swap_out(np.array(request.table, np.int64), request.info.number, self.step)
+        computed = request.computed
         self._give_back(request)
         request.preemptions += 1
-        self._waiting.appendleft(request)
-        self._now.rows.append(request.row(RequestState.PREEMPTED))
+        if places is None:
+            self._waiting.appendleft(request)
+        else:
+            request.table, request.computed = places, computed
+            self._swapped.append(request)
+        self._now.rows.append(request.row(RequestState.PREEMPTED, 0, request.table))
         self._totals["preemptions"] += 1
         other = self._slots.requests[0].info.number if len(self._slots) else 0
         self._say("preempted", request, num_blocks=num_blocks, other=other)
@@ -267,7 +313,10 @@ class SyntheticEngine:
 
     def _give_back(self, request: SyntheticRequest) -> None:
         if request.table:
-            self._pool.release(np.array(request.table, np.int64), self.step)
+            ids = np.array(request.table, np.int64)
+            lower = ids >= self._pool.num_blocks
+            self._pool.release(ids[~lower], self.step)
+            self._tiers.give_up(ids[lower], self.step)
         request.table, request.computed = [], 0
 
     def _frame(self, started_ns: int) -> Frame:
@@ -295,6 +344,7 @@ class SyntheticEngine:
             timings=Timings(run_ns=max(0, ended_ns - started_ns)),
             counters=self._counters(),
             events=tuple(now.events),
+            moves=self._tiers.take_moves(),
             first_token_ns=np.full(now.first_tokens, 1_000_000, "<u8").tobytes(),
             inter_token_ns=np.full(len(numbers) - len(prefilled), 200_000, "<u8").tobytes(),
         )
@@ -349,27 +399,10 @@ class SyntheticEngine:
             **self._totals,
             evicted_blocks=self._pool.num_evicted,
             num_running=len(self._slots) + len(self._parked),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._swapped),
+            **self._tiers.totals,
         )
 
 
 def _waiting_state(request: SyntheticRequest) -> RequestState:
     return RequestState.PREEMPTED if request.preemptions else RequestState.WAITING
-
-
-def _hello(epoch: int, num_blocks: int, block_size: int, now_ns: int) -> Hello:
-    return Hello(
-        epoch=epoch,
-        time_ns=now_ns,
-        wall_time_ns=time.time_ns(),
-        model=ModelInfo(name="synthetic", architecture="none", dtype="float32", num_layers=30),
-        cache=CacheInfo(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            block_bytes=BLOCK_BYTES,
-            dtype="float32",
-            prefix_caching=True,
-        ),
-        device=DeviceInfo(kind="cpu", name="synthetic"),
-        engine_version="synthetic",
-    )

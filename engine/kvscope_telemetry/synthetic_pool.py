@@ -7,6 +7,7 @@ No policy worth the name: blocks come from the free stack, then from the oldest 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,15 @@ _HEAT_LIMIT = (1 << 16) - 1
 
 
 class SyntheticPool:
-    """`num_blocks` blocks, a share of which is cached from the beginning."""
+    """`num_blocks` blocks, a share of which is cached from the beginning; `num_lower` rows after them are others'."""
 
-    def __init__(self, num_blocks: int, block_size: int, rng: np.random.Generator, cached_share: float) -> None:
-        self.ledger = Ledger(num_blocks)
+    def __init__(
+        self, num_blocks: int, block_size: int, rng: np.random.Generator, cached_share: float, num_lower: int = 0
+    ) -> None:
+        self.ledger = Ledger(num_blocks + num_lower)
+        self.num_blocks = num_blocks
+        self.on_evict: Callable[[int, int], None] | None = None
+        """Told (block, step) of a cached block before it is given up."""
         self.block_size = block_size
         self.num_evicted = 0
         self._rng = rng
@@ -35,14 +41,14 @@ class SyntheticPool:
     def take(self, count: int, owner: int, step: int) -> Ids | None:
         """`count` empty blocks for `owner`, None when there are not so many."""
         while self.num_free < count:
-            if not self._evict():
+            if not self._evict(step):
                 return None
         self.num_free -= count
         ids = self._free[self.num_free : self.num_free + count][::-1].copy()
         ledger = self.ledger
         ledger.state[ids], ledger.ref_count[ids], ledger.owner[ids] = BlockState.ACTIVE, 1, owner
         ledger.filled[ids], ledger.heat[ids], ledger.hash[ids] = 0, 0, 0
-        self._touch(ids, step)
+        self.touch(ids, step)
         return ids
 
     def hit(self, count: int, step: int) -> Ids:
@@ -52,13 +58,13 @@ class SyntheticPool:
         ledger = self.ledger
         ledger.state[ids], ledger.ref_count[ids] = BlockState.ACTIVE, 1
         ledger.heat[ids] = np.minimum(ledger.heat[ids].astype(np.int64) + 1, _HEAT_LIMIT)
-        self._touch(ids, step)
+        self.touch(ids, step)
         return ids
 
     def share(self, ids: Ids, step: int) -> None:
         """Hold blocks that are active already once more."""
         self.ledger.ref_count[ids] += 1
-        self._touch(ids, step)
+        self.touch(ids, step)
 
     def write(self, ids: Ids, filled: npt.NDArray[np.int64], step: int) -> None:
         """Set how many slots of `ids` hold a token; full blocks get a hash."""
@@ -66,7 +72,7 @@ class SyntheticPool:
         full = ids[filled == self.block_size]
         if len(full):
             self.ledger.hash[full] = self._hashes(len(full))
-        self._touch(ids, step)
+        self.touch(ids, step)
 
     def release(self, ids: Ids, step: int) -> None:
         """One holder less; what nobody holds is cached when it is full, free otherwise."""
@@ -78,7 +84,7 @@ class SyntheticPool:
         ledger.state[cached] = BlockState.CACHED
         self._cached.extend(cached.tolist())
         self._clear(freed)
-        self._touch(ids, step)
+        self.touch(ids, step)
 
     def take_changed(self) -> npt.NDArray[np.uint32]:
         """Blocks whose rows changed since the last call, ascending."""
@@ -87,10 +93,12 @@ class SyntheticPool:
             return np.empty(0, np.uint32)
         return np.unique(np.concatenate(touched)).astype(np.uint32)
 
-    def _evict(self) -> bool:
+    def _evict(self, step: int) -> bool:
         while self._cached:
             block = self._cached.popleft()
             if self._is_cached(block):
+                if self.on_evict is not None:
+                    self.on_evict(block, step)
                 self._clear(np.array([block]))
                 self._touched.append(np.array([block]))
                 self.num_evicted += 1
@@ -107,7 +115,8 @@ class SyntheticPool:
     def _is_cached(self, block: int) -> bool:
         return bool(self.ledger.state[block] == BlockState.CACHED)
 
-    def _touch(self, ids: Ids, step: int) -> None:
+    def touch(self, ids: Ids, step: int) -> None:
+        """Rows `ids` change in `step`."""
         self.ledger.last_used_step[ids] = step
         self._touched.append(ids)
 

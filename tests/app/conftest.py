@@ -17,7 +17,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
-from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger
+from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
 from kvscope_telemetry.messages import (
     CacheInfo,
     Counters,
@@ -66,11 +66,14 @@ class FakeSource:
 
 
 class FakeEngine:
-    """A ledger and requests that a test changes, and `source` tells of."""
+    """A ledger and requests that a test changes, and `source` tells of, with lower tiers or without."""
 
-    def __init__(self, num_blocks=64, block_size=16, epoch=7):
+    def __init__(self, num_blocks=64, block_size=16, epoch=7, num_host=0, num_disk=0, device="cpu"):
         self.source = FakeSource()
-        self.ledger = Ledger(num_blocks)
+        self.num_blocks, self.num_host, self.num_disk, self.device = num_blocks, num_host, num_disk, device
+        self.ledger = Ledger(num_blocks + num_host + num_disk)
+        self.ledger.tier[num_blocks:] = Tier.HOST
+        self.ledger.tier[num_blocks + num_host :] = Tier.DISK
         self.block_size = block_size
         self.step = 0
         self.requests = {}
@@ -85,8 +88,14 @@ class FakeEngine:
             time_ns=1,
             wall_time_ns=1,
             model=ModelInfo(name="fake-135M", dtype="float32"),
-            cache=CacheInfo(num_blocks=self.ledger.num_blocks, block_size=self.block_size, block_bytes=368_640),
-            device=DeviceInfo(kind="cpu", name="Test CPU"),
+            cache=CacheInfo(
+                num_blocks=self.num_blocks,
+                block_size=self.block_size,
+                block_bytes=368_640,
+                num_host_blocks=self.num_host,
+                num_disk_blocks=self.num_disk,
+            ),
+            device=DeviceInfo(kind=self.device, name="Test CPU"),
         )
         self.source.updates.append(Update(snapshot=self._snapshot()))
         self.live()
@@ -99,13 +108,13 @@ class FakeEngine:
         """The source is in another state."""
         self.source.status = SourceStatus(state, reason)
 
-    def hold(self, ids, owner=1, filled=16, state=BlockState.ACTIVE, ref_count=1, step=None):
-        """Blocks `ids` are written like this; a frame tells."""
+    def hold(self, ids, owner=1, filled=16, state=BlockState.ACTIVE, ref_count=1, step=None, **more):
+        """Blocks `ids` are written like this; a frame tells, with what `more` the update has."""
         ids = np.asarray(ids, np.uint32)
         for name, value in (("state", state), ("owner", owner), ("filled", filled), ("ref_count", ref_count)):
             getattr(self.ledger, name)[ids] = value
         self.ledger.last_used_step[ids] = self.step + 1 if step is None else step
-        self.frame(ids)
+        self.frame(ids, **more)
 
     def request(self, number, blocks=(), state=1, num_prompt_tokens=20, num_output_tokens=4, max_tokens=64):
         """A request appears, or changes."""
@@ -131,7 +140,7 @@ class FakeEngine:
         )
         self.frame((), new_requests=(self.requests[number],) if is_new else (), requests=(rows,))
 
-    def frame(self, ids=(), **more):
+    def frame(self, ids=(), counters=None, **more):
         """One frame with the rows `ids` of the ledger."""
         self.step += 1
         self.seq += 1
@@ -141,7 +150,7 @@ class FakeEngine:
             series[name][0] = value
         columns = {name: getattr(self.ledger, name)[ids].copy() for name in COLUMNS}
         self.source.updates.append(
-            Update(block_ids=ids, block_columns=columns, series=series, counters=Counters(), **more)
+            Update(block_ids=ids, block_columns=columns, series=series, counters=counters or Counters(), **more)
         )
         self.live()
 

@@ -32,7 +32,7 @@ def run_bench(arguments: Sequence[str]) -> int:
         os.environ["XDG_CONFIG_HOME"] = folder  # nobody's layout is read or written
         endpoint = f"ipc://{folder}/engine/telemetry"
         os.mkdir(f"{folder}/engine", mode=0o700)
-        with _synthetic_engine(endpoint, args.blocks, args.rate):
+        with _synthetic_engine(endpoint, args):
             startup = measure_startup(endpoint, folder, args.startup_runs) if args.startup_runs else None
             result = _measure_smoothness(endpoint, args)
     result = {"blocks": args.blocks, "rate": args.rate, **result, **_startup_result(startup)}
@@ -43,6 +43,8 @@ def run_bench(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="kvscope bench", description=__doc__, allow_abbrev=False)
     parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks of the pool (default: 1000000)")
+    parser.add_argument("--host-blocks", type=int, default=0, help="places of a host tier (default: 0, none)")
+    parser.add_argument("--disk-blocks", type=int, default=0, help="places of a disk tier (default: 0, none)")
     parser.add_argument("--rate", type=float, default=5000.0, help="telemetry frames a second (default: 5000)")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure (default: 10)")
     parser.add_argument("--startup-runs", type=int, default=3, help="starts of the desktop to time (default: 3)")
@@ -53,9 +55,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextmanager
-def _synthetic_engine(endpoint: str, blocks: int, rate: float) -> Iterator[None]:
+def _synthetic_engine(endpoint: str, args: argparse.Namespace) -> Iterator[None]:
     command = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", endpoint, "--until-eof"]
-    command += ["--blocks", str(blocks), "--rate", str(rate)]
+    command += ["--blocks", str(args.blocks), "--rate", str(args.rate)]
+    command += ["--host-blocks", str(args.host_blocks), "--disk-blocks", str(args.disk_blocks)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None, "a pipe"
         assert process.stdin is not None, "a pipe"

@@ -14,6 +14,9 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 from kvscope_app.fonts import sans
 from kvscope_app.theme import DARK, Theme, mix
 from kvscope_app.views.format import count
+from kvscope_app.views.places import Place, place_of
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages import CacheInfo
 
 MAX_NAMED = 96
 """More blocks than this are drawn small and without their ids."""
@@ -35,18 +38,22 @@ class BlockStrip(QWidget):
         self._filled = np.empty(0, np.int64)
         self._ref_counts = np.empty(0, np.int64)
         self._block_size = 1
+        self._cache: CacheInfo | None = None
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
         self.setAccessibleName("Block table")
 
-    def show_blocks(self, ids: IntArray, filled: IntArray, ref_counts: IntArray, block_size: int) -> None:
-        """Blocks in table order, shape (n,) each."""
+    def show_blocks(
+        self, ids: IntArray, filled: IntArray, ref_counts: IntArray, block_size: int, cache: CacheInfo | None = None
+    ) -> None:
+        """Blocks in table order, shape (n,) each; `cache` tells which of them are places of a lower tier."""
         is_other_size = ids.size != self._ids.size
         if not is_other_size and np.array_equal(ids, self._ids) and np.array_equal(filled, self._filled):
             return
         self._ids, self._filled, self._ref_counts = ids, filled, ref_counts
         self._block_size = max(block_size, 1)
+        self._cache = cache
         self.setAccessibleDescription(f"{count(ids.size)} blocks")
         if is_other_size:
             self.updateGeometry()
@@ -62,7 +69,7 @@ class BlockStrip(QWidget):
         shared = int(self._ref_counts[index])
         first = index * self._block_size
         lines = [
-            f"Block {self._ids[index]}",
+            self._place(index).name,
             f"index {index} of the table, positions {count(first)} to {count(first + self._block_size - 1)}",
             f"{self._filled[index]} of {self._block_size} slots filled",
         ]
@@ -110,14 +117,20 @@ class BlockStrip(QWidget):
 
     def _paint_cell(self, painter: QPainter, index: int, box: QRect, named: bool) -> None:
         theme = self._theme
-        ink = theme.block_shared if self._ref_counts[index] > 1 else theme.block_active
+        place = self._place(index)
+        shared = theme.block_shared if self._ref_counts[index] > 1 else theme.block_active
+        ink = {Tier.HOST: theme.block_host, Tier.DISK: theme.block_disk}.get(place.tier, shared)
         painter.fillRect(box, QColor(theme.block_free))
         height = round(box.height() * min(int(self._filled[index]) / self._block_size, 1.0))
         fill = mix(ink, theme.base, 0.45) if named else ink
         painter.fillRect(box.left(), box.bottom() + 1 - height, box.width(), height, QColor(fill))
         if named:
             painter.setPen(QColor(theme.text))
-            painter.drawText(box, Qt.AlignmentFlag.AlignCenter, str(self._ids[index]))
+            painter.drawText(box, Qt.AlignmentFlag.AlignCenter, place.short)
+
+    def _place(self, index: int) -> Place:
+        row = int(self._ids[index])
+        return Place(Tier.HBM, row) if self._cache is None else place_of(self._cache, row)
 
     def _box(self, index: int) -> QRect:
         cell = self._cell()

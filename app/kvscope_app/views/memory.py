@@ -27,6 +27,8 @@ from kvscope_app.views.base import View
 from kvscope_app.views.format import UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.views.memory_account import Account, KVDetail, Part, account, kv_detail
 from kvscope_app.views.memory_bar import Segment, StackedBar, Swatch
+from kvscope_app.views.memory_tier_table import TierTable
+from kvscope_app.views.memory_tiers import tier_uses
 from kvscope_app.views.widgets import empty_state, label, set_look
 
 EMPTY_TEXT = "No engine has reported yet.\nIts memory is shown once it has."
@@ -52,6 +54,7 @@ class MemoryView(View):
         self.bar.setAccessibleName("Memory of the device")
         self.table = PartTable()
         self.details = DetailTable()
+        self.tiers = TierTable()
         self._detailed_s = 0.0
         self._lay_out()
 
@@ -66,7 +69,8 @@ class MemoryView(View):
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
         self.bar.show_segments(self._segments(now))
         self.table.show_account(now)
-        if mirror.num_blocks < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
+        self.tiers.show_uses(tier_uses(mirror), mirror.counters)
+        if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
             self._detailed_s = time.monotonic()
             self.details.show_rows(detail_rows(kv_detail(mirror)))
 
@@ -74,6 +78,7 @@ class MemoryView(View):
         super().apply_theme(theme)
         self.bar.set_colors(theme.raised, theme.panel)
         self.table.apply_theme(theme)
+        self.tiers.apply_theme(theme)
         self.refresh()
 
     def _segments(self, now: Account) -> list[Segment]:
@@ -107,6 +112,7 @@ class MemoryView(View):
         below.setSpacing(6)
         below.addWidget(label("KV pool in detail", "heading"))
         below.addWidget(self.details)
+        below.addWidget(self.tiers)
         self._beside = QBoxLayout(QBoxLayout.Direction.TopToBottom)
         self._beside.setSpacing(14)
         for table in (self.table, pool):
@@ -133,6 +139,8 @@ class PartTable(QWidget):
 
     def show_account(self, now: Account) -> None:
         """Fill in the numbers; rows are made the first time."""
+        if [part.key for part in now.parts] != [part.key for part in self._parts]:
+            self._clear()  # another engine, with a tier more or less
         self._parts = now.parts
         for part in now.parts:
             if part.key not in self._rows:
@@ -144,6 +152,13 @@ class PartTable(QWidget):
             self._add_row("total", "Whole device", "All memory of the device")
         _show_value(self._rows["total"][1], num_bytes(now.total_bytes))
         self._color_swatches()
+
+    def _clear(self) -> None:
+        self._rows.clear()
+        while (item := self._grid.takeAt(0)) is not None:
+            if (widget := item.widget()) is not None:
+                widget.hide()
+                widget.deleteLater()
 
     def value(self, key: str) -> str:
         """The bytes shown for part `key`."""

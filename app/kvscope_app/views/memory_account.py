@@ -53,7 +53,8 @@ def account(mirror: Mirror, memory: MemoryBreakdown | None, sample: DeviceSample
     total = _total(mirror, sample)
     block_bytes = mirror.hello.cache.block_bytes if mirror.hello else 0
     kv = [count * block_bytes if block_bytes else None for count in _block_counts(mirror)]
-    owned = (weights, *kv, workspace or 0)
+    host = host_tier_bytes(mirror)
+    owned = (weights, *kv, workspace or 0, host)
     parts = (
         Part("weights", "Weights", weights, "weights", "The model's parameters"),
         Part("kv_active", "KV in use", kv[0], "block_active", "Blocks that a request holds"),
@@ -71,6 +72,7 @@ def account(mirror: Mirror, memory: MemoryBreakdown | None, sample: DeviceSample
             "kv_free",
             "Blocks that hold nothing: reserved by the pool, ready to use",
         ),
+        *([Part("kv_host", "KV host tier", host, "block_host", "All places of the host tier")] if host else []),
         Part("workspace", "Workspace", workspace, "workspace", "Activations, graphs and buffers"),
         Part(
             "other",
@@ -118,20 +120,28 @@ class KVDetail:
 
 
 def kv_detail(mirror: Mirror) -> KVDetail:
-    """Read from the ledger, O(blocks)."""
-    ledger, hello = mirror.ledger, mirror.hello
+    """Of the pool alone, read from the ledger, O(blocks)."""
+    ledger, hello, pool = mirror.ledger, mirror.hello, slice(mirror.num_blocks)
     block_size = hello.cache.block_size if hello else 0
-    active = ledger.state == BlockState.ACTIVE
+    active = ledger.state[pool] == BlockState.ACTIVE
+    ref_count = ledger.ref_count[pool]
     return KVDetail(
         block_size=block_size,
         block_bytes=hello.cache.block_bytes if hello else 0,
         num_active_blocks=mirror.num_active,
-        num_held_tokens=int((ledger.filled * active).sum(dtype=np.int64)),  # a mask costs ten times as much
+        num_held_tokens=int((ledger.filled[pool] * active).sum(dtype=np.int64)),  # a mask costs ten times as much
         num_reserved_slots=mirror.num_active * block_size,
         num_cached_tokens=mirror.num_cached * block_size,
         num_room_tokens=(mirror.num_free + mirror.num_cached) * block_size,
-        num_saved_blocks=int(ledger.ref_count.sum(dtype=np.int64)) - int(np.count_nonzero(ledger.ref_count)),
+        num_saved_blocks=int(ref_count.sum(dtype=np.int64)) - int(np.count_nonzero(ref_count)),
     )
+
+
+def host_tier_bytes(mirror: Mirror) -> int:
+    """What the host tier takes of the device's memory: nothing on a GPU, whose memory is another."""
+    if mirror.hello is None or mirror.hello.device.kind == "cuda":
+        return 0
+    return mirror.hello.cache.num_host_blocks * mirror.hello.cache.block_bytes
 
 
 def _block_counts(mirror: Mirror) -> tuple[int, int, int]:

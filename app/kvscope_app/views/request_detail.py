@@ -8,9 +8,10 @@ from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabW
 
 from kvscope_app.session import Session
 from kvscope_app.theme import Theme
-from kvscope_app.views.block_strip import BlockStrip
+from kvscope_app.views.block_strip import BlockStrip, IntArray
 from kvscope_app.views.event_table import EventFilter, EventModel, EventTable
 from kvscope_app.views.format import count, num_bytes, plural
+from kvscope_app.views.places import is_swapped_out, num_by_tier, places_text
 from kvscope_app.views.widgets import label
 from kvscope_telemetry.ledger import BlockState
 
@@ -68,20 +69,26 @@ class RequestDetail(QTabWidget):
         ids = mirror.requests.table(number).astype(np.int64)
         filled = mirror.ledger.filled[ids].astype(np.int64)
         cache = mirror.hello.cache
-        self.strip.show_blocks(ids, filled, mirror.ledger.ref_count[ids].astype(np.int64), cache.block_size)
-        self.summary.setText(self._summary(number, ids.size, int(filled.sum())))
+        self.strip.show_blocks(ids, filled, mirror.ledger.ref_count[ids].astype(np.int64), cache.block_size, cache)
+        self.summary.setText(self._summary(number, ids, int(filled.sum())))
 
-    def _summary(self, number: int, num_blocks: int, num_tokens: int) -> str:
+    def _summary(self, number: int, ids: IntArray, num_tokens: int) -> str:
         mirror = self._session.mirror
         assert mirror.hello is not None, "a request is shown only once there is an engine"
-        cache = mirror.hello.cache
+        cache, num_blocks = mirror.hello.cache, ids.size
         if not num_blocks:
             left = int(np.count_nonzero((mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)))
             cached = f" {plural(left, 'block')} it left {'is' if left == 1 else 'are'} still cached." if left else ""
             return f"Request #{count(number)} holds no blocks now.{cached}"
         size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
         slots = f"{count(num_tokens)} of {count(num_blocks * cache.block_size)} slots filled"
-        return f"Request #{count(number)}: {plural(num_blocks, 'block')}{size}, {slots}"
+        name = f"Request #{count(number)}"
+        lower = places_text(num_by_tier(cache, ids))
+        if not lower:
+            return f"{name}: {plural(num_blocks, 'block')}{size}, {slots}"
+        if is_swapped_out(mirror, number):
+            return f"{name} is swapped out: {lower}{size}, {slots}"
+        return f"{name}: {plural(num_blocks, 'block')} ({lower}){size}, {slots}"
 
     def _show_own_events(self) -> None:
         history, number = self._session.history, self._session.selected_request

@@ -10,6 +10,7 @@ import pytest
 from kvscope_app.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import ColorMode, keys
+from kvscope_app.views.page_map.flash_kinds import LEVELS
 from kvscope_app.views.page_map.ink import Ink, key_colors
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
@@ -30,7 +31,7 @@ def ledger():
 
 
 def test_state(ledger):
-    expected = [modes.FREE, modes.ACTIVE, modes.SHARED, modes.CACHED, modes.HOST, modes.DISK]
+    expected = [modes.FREE, modes.ACTIVE, modes.SHARED, modes.CACHED, modes.HOST, modes.DISK_CACHED]
     assert keys(ColorMode.STATE, ledger, ALL, 16, 100).tolist() == expected
 
 
@@ -76,7 +77,7 @@ def test_every_key_in_use_has_a_colour_of_its_own(mode, theme, ledger):
     colors = key_colors(mode, theme)
     for key in keys(mode, ledger, ALL, 16, 100).tolist():
         assert colors[key] != theme.base
-    assert Ink(mode, theme).solid.shape == (3, 3, 768)
+    assert Ink(mode, theme).solid.shape == (3, len(LEVELS), 768)
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT])

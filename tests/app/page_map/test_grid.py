@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from kvscope_app.views.page_map.grid import MAX_PITCH, MIN_CELL_PITCH, Camera, Grid, fit
+from kvscope_app.views.page_map.fitting import fit
+from kvscope_app.views.page_map.grid import MAX_PITCH, MIN_CELL_PITCH, Camera, Grid
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 7, 64, 500, 1456, 44_444, 300_000, 1_000_000])

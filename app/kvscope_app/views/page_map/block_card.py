@@ -11,7 +11,6 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from kvscope_app.fonts import mono
 from kvscope_app.theme import DARK, Theme
-from kvscope_app.views.format import count
 from kvscope_app.views.page_map.block_facts import BlockFacts
 from kvscope_telemetry.commands import BlockContent
 
@@ -48,9 +47,9 @@ class BlockCard(QFrame):
 
     def show_block(self, facts: BlockFacts, content: BlockContent | None, waiting: bool) -> None:
         """Fill in a block; `waiting`: its text was asked for."""
-        self._title.setText(f"Block {count(facts.block)}")
+        self._title.setText(facts.title)
         self._state.setText(facts.state)
-        color = getattr(self._theme, f"block_{facts.state}")
+        color = getattr(self._theme, facts.color)
         self._state.setStyleSheet(
             f"background: {color}; color: {_ink_on(color)}; border-radius: 7px; padding: 1px 8px; font-weight: 600;"
             f" border: 1px solid {self._theme.border};"
@@ -94,7 +93,7 @@ class BlockCard(QFrame):
 
     def _fill_rows(self, facts: BlockFacts) -> None:
         if not facts.rows:
-            self._rows.setText("Holds nothing; the next request that needs room may take it.")
+            self._rows.setText(facts.empty)
             return
         muted = self._theme.muted
         lines = (

@@ -9,12 +9,25 @@ import numpy as np
 
 from kvscope_app.views.format import count, plural
 from kvscope_app.views.page_map.block_texts import Stamp
+from kvscope_app.views.places import is_swapped_out, place_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 from kvscope_telemetry.mirror import Mirror
 
 MAX_HOLDERS_NAMED: Final = 4
 _TIERS: Final = {Tier.HBM: "device memory", Tier.HOST: "host memory", Tier.DISK: "disk"}
-_STATES: Final = {BlockState.FREE: "free", BlockState.ACTIVE: "active", BlockState.CACHED: "cached"}
+_STATES: Final = {
+    BlockState.FREE: "free",
+    BlockState.ACTIVE: "active",
+    BlockState.CACHED: "cached",
+    BlockState.UNMAPPED: "unmapped",
+}
+_COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
+"""Of lower tiers; those of the pool are named after the state."""
+_EMPTY: Final = {
+    "free": "Holds nothing; the next request that needs room may take it.",
+    "unmapped": "Address space with no memory behind it yet: it costs nothing until tokens come.",
+}
+_EMPTY_PLACE: Final = "An empty place: holds nothing until a block is swapped out or sinks to it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +35,12 @@ class BlockFacts:
     """One block as its card and a screen reader tell it."""
 
     block: int
+    title: str
+    """"Block 7", "Host place 12"."""
     state: str
-    """"free", "active", "cached" or "shared"."""
+    """"free", "active", "cached", "shared", "unmapped" or "swapped out"."""
+    color: str
+    """The theme's name of its colour."""
     rows: tuple[tuple[str, str], ...]
     """(label, value), the most telling first."""
     holders: tuple[int, ...]
@@ -32,36 +49,56 @@ class BlockFacts:
     stamp: Stamp | None
     """None when the block holds nothing that could be asked for."""
 
+    empty: str
+    """What there is to say of one that holds nothing, otherwise ""."""
+
     @property
     def sentence(self) -> str:
         """All of it in one line."""
-        return ", ".join([f"Block {self.block}: {self.state}", *(f"{k.lower()} {v}" for k, v in self.rows)])
+        return ", ".join([f"{self.title}: {self.state}", *(f"{k.lower()} {v}" for k, v in self.rows)])
 
 
 def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     """Facts about `block`, 0 <= block < ledger.num_blocks."""
+    assert mirror.hello is not None, "there are blocks only once there is an engine"
     ledger = mirror.ledger
+    place = place_of(mirror.hello.cache, block)
     state = _state(ledger, block)
     owner = int(ledger.owner[block])
+    holds = state not in _EMPTY
     holders = _holders(mirror, block) if ledger.ref_count[block] > 0 else ()
     return BlockFacts(
         block=block,
+        title=place.name,
         state=state,
-        rows=tuple(_rows(mirror, block, block_size, holders)) if state != "free" else (),
+        color=_color(ledger, block, state),
+        rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
         holders=holders,
-        owner=None if owner == NO_OWNER or state == "free" else owner,
-        stamp=_stamp(mirror, block) if state != "free" else None,
+        owner=None if owner == NO_OWNER or not holds else owner,
+        stamp=_stamp(mirror, block) if holds else None,
+        empty="" if holds else _EMPTY_PLACE if place.tier is not Tier.HBM else _EMPTY[state],
     )
 
 
 def _state(ledger: Ledger, block: int) -> str:
     state = BlockState(int(ledger.state[block]))
-    return "shared" if state is BlockState.ACTIVE and ledger.ref_count[block] > 1 else _STATES[state]
+    if state is not BlockState.ACTIVE:
+        return _STATES[state]
+    if ledger.tier[block] != Tier.HBM:
+        return "swapped out"
+    return "shared" if ledger.ref_count[block] > 1 else _STATES[state]
+
+
+def _color(ledger: Ledger, block: int, state: str) -> str:
+    if state in _EMPTY:
+        return f"block_{state}"
+    return _COLORS.get(Tier(int(ledger.tier[block])), f"block_{state}")
 
 
 def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
     ledger = mirror.ledger
-    rows = [("Owner", _owner(mirror, block, holders))]
+    held = _held(mirror, block, holders)
+    rows = [("Holds", held)] if held else [("Owner", _owner(mirror, block, holders))]
     if (refs := int(ledger.ref_count[block])) > 1:
         rows.append(("Held by", f"{refs} requests: {_named(holders, refs)}"))
     rows.append(("Filled", f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"))
@@ -73,6 +110,15 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if block_hash := int(ledger.hash[block]):
         rows.append(("Hash", f"{block_hash:016x}"[:12]))
     return rows
+
+
+def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
+    """What a place of a lower tier keeps for a request, "" when it keeps nothing for one."""
+    if mirror.ledger.tier[block] == Tier.HBM or not holders:
+        return ""
+    number = holders[0]
+    index = int(np.flatnonzero(mirror.requests.table(number) == block)[0])
+    return f"block {index} of request {number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 
 
 def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:

@@ -26,12 +26,14 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.fonts import sans
 from kvscope_app.theme import DARK, Theme
+from kvscope_app.views.page_map.headings import Heading, draw_headings
 from kvscope_app.views.page_map.labels import draw_block_numbers, draw_gutter, gutter_width
 from kvscope_app.views.page_map.scene import Scene, Span
 
 ZOOM_STEP: Final = 1.25
 FADE_MS: Final = 40
 _DRAG_FROM: Final = 4
+_HEADING_PAD: Final = 5
 _ARROWS: Final = {
     Qt.Key.Key_Left: (-1, 0),
     Qt.Key.Key_Right: (1, 0),
@@ -57,6 +59,7 @@ class Canvas(QWidget):
         self.scene = scene
         self.theme: Theme = DARK
         self.pointed_block = -1
+        self._headings: tuple[Heading, ...] = ()
         self._cursor = -1
         self._gutter = 0
         self._press: QPointF | None = None
@@ -97,13 +100,20 @@ class Canvas(QWidget):
         ratio = self.devicePixelRatioF()
         self._gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
         width, height = round((self.width() - self._gutter) * ratio), round(self.height() * ratio)
-        span = self.scene.resize(max(1, width), max(1, height))
+        heading = round((self.fontMetrics().height() + _HEADING_PAD) * ratio)
+        span = self.scene.resize(max(1, width), max(1, height), heading)
         pixels = self.scene.pixels
         # The image borrows the buffer; the scene keeps the buffer until the next refit_pixels replaces both.
         self._image = QImage(
             pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_RGB32
         )
         if span is not None:
+            self.update()
+
+    def show_headings(self, headings: tuple[Heading, ...]) -> None:
+        """What stands above each section, one each; none when there is one section."""
+        if headings != self._headings:
+            self._headings = headings
             self.update()
 
     def zoom(self, factor: float, at: QPointF | None = None) -> None:
@@ -120,7 +130,7 @@ class Canvas(QWidget):
     def cell_rect(self, block: int) -> QRect:
         """Where a block's cell is in the widget."""
         ratio = self.devicePixelRatioF()
-        x, y = self.scene.camera.corner_of(*divmod(block, self.scene.grid.columns))
+        x, y = self.scene.camera.corner_of(*self.scene.grid.place_of(block))
         size = max(1.0, self.scene.camera.pitch / ratio)
         return QRectF(x / ratio + self._gutter, y / ratio, size, size).toAlignedRect()
 
@@ -150,6 +160,7 @@ class Canvas(QWidget):
         painter.setFont(sans(0.82))
         painter.setClipRect(QRect(self._gutter, 0, self.width(), self.height()))
         draw_block_numbers(painter, self.scene, self._gutter, ratio)
+        draw_headings(painter, self.scene, self.theme, self._headings, QRectF(dirty), self._gutter, ratio)
         self._draw_pointer(painter)
         painter.end()
 
@@ -226,8 +237,7 @@ class Canvas(QWidget):
             self.update()
             return
         grid = self.scene.grid
-        start = self._cursor if self._cursor >= 0 else -dx - dy * grid.columns
-        block = min(max(0, start + dx + dy * grid.columns), grid.num_blocks - 1)
+        block = grid.step_from(self._cursor, dx, dy)
         self._cursor = block
         self.show_span(self.scene.reveal(block))
         self._point(block)

@@ -1,7 +1,8 @@
 """Pixels of a page map whose cells are large enough to be drawn one by one.
 
 A cell is a rounded square: its left part, as wide as its slots are filled, is solid, the rest hollow; a dot marks
-a block that several requests hold, an outline one of the selected request. All in numpy, a tile a cell.
+a block that several requests hold, an outline one of the selected request, a faint one a block without memory, and a
+sign what a flash is for. All in numpy, a tile a cell.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.views.page_map.cells import Cells, Ids
+from kvscope_app.views.page_map.flash_glyphs import glyph_places
+from kvscope_app.views.page_map.flash_kinds import LEVELS, MOVES
 from kvscope_app.views.page_map.grid import Camera
 from kvscope_app.views.page_map.ink import Emphasis, Ink, Pixels
 
@@ -21,6 +24,7 @@ _MARK_FROM: Final = 13
 _OUTLINE_FROM: Final = 7
 _MAX_TILE_PIXELS: Final = 1 << 21
 """Tiles are made in pieces of at most so many pixels, to bound memory."""
+_NOTHING: Final = np.empty(0, np.int64)
 
 
 class CellShape:
@@ -37,11 +41,16 @@ class CellShape:
         self.corners, self.smooth = self._corners()
         self.mark = self._mark()
         self.outline = self._outline()
+        self._glyphs = {kind: glyph_places(kind, pitch, self.low, self.width) for kind in MOVES}
 
     @property
     def width(self) -> int:
         """Pixels of the cell without its gap."""
         return self.high - self.low
+
+    def glyph(self, level: int) -> npt.NDArray[np.int64]:
+        """The sign of a flash level, nothing for those without one."""
+        return self._glyphs.get(LEVELS[level].kind, _NOTHING)
 
     def _corners(self) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
         """Pixels cut off, and those covered by two thirds and by one third."""
@@ -102,7 +111,7 @@ class CellRaster:
 
     def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
         """The cells of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
-        row, column = np.divmod(ids.astype(np.int64), self._cells.grid.columns)
+        row, column = np.divmod(self._cells.grid.cells_of(ids), self._cells.grid.columns)
         shown = (row >= self._rows.start) & (row < self._rows.stop)
         shown &= (column >= self._columns.start) & (column < self._columns.stop)
         if not shown.any():
@@ -115,10 +124,9 @@ class CellRaster:
     def _draw_rows(self, rows: range, ink: Ink) -> None:
         grid, pitch = self._cells.grid, self._shape.pitch
         row_ids = np.arange(rows.start, rows.stop)[:, None] * grid.columns
-        ids = (row_ids + np.arange(self._columns.start, self._columns.stop)).ravel()
-        exists = ids < grid.num_blocks
-        tiles = self._tiles(np.minimum(ids, grid.num_blocks - 1).astype(np.uint32), 0, ink)
-        tiles[~exists] = ink.background
+        ids = grid.blocks_of((row_ids + np.arange(self._columns.start, self._columns.stop)).ravel())
+        tiles = self._tiles(np.maximum(ids, 0).astype(np.uint32), 0, ink)
+        tiles[ids < 0] = ink.background
         shape = (len(rows), len(self._columns), pitch, pitch)
         band = tiles.reshape(shape).transpose(0, 2, 1, 3).reshape(shape[0] * pitch, shape[1] * pitch)
         self._blit(band, rows.start * pitch + self._y, self._columns.start * pitch + self._x)
@@ -148,7 +156,7 @@ class CellRaster:
 
     def _tiles(self, ids: Ids, level: int, ink: Ink) -> Pixels:
         """Pixels of each block, shape (n, pitch, pitch)."""
-        shape, ranks = self._shape, self._cells.ranks[ids]
+        shape, ranks = self._shape, self._cells.ranks_of(ids)
         rows = self._row_pattern(ids, ranks, 0, level, ink)
         tiles = np.repeat(rows[:, None, :], shape.pitch, axis=1)
         flat = tiles.reshape(len(ids), -1)
@@ -158,6 +166,7 @@ class CellRaster:
         flat[:, shape.gap] = ink.background
         flat[:, shape.corners] = ink.background
         self._decorate(flat, ids, ranks, ink)
+        flat[:, shape.glyph(level)] = ink.glyph
         return tiles
 
     def _row_pattern(self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, ink: Ink) -> Pixels:
@@ -176,6 +185,9 @@ class CellRaster:
         if self._shape.mark.size:
             shared = np.flatnonzero(self._cells.shared(ids) & (ranks >> 8 != Emphasis.DIMMED))
             flat[shared[:, None], self._shape.mark] = ink.mark
+        if self._shape.outline.size:
+            unmapped = np.flatnonzero(self._cells.unmapped(ids))
+            flat[unmapped[:, None], self._shape.outline] = ink.empty_outline
         selected = np.flatnonzero(ranks >> 8 == Emphasis.SELECTED)
         if selected.size and self._shape.outline.size:
             flat[selected[:, None], self._shape.outline] = ink.outline

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.views.page_map.color_modes import ColorMode, keys
+from kvscope_app.views.page_map.color_modes import HAS_CONTENT, ColorMode, keys
 from kvscope_app.views.page_map.grid import Grid
 from kvscope_app.views.page_map.ink import Emphasis
-from kvscope_telemetry.ledger import Ledger
+from kvscope_telemetry.ledger import BlockState, Ledger
 
 Ids = npt.NDArray[np.uint32]
 Ranks = npt.NDArray[np.uint16]
@@ -17,7 +17,7 @@ _NO_IDS = np.empty(0, np.uint32)
 
 
 class Cells:
-    """Ranks of `grid`'s cells, padded with 0 to full rows.
+    """Ranks of `grid`'s cells; those without a block, at the ends of sections and in headings, stay 0.
 
     `ledger` is read, never written. Call `refresh` for blocks that changed, `refresh_all` for everything.
     """
@@ -30,13 +30,17 @@ class Cells:
         self.step = 0
         self.selected: Ids = _NO_IDS
         self.has_selection = False
-        self._ranks: Ranks = np.zeros(grid.rows * grid.columns, np.uint16)
+        self._ranks: Ranks = np.zeros(grid.num_cells, np.uint16)
         self._emphasis = np.full(grid.num_blocks, Emphasis.NORMAL << 8, np.uint16)
 
     @property
     def ranks(self) -> Ranks:
         """Rank of each cell, shape (rows * columns,)."""
         return self._ranks
+
+    def ranks_of(self, ids: Ids) -> Ranks:
+        """Rank of each block, shape of `ids`."""
+        return self._ranks[self.grid.cells_of(ids)]
 
     @property
     def table(self) -> Ranks:
@@ -46,12 +50,14 @@ class Cells:
     def refresh(self, ids: Ids) -> None:
         """Take the rows `ids`, shape (n,), from the ledger."""
         fresh = keys(self.mode, self.ledger, ids, self.block_size, self.step)
-        self._ranks[ids] = self._emphasis[ids] | fresh
+        self._ranks[self.grid.cells_of(ids)] = self._emphasis[ids] | fresh
 
     def refresh_all(self) -> None:
         """Take every row from the ledger."""
         fresh = keys(self.mode, self.ledger, slice(None), self.block_size, self.step)
-        np.bitwise_or(self._emphasis, fresh, out=self._ranks[: self.grid.num_blocks])
+        for part in self.grid.sections:
+            blocks, cells = slice(part.start, part.end), slice(part.first_cell, part.first_cell + part.size)
+            np.bitwise_or(self._emphasis[blocks], fresh[blocks], out=self._ranks[cells])
 
     def select(self, ids: Ids | None) -> Ids:
         """Let `ids` stand out from all others, or nothing (None). Returns the ids whose look changed.
@@ -72,9 +78,14 @@ class Cells:
         return changed
 
     def fill_share(self, ids: Ids) -> npt.NDArray[np.float32]:
-        """Share of each block's slots that hold a token, 0 to 1; 1 for a free block, which has no hollow part."""
+        """Share of each block's slots that hold a token, 0 to 1; 1 for one without content, which is drawn whole."""
         filled = self.ledger.filled[ids].astype(np.float32) / np.float32(self.block_size)
-        return np.where(self.ledger.state[ids] == 0, np.float32(1), filled)
+        return np.where(HAS_CONTENT[self.ledger.state[ids]], filled, np.float32(1))
+
+    def unmapped(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which blocks are address space without memory."""
+        unmapped: npt.NDArray[np.bool_] = self.ledger.state[ids] == BlockState.UNMAPPED
+        return unmapped
 
     def shared(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which blocks more than one request holds."""

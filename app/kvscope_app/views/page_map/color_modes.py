@@ -1,7 +1,7 @@
 """What a block's colour says: a key of one byte for each block, in five ways. numpy alone.
 
 Keys are ordered by what must not be missed: where several blocks share a pixel, the highest key is shown.
-Key 0 is "no block here", key 1 a free block.
+Key 0 is "no block here", key 1 address space without memory, key 2 a free block.
 """
 
 from __future__ import annotations
@@ -18,26 +18,30 @@ Keys = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.uint32] | slice
 
 NONE: Final = 0
-FREE: Final = 1
-DISK: Final = 2
-HOST: Final = 3
-CACHED: Final = 4
-ACTIVE: Final = 5
-SHARED: Final = 6
+UNMAPPED: Final = 1
+FREE: Final = 2
+DISK_CACHED: Final = 3
+HOST_CACHED: Final = 4
+DISK: Final = 5
+"""On disk and needed: of a request that was swapped out. So is `HOST`."""
+HOST: Final = 6
+CACHED: Final = 7
+ACTIVE: Final = 8
+SHARED: Final = 9
 
-OWNER_CACHED: Final = 2
+OWNER_CACHED: Final = 3
 OWNER_ACTIVE: Final = 128
 NUM_OWNER_KEYS: Final = 96
 
-FILL_FULL: Final = 2
+FILL_FULL: Final = 3
 FILL_STEPS: Final = 100
 """Key `FILL_FULL + FILL_STEPS` is an empty block that is held: waste is what one looks for."""
 
-UNHELD: Final = 2
-ONE_HOLDER: Final = 3
+UNHELD: Final = 3
+ONE_HOLDER: Final = 4
 MAX_HOLDERS: Final = 16
 
-OLDEST: Final = 2
+OLDEST: Final = 3
 AGE_STEPS: Final = 120
 _MAX_AGE: Final = (1 << 16) - 1
 _HALVINGS: Final = 14.0
@@ -67,17 +71,29 @@ def keys(mode: ColorMode, ledger: Ledger, rows: Rows, block_size: int, step: int
     return _age(ledger, rows, step)
 
 
-_STATE_KEYS: Final = np.array([FREE, ACTIVE, CACHED], np.uint8)
-_TIER_KEYS: Final = np.array([0, HOST, DISK], np.uint8)
+HAS_CONTENT: Final = np.array([False, True, True, False])
+"""By `BlockState`."""
+_STATE_KEYS: Final = np.array([FREE, ACTIVE, CACHED, UNMAPPED], np.uint8)
+_LOWER_KEYS: Final = np.array(
+    [_STATE_KEYS, [FREE, HOST, HOST_CACHED, UNMAPPED], [FREE, DISK, DISK_CACHED, UNMAPPED]], np.uint8
+)
+"""By tier and state."""
 
 
 def _state(ledger: Ledger, rows: Rows) -> Keys:
     state, tier = ledger.state[rows], ledger.tier[rows]
     result = _STATE_KEYS[state]
     result[(ledger.ref_count[rows] > 1) & (state == BlockState.ACTIVE)] = SHARED
-    elsewhere = (tier != Tier.HBM) & (state != BlockState.FREE)
+    elsewhere = tier != Tier.HBM
     if elsewhere.any():
-        result[elsewhere] = _TIER_KEYS[tier[elsewhere]]
+        result[elsewhere] = _LOWER_KEYS[tier[elsewhere], state[elsewhere]]
+    return result
+
+
+def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
+    """Blocks that hold nothing look the same in every mode."""
+    result[state == BlockState.FREE] = FREE
+    result[state == BlockState.UNMAPPED] = UNMAPPED
     return result
 
 
@@ -85,23 +101,20 @@ def _owner(ledger: Ledger, rows: Rows) -> Keys:
     state = ledger.state[rows]
     result = (ledger.owner[rows] % NUM_OWNER_KEYS).astype(np.uint8)
     result += np.where(state == BlockState.ACTIVE, np.uint8(OWNER_ACTIVE), np.uint8(OWNER_CACHED))
-    result[state == BlockState.FREE] = FREE
-    return result
+    return _without_content(result, state)
 
 
 def _fill(ledger: Ledger, rows: Rows, block_size: int) -> Keys:
     filled = np.minimum(ledger.filled[rows], block_size)
     by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
     result = by_filled.astype(np.uint8)[filled]
-    result[ledger.state[rows] == BlockState.FREE] = FREE
-    return result
+    return _without_content(result, ledger.state[rows])
 
 
 def _sharing(ledger: Ledger, rows: Rows) -> Keys:
     holders = np.clip(ledger.ref_count[rows], 0, MAX_HOLDERS)
     result = (holders + UNHELD).astype(np.uint8)
-    result[ledger.state[rows] == BlockState.FREE] = FREE
-    return result
+    return _without_content(result, ledger.state[rows])
 
 
 _KEY_BY_AGE: Final = (
@@ -114,5 +127,4 @@ def _age(ledger: Ledger, rows: Rows, step: int) -> Keys:
     now = np.uint32(step & 0xFFFFFFFF)
     age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
     result: Keys = _KEY_BY_AGE[age]
-    result[ledger.state[rows] == BlockState.FREE] = FREE
-    return result
+    return _without_content(result, ledger.state[rows])

@@ -80,7 +80,7 @@ class DenseRaster:
 
     def _pixels_of(self, ids: Ids) -> tuple[Index, Index]:
         """Pixel indices (within each axis) that show any of `ids`; a pixel may occur twice."""
-        row, column = np.divmod(ids.astype(np.int64), self._cells.grid.columns)
+        row, column = np.divmod(self._cells.grid.cells_of(ids), self._cells.grid.columns)
         ys, xs = [], []
         for dy in range(self._y.max_count):
             for dx in range(self._x.max_count):

@@ -8,49 +8,72 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.views.page_map.cells import Ids
+from kvscope_app.views.page_map.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
 
-FADE_NS: Final = (0, 320_000_000, 140_000_000)
-"""`FADE_NS[level]`: the age at which a flash of `level` goes down by one."""
-TOP_LEVEL: Final = len(FADE_NS) - 1
 MAX_AT_ONCE: Final = 4096
 """A change of more blocks than this at once does not flash: everything moving shows nothing."""
+MAX_MOVES_AT_ONCE: Final = 1024
+"""Of more moves of a kind than this at once the newest flash: what a flash costs is bounded at any rate of frames."""
+
+LitCells = list[tuple[int, Ids]]
+"""(level, ids) of what is to be drawn."""
 
 
 class Flashes:
-    """Flash level of each block over time: `add` what changed, `fade` says what to draw anew."""
+    """Flash level of each block over time: `add` what changed or moved, `fade` says what to draw anew."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._changed_ns = np.zeros(num_blocks, np.int64)
-        self._batches: tuple[deque[tuple[int, Ids]], ...] = tuple(deque() for _ in FADE_NS)
+        self._lit_ns = np.zeros(num_blocks, np.int64)
+        self._level = np.zeros(num_blocks, np.uint8)
+        self._batches: tuple[deque[tuple[int, Ids]], ...] = tuple(deque() for _ in LEVELS)
 
     @property
     def active(self) -> bool:
         """Whether anything is still lit."""
         return any(self._batches)
 
-    def add(self, ids: Ids, now_ns: int) -> int:
-        """Blocks `ids` changed; returns the level to draw them at."""
-        self._changed_ns[ids] = now_ns
-        if not 0 < ids.size <= MAX_AT_ONCE:
-            return 0
-        self._batches[TOP_LEVEL].append((now_ns, ids))
-        return TOP_LEVEL
+    def change(self, ids: Ids, now_ns: int) -> LitCells:
+        """Blocks `ids` changed; what to draw: all of them. One that is lit for a move stays as it is."""
+        level = self._level[ids]
+        moving = level >= FIRST_MOVE_LEVEL
+        if not moving.any():
+            return [(self._light(ids, FlashKind.CHANGED, now_ns), ids)]
+        others = ids[~moving]
+        moved = [(int(lit), ids[level == lit]) for lit in np.unique(level[moving])]
+        return [(self._light(others, FlashKind.CHANGED, now_ns), others), *moved]
 
-    def fade(self, now_ns: int) -> list[tuple[int, Ids]]:
-        """(new level, ids) of flashes that went down since; blocks that changed again are left out."""
+    def move(self, kind: FlashKind, ids: Ids, now_ns: int) -> LitCells:
+        """Blocks `ids` (oldest first, an id perhaps several times) went through `kind`; what to draw."""
+        newest = np.unique(ids[-MAX_MOVES_AT_ONCE:])
+        return [(self._light(newest, kind, now_ns), newest)] if newest.size else []
+
+    def fade(self, now_ns: int) -> LitCells:
+        """(new level, ids) of flashes that went down since; blocks that were lit again are left out."""
         result = []
-        for level in range(1, len(FADE_NS)):
+        for level in reversed(range(1, len(LEVELS))):
             queue = self._batches[level]
-            while queue and now_ns - queue[0][0] >= FADE_NS[level]:
+            while queue and now_ns - queue[0][0] >= LEVELS[level].fade_ns:
                 lit_ns, ids = queue.popleft()
-                still = ids[self._changed_ns[ids] == lit_ns]
+                still = ids[(self._lit_ns[ids] == lit_ns) & (self._level[ids] == level)]
                 if still.size:
-                    result.append((level - 1, still))
-                    if level > 1:
-                        self._batches[level - 1].append((lit_ns, still))
+                    below = level_below(level)
+                    self._level[still] = below
+                    result.append((below, still))
+                    if below:
+                        self._batches[below].append((lit_ns, still))
         return result
 
     def clear(self) -> None:
         """Put all flashes out."""
+        self._level.fill(0)
         for queue in self._batches:
             queue.clear()
+
+    def _light(self, ids: Ids, kind: FlashKind, now_ns: int) -> int:
+        """Light `ids`; the level to draw them at."""
+        level = top_level(kind) if 0 < ids.size <= MAX_AT_ONCE else 0
+        self._lit_ns[ids] = now_ns
+        self._level[ids] = level
+        if level:
+            self._batches[level].append((now_ns, ids))
+        return level

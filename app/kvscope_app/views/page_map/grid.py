@@ -1,39 +1,128 @@
 """Where blocks lie: rows and columns of the page map, and the camera that looks at them. Pure geometry.
 
-All lengths are device pixels. Block `id` is at row `id // columns`, column `id % columns`.
+All lengths are device pixels. The map is one lattice of cells, numbered row by row. The ledger's rows fill it in
+order, a section a tier; each section begins with `gap_rows` empty rows for its heading, and in a row of its own.
+With one section there are no headings: block `id` is cell `id`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 MIN_CELL_PITCH: Final = 4
 """From this pitch on cells are drawn one by one, with a gap and at a whole number of pixels."""
-MAX_FIT_PITCH: Final = 48
 MAX_PITCH: Final = 112
-_ROUND_COLUMNS: Final = (16, 8, 4, 2, 1)
+
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One tier's part of the map: blocks `start` to `start + size - 1`, cells from `first_cell` on."""
+
+    start: int
+    size: int
+    first_row: int
+    """The row of its first block, below the heading."""
+    first_cell: int
+
+    @property
+    def end(self) -> int:
+        """The block after its last."""
+        return self.start + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`num_blocks` blocks in rows of `columns`."""
+    """`num_blocks` blocks in rows of `columns`; `sizes`: how many each section has, () for a single one."""
 
     num_blocks: int
     columns: int
+    sizes: tuple[int, ...] = ()
+    gap_rows: int = 0
+    sections: tuple[Section, ...] = field(init=False, compare=False)
+    _shifts: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
+    """(first block, how many cells further from there on), the later sections alone."""
+
+    def __post_init__(self) -> None:
+        sections: list[Section] = []
+        row = start = 0
+        for size in self.sizes or (self.num_blocks,):
+            row += self.gap_rows
+            sections.append(Section(start, size, row, row * self.columns))
+            row, start = row + -(-size // self.columns), start + size
+        assert start == self.num_blocks, "sections hold every block"
+        shifts = [s.first_cell - s.start for s in sections]
+        steps = zip(sections[1:], shifts, shifts[1:], strict=False)
+        object.__setattr__(self, "sections", tuple(sections))
+        object.__setattr__(self, "_shifts", tuple((s.start, after - before) for s, before, after in steps))
 
     @property
     def rows(self) -> int:
         """Rows, the last one perhaps not full."""
-        return -(-self.num_blocks // self.columns)
+        last = self.sections[-1]
+        return last.first_row - (-last.size // self.columns)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of all rows, with a block or without."""
+        return self.rows * self.columns
+
+    def cells_of(self, ids: npt.NDArray[np.uint32]) -> Index:
+        """The cell of each block, shape of `ids`."""
+        cells = ids.astype(np.int64)
+        if self._shifts or self.gap_rows:
+            cells += self.sections[0].first_cell
+            for start, further in self._shifts:
+                cells[ids >= start] += further
+        return cells
+
+    def blocks_of(self, cells: Index) -> Index:
+        """The block of each cell, -1 where there is none, shape of `cells`."""
+        blocks = np.full(cells.shape, -1, np.int64)
+        for section in self.sections:
+            number = cells - section.first_cell
+            inside = (number >= 0) & (number < section.size)
+            blocks[inside] = number[inside] + section.start
+        return blocks
+
+    def place_of(self, block: int) -> tuple[int, int]:
+        """(row, column) of a block."""
+        section = self.section_of(block)
+        return divmod(block - section.start + section.first_cell, self.columns)
+
+    def section_of(self, block: int) -> Section:
+        """The section that holds a block."""
+        return next(section for section in reversed(self.sections) if block >= section.start)
+
+    def step_from(self, block: int, dx: int, dy: int) -> int:
+        """The block `dx` further in order, or `dy` rows below and past headings; the first one from -1."""
+        if block < 0:
+            return 0
+        if not dy:
+            return min(max(0, block + dx), self.num_blocks - 1)
+        row, column = self.place_of(block)
+        row += dy
+        while 0 <= row < self.rows:
+            if (found := self.block_at(row, column)) is not None:
+                return found
+            row += 1 if dy > 0 else -1
+        return self.num_blocks - 1 if dy > 0 else 0
 
     def block_at(self, row: int, column: int) -> int | None:
-        """The block of a cell, None outside."""
+        """The block of a cell, None outside and in the rows of headings."""
         if not (0 <= column < self.columns and row >= 0):
             return None
-        block = row * self.columns + column
-        return block if block < self.num_blocks else None
+        cell = row * self.columns + column
+        for section in self.sections:
+            if 0 <= cell - section.first_cell < section.size:
+                return cell - section.first_cell + section.start
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,33 +154,6 @@ class Camera:
         x = _clamp_axis(self.x, grid.columns * self.pitch, width)
         y = _clamp_axis(self.y, grid.rows * self.pitch, height)
         return replace(self, x=float(round(x)), y=float(round(y)))
-
-
-def fit(num_blocks: int, width: int, height: int) -> tuple[Grid, Camera]:
-    """The grid and camera that show all blocks as large as they can be in `width` x `height` pixels."""
-    columns, pitch = _whole_pitch(num_blocks, width, height) or _dense_pitch(num_blocks, width, height)
-    grid = Grid(num_blocks, columns)
-    return grid, Camera(pitch, 0.0, 0.0).clamped(grid, width, height)
-
-
-def _whole_pitch(num_blocks: int, width: int, height: int) -> tuple[int, float] | None:
-    for pitch in range(MAX_FIT_PITCH, MIN_CELL_PITCH - 1, -1):
-        most, max_rows = width // pitch, height // pitch
-        if most * max_rows < num_blocks:
-            continue
-        for divisor in _ROUND_COLUMNS:  # rows that begin at round block ids, where that costs nothing
-            columns = most - most % divisor
-            if columns and columns * max_rows >= num_blocks:
-                return min(columns, num_blocks), float(pitch)
-    return None
-
-
-def _dense_pitch(num_blocks: int, width: int, height: int) -> tuple[int, float]:
-    near = math.sqrt(num_blocks * width / max(1, height))
-    low, high = max(1, int(near * 0.9)), int(near * 1.1) + 2
-    candidates = ((min(width / c, height / -(-num_blocks // c)), c) for c in range(low, high))
-    pitch, columns = max(candidates)
-    return min(columns, num_blocks), min(pitch, float(MIN_CELL_PITCH) - 0.01)
 
 
 def _snapped(pitch: float) -> float:

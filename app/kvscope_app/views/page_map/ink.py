@@ -15,12 +15,11 @@ import numpy.typing as npt
 from kvscope_app.theme import Theme, mix, owner_colors
 from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.flash_kinds import LEVELS, FlashLevel
 
 Pixels = npt.NDArray[np.uint32]
 
 NUM_KEYS: Final = 256
-FLASH_SHARES: Final = {True: (0.0, 0.22, 0.45), False: (0.0, 0.12, 0.26)}
-"""How far a cell that just changed goes towards the text colour, by flash level; dark and light."""
 COVERAGES: Final = (1.0, 0.66, 0.33)
 """Shares of a pixel that a rounded cell covers, for smooth corners."""
 _DIM: Final = 0.68
@@ -42,6 +41,10 @@ class Ink:
         self.background: int = pixel(theme.base)
         self.outline: int = pixel(theme.selection)
         self.mark: int = pixel(theme.selection)
+        self.empty_outline: int = pixel(theme.block_free)
+        """Around a block without memory."""
+        self.glyph: int = pixel(theme.base)
+        """The sign in a cell that flashes for a move."""
         colors = key_colors(mode, theme)
         hollow = [mix(color, theme.block_free, _HOLLOW) for color in colors]
         self.solid: Pixels = _table(colors, theme)
@@ -58,6 +61,7 @@ def pixel(color: str) -> int:
 def key_colors(mode: ColorMode, theme: Theme) -> list[str]:
     """The colour of each of the 256 keys; those not in use are the background's."""
     colors = [theme.base] * NUM_KEYS
+    colors[modes.UNMAPPED] = theme.block_unmapped
     colors[modes.FREE] = theme.block_free
     _FILLERS[mode](colors, theme)
     return colors
@@ -88,9 +92,16 @@ def age_stops(theme: Theme) -> tuple[str, ...]:
     return ("#cfd6ea", "#a9a3d8", "#a9559f", "#a32a55", "#5c0f1f")
 
 
+def lower_cached(color: str, theme: Theme) -> str:
+    """A cached block of a lower tier whose needed blocks have `color`."""
+    return mix(color, theme.block_free, 0.6)
+
+
 def _state(colors: list[str], theme: Theme) -> None:
     colors[modes.DISK] = theme.block_disk
     colors[modes.HOST] = theme.block_host
+    colors[modes.DISK_CACHED] = lower_cached(theme.block_disk, theme)
+    colors[modes.HOST_CACHED] = lower_cached(theme.block_host, theme)
     colors[modes.CACHED] = theme.block_cached
     colors[modes.ACTIVE] = theme.block_active
     colors[modes.SHARED] = theme.block_shared
@@ -130,12 +141,17 @@ _FILLERS: Final = {
 
 def _table(colors: list[str], theme: Theme) -> Pixels:
     normal = _channels(colors)
-    base, text = _channels([theme.base]), _channels([theme.text])
+    base = _channels([theme.base])
     by_emphasis = np.concatenate([normal + (base - normal) * _DIM, normal, normal])
-    flashes = np.stack([by_emphasis + (text - by_emphasis) * share for share in FLASH_SHARES[theme.is_dark]])
+    flashes = np.stack([_towards(by_emphasis, level, theme) for level in LEVELS])
     flashes[:, 0::NUM_KEYS] = base  # no block: never a flash
     covered = np.stack([base + (flashes - base) * share for share in COVERAGES])
     return _packed(covered)
+
+
+def _towards(colors: npt.NDArray[np.float64], level: FlashLevel, theme: Theme) -> npt.NDArray[np.float64]:
+    share = level.share_dark if theme.is_dark else level.share_light
+    return colors + (_channels([getattr(theme, level.color)]) - colors) * share
 
 
 def _channels(colors: list[str]) -> npt.NDArray[np.float64]:

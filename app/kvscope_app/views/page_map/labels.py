@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from PySide6.QtCore import QRect, QRectF, Qt
@@ -9,7 +10,7 @@ from PySide6.QtGui import QColor, QFontMetrics, QPainter
 
 from kvscope_app.theme import Theme
 from kvscope_app.views.format import count
-from kvscope_app.views.page_map.grid import Grid
+from kvscope_app.views.page_map.grid import Grid, Section
 from kvscope_app.views.page_map.scene import Scene
 
 _MIN_WIDTH_FOR_GUTTER: Final = 340
@@ -27,25 +28,34 @@ def gutter_width(grid: Grid, width: int, metrics: QFontMetrics) -> int:
 
 
 def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, ratio: float, dirty: QRect) -> None:
-    """The number of the first block of some rows, left of them."""
+    """The number, within its section, of the first block of some rows, left of them."""
     if scene.cells is None:
         return
     painter.setPen(theme.color("muted"))
     left = max(0.0, scene.camera.x / ratio)  # beside the grid where it does not fill the window
     pitch, height = scene.camera.pitch / ratio, painter.fontMetrics().height()
+    for section in scene.grid.sections:
+        for row, y in _labelled_rows(scene, section, ratio, height, dirty):
+            top = min(max(0.0, y + min(pitch, height) / 2 - height / 2), scene.height / ratio - height)
+            box = QRectF(left, top, gutter - _PAD, height)
+            number = row * scene.grid.columns
+            painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count(number))
+
+
+def _labelled_rows(
+    scene: Scene, section: Section, ratio: float, height: int, dirty: QRect
+) -> Iterator[tuple[int, float]]:
+    """(row within the section, its top in the widget) of those that get a number and need painting."""
+    pitch = scene.camera.pitch / ratio
     every = _nice_step(_LABEL_EVERY / pitch)
-    first = max(0, int(((dirty.y() - height) * ratio - scene.camera.y) / scene.camera.pitch))
-    for row in range(first - first % every, scene.grid.rows, every):
-        y = (scene.camera.y / ratio) + row * pitch
+    begin = scene.camera.y / ratio + section.first_row * pitch
+    first = max(0, int((dirty.y() - height - begin) / pitch))
+    for row in range(first - first % every, -(-section.size // scene.grid.columns), every):
+        y = begin + row * pitch
         if y > dirty.bottom() + height:
-            break
-        if y + pitch <= 0:
-            continue
-        top = min(max(0.0, y + min(pitch, height) / 2 - height / 2), scene.height / ratio - height)
-        box = QRectF(left, top, gutter - _PAD, height)
-        painter.drawText(
-            box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count(row * scene.grid.columns)
-        )
+            return
+        if y + pitch > 0:
+            yield row, y
 
 
 def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: float) -> None:
@@ -60,7 +70,8 @@ def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: floa
                 x, y = scene.camera.corner_of(row, column)
                 box = QRectF(x / ratio + gutter, y / ratio, pitch, pitch)
                 painter.setPen(_ink_on(scene, x + scene.camera.pitch / 2, y + scene.camera.pitch / 2))
-                painter.drawText(box, Qt.AlignmentFlag.AlignCenter, str(block))
+                number = block - scene.grid.section_of(block).start  # places of a tier count from 0
+                painter.drawText(box, Qt.AlignmentFlag.AlignCenter, str(number))
 
 
 def _ink_on(scene: Scene, x: float, y: float) -> QColor:

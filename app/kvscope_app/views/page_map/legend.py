@@ -1,129 +1,165 @@
-"""What the colours of the page map mean: swatches, or a colour scale with words at its ends."""
+"""What the colours of the page map mean: swatches, or a colour scale with words at its ends; then the flashes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Final
 
-from PySide6.QtCore import QRectF, QSize
-from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPaintEvent, QPen
+from PySide6.QtCore import QPointF, QRectF, QSize
+from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.theme import DARK, Theme, mix, owner_colors
+from kvscope_app.theme import DARK, Theme, owner_colors
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.ink import age_stops, fill_stops, sharing_stops
+from kvscope_app.views.page_map.flash_glyphs import glyph
+from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, SCALES, Shown, Swatch, swatches
 
 _SWATCH: Final = 11
 _GAP: Final = 6
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
-
-Swatches = list[tuple[str, str]]
-"""(colour, word)."""
-Scale = tuple[tuple[str, ...], str, str]
-"""Stops, the word at the low end, the word at the high end."""
-
-_SCALES: Final[dict[ColorMode, tuple[Callable[[Theme], tuple[str, ...]], str, str]]] = {
-    ColorMode.FILL: (fill_stops, "full", "empty slots"),
-    ColorMode.SHARING: (sharing_stops, "1 request", "16 or more"),
-    ColorMode.AGE: (age_stops, "long unused", "used now"),
-}
+_MAX_LINES: Final = 2
+_OWNERS_WORD: Final = "each request its own colour, dimmer when only cached"
 
 
 class Legend(QWidget):
-    """One line; what does not fit is left out at the end."""
+    """One line, two where tiers and flashes are to be explained; what does not fit is left to the tooltip."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = DARK
         self._mode = ColorMode.STATE
-        self._tiers = False
+        self._shown = Shown()
+        self._num_lines = 1
+        self._is_low = False
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._describe()
 
-    def show_mode(self, mode: ColorMode, theme: Theme, tiers: bool) -> None:
-        """Explain `mode`; `tiers`: some blocks are in host memory or on disk."""
-        self._mode, self._theme, self._tiers = mode, theme, tiers
+    def show_mode(self, mode: ColorMode, theme: Theme, shown: Shown) -> None:
+        """Explain `mode` and what else there is."""
+        if (mode, theme, shown) == (self._mode, self._theme, self._shown):
+            return
+        self._mode, self._theme, self._shown = mode, theme, shown
         self._describe()
+        self._take_lines()
         self.update()
 
+    def set_low(self, is_low: bool) -> None:
+        """Whether the map needs the height more: one line then."""
+        self._is_low = is_low
+        self._take_lines()
+
     def sizeHint(self) -> QSize:
-        return QSize(200, self.fontMetrics().height() + 6)
+        return QSize(200, self._num_lines * self._line_height + 2)
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(60, self.fontMetrics().height() + 6)
+        return QSize(60, self.sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._take_lines()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        x = 0.0
-        if self._mode in _SCALES:
-            x = self._draw_scale(painter, x)
-        for color, word in swatches(self._mode, self._theme, self._tiers):
-            x = self._draw_swatch(painter, x, color, word)
-        if self._mode is ColorMode.OWNER:
+        if self._mode in SCALES:
+            self._draw_scale(painter)
+        x = self._begin()
+        for swatch, x, line in self._placed():
+            if line < self._num_lines:
+                self._draw_swatch(painter, QPointF(x, line * self._line_height), swatch)
+                x += self._width(swatch) + _BETWEEN
+        if self._mode is ColorMode.OWNER and self._shown.is_plain:
             self._draw_owners(painter, x)
         painter.end()
 
-    def _draw_swatch(self, painter: QPainter, x: float, color: str, word: str) -> float:
-        width = _SWATCH + _GAP + self.fontMetrics().horizontalAdvance(word)
-        if x + width > self.width():
-            return float(self.width())
-        top = (self.height() - _SWATCH) / 2
-        painter.setPen(QPen(self._theme.color("border"), 1))
-        painter.setBrush(QColor(color))
-        painter.drawRoundedRect(QRectF(x + 0.5, top + 0.5, _SWATCH - 1, _SWATCH - 1), 3, 3)
-        if word == "shared":  # as in the cells: the mark says it without colour
-            painter.fillRect(QRectF(x + _SWATCH - 5, top + 2, 3, 3), self._theme.color("selection"))
-        self._draw_word(painter, x + _SWATCH + _GAP, word)
-        return x + width + _BETWEEN
+    @property
+    def _line_height(self) -> int:
+        return self.fontMetrics().height() + 4
 
-    def _draw_scale(self, painter: QPainter, x: float) -> float:
-        stops, low, high = _SCALES[self._mode]
-        x = self._draw_word(painter, x, low) + _GAP
+    def _take_lines(self) -> None:
+        """As many lines as it takes at this width."""
+        last = max((line for *_, line in self._placed()), default=0)
+        num_lines = 1 if self._shown.is_plain or self._is_low else min(last + 1, _MAX_LINES)
+        if num_lines != self._num_lines:
+            self._num_lines = num_lines
+            self.updateGeometry()
+
+    def _placed(self) -> Iterator[tuple[Swatch, float, int]]:
+        """Each swatch with its left edge and its line."""
+        x, line = self._begin(), 0
+        for swatch in swatches(self._mode, self._theme, self._shown):
+            if x > 0 and x + self._width(swatch) > self.width():
+                x, line = 0.0, line + 1
+            yield swatch, x, line
+            x += self._width(swatch) + _BETWEEN
+
+    def _begin(self) -> float:
+        if self._mode not in SCALES:
+            return 0.0
+        _, low, high = SCALES[self._mode]
+        metrics = self.fontMetrics()
+        return metrics.horizontalAdvance(low) + metrics.horizontalAdvance(high) + _SCALE_WIDTH + 2 * _GAP + _BETWEEN
+
+    def _width(self, swatch: Swatch) -> float:
+        return _SWATCH + _GAP + self.fontMetrics().horizontalAdvance(swatch.word)
+
+    def _draw_swatch(self, painter: QPainter, at: QPointF, swatch: Swatch) -> None:
+        top = at.y() + (self._line_height - _SWATCH) / 2
+        painter.setPen(QPen(self._theme.color("border"), 1))
+        painter.setBrush(QColor(swatch.color))
+        painter.drawRoundedRect(QRectF(at.x() + 0.5, top + 0.5, _SWATCH - 1, _SWATCH - 1), 3, 3)
+        if swatch.word == "shared":  # as in the cells: the mark says it without colour
+            painter.fillRect(QRectF(at.x() + _SWATCH - 5, top + 2, 3, 3), self._theme.color("selection"))
+        if swatch.flash is not None:
+            self._draw_glyph(painter, QPointF(at.x(), top), swatch)
+        self._draw_word(painter, at.x() + _SWATCH + _GAP, swatch.word, at.y())
+
+    def _draw_glyph(self, painter: QPainter, at: QPointF, swatch: Swatch) -> None:
+        assert swatch.flash is not None, "the swatch of a flash"
+        sign = glyph(swatch.flash, 5)
+        for y, x in zip(*(axis.tolist() for axis in sign.nonzero()), strict=True):
+            painter.fillRect(QRectF(at.x() + 3 + x, at.y() + 3 + y, 1, 1), self._theme.color("base"))
+
+    def _draw_scale(self, painter: QPainter) -> None:
+        stops, low, high = SCALES[self._mode]
+        x = self._draw_word(painter, 0, low) + _GAP
         ramp = QLinearGradient(x, 0, x + _SCALE_WIDTH, 0)
         colors = stops(self._theme)
         for index, color in enumerate(colors):
             ramp.setColorAt(index / (len(colors) - 1), QColor(color))
         painter.setPen(QPen(self._theme.color("border"), 1))
         painter.setBrush(ramp)
-        painter.drawRoundedRect(QRectF(x, (self.height() - 9) / 2, _SCALE_WIDTH, 9), 3, 3)
-        return self._draw_word(painter, x + _SCALE_WIDTH + _GAP, high) + _BETWEEN
+        painter.drawRoundedRect(QRectF(x, (self._line_height - 9) / 2, _SCALE_WIDTH, 9), 3, 3)
+        self._draw_word(painter, x + _SCALE_WIDTH + _GAP, high)
 
     def _draw_owners(self, painter: QPainter, x: float) -> None:
-        word = "each request its own colour, dimmer when only cached"
-        if x + 60 + self.fontMetrics().horizontalAdvance(word) > self.width():
+        if x + 60 + self.fontMetrics().horizontalAdvance(_OWNERS_WORD) > self.width():
             return
         painter.setPen(QPen(self._theme.color("border"), 0))
         for index, color in enumerate(owner_colors(self._theme)[:5]):
             painter.setBrush(QColor(color))
-            painter.drawRoundedRect(QRectF(x + index * 9, (self.height() - 9) / 2, 8, 9), 2, 2)
-        self._draw_word(painter, x + 5 * 9 + _GAP, word)
+            painter.drawRoundedRect(QRectF(x + index * 9, (self._line_height - 9) / 2, 8, 9), 2, 2)
+        self._draw_word(painter, x + 5 * 9 + _GAP, _OWNERS_WORD)
 
-    def _draw_word(self, painter: QPainter, x: float, word: str) -> float:
+    def _draw_word(self, painter: QPainter, x: float, word: str, top: float = 0.0) -> float:
         painter.setPen(self._theme.color("muted"))
         metrics = self.fontMetrics()
-        painter.drawText(int(x), (self.height() + metrics.ascent() - metrics.descent()) // 2, word)
+        painter.drawText(int(x), int(top) + (self._line_height + metrics.ascent() - metrics.descent()) // 2, word)
         return x + metrics.horizontalAdvance(word)
 
     def _describe(self) -> None:
-        words = [word for _, word in swatches(self._mode, self._theme, self._tiers)]
-        if self._mode in _SCALES:
-            words = [f"from {_SCALES[self._mode][1]} to {_SCALES[self._mode][2]}", *words]
+        told = swatches(self._mode, self._theme, self._shown)
+        words = [f"flash: {s.word}" if s.flash is not None else s.word for s in told]
+        if self._mode in SCALES:
+            words = [f"from {SCALES[self._mode][1]} to {SCALES[self._mode][2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
+        self.setToolTip("" if self._shown.is_plain else _explained(told))
 
 
-def swatches(mode: ColorMode, theme: Theme, tiers: bool) -> Swatches:
-    """The single colours of a mode."""
-    free = (theme.block_free, "free")
-    if mode is ColorMode.STATE:
-        told = [
-            (theme.block_active, "active"),
-            (theme.block_shared, "shared"),
-            (theme.block_cached, "cached"),
-            free,
-        ]
-        return told + ([(theme.block_host, "host memory"), (theme.block_disk, "disk")] if tiers else [])
-    if mode is ColorMode.SHARING:
-        return [(mix(theme.block_cached, theme.block_free, 0.62), "cached, held by none"), free]
-    return [free]
+def _explained(told: list[Swatch]) -> str:
+    """All of it, also what found no room."""
+    colors = ", ".join(s.word for s in told if s.flash is None)
+    flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in told if s.flash is not None]
+    lights = ["A cell lights up for a moment when its block was", *flashes] if flashes else []
+    return "\n".join([f"Colours: {colors}.", *lights])

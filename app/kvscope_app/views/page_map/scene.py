@@ -6,6 +6,7 @@ rows (first, end) it touched, or None.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -15,8 +16,10 @@ from kvscope_app.views.page_map.cell_raster import CellRaster
 from kvscope_app.views.page_map.cells import Cells, Ids
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.dense_raster import DenseRaster
-from kvscope_app.views.page_map.flashes import Flashes
-from kvscope_app.views.page_map.grid import MIN_CELL_PITCH, Camera, Grid, fit
+from kvscope_app.views.page_map.fitting import fit, gap_rows, heading_height
+from kvscope_app.views.page_map.flash_kinds import FIRST_MOVE_LEVEL, FlashKind
+from kvscope_app.views.page_map.flashes import Flashes, LitCells
+from kvscope_app.views.page_map.grid import MIN_CELL_PITCH, Camera, Grid
 from kvscope_app.views.page_map.ink import Ink, Pixels
 from kvscope_telemetry.ledger import Ledger
 
@@ -41,6 +44,8 @@ class Scene:
         self._ink = Ink(self.mode, self._theme)
         self._raster: CellRaster | DenseRaster | None = None
         self._flashes = Flashes(0)
+        self._sizes: tuple[int, ...] = ()
+        self._wanted_heading = 0
 
     @property
     def height(self) -> int:
@@ -57,13 +62,17 @@ class Scene:
         """Whether `fade` has something to do later."""
         return self._flashes.active
 
-    def show(self, ledger: Ledger, block_size: int, step: int) -> Span:
-        """Show this ledger from now on; the camera stays when the number of blocks does."""
+    def show(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
+        """Show this ledger from now on; the camera stays when the number of blocks does.
+
+        `sizes`: rows of each tier, () for one section without a heading.
+        """
         selected = self.cells.selected if self.cells is not None and self.cells.has_selection else None
-        same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks
+        same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks and self._sizes == sizes
         if not same_size:
+            self._sizes = sizes
             self.is_fitted = True
-            self.grid, self.camera = fit(ledger.num_blocks, self.width, self.height)
+            self.grid, self.camera = self._fit(ledger.num_blocks)
             self._flashes = Flashes(ledger.num_blocks)
         self.cells = Cells(ledger, self.grid, block_size, self.mode)
         self.cells.step = step
@@ -71,10 +80,19 @@ class Scene:
         self.cells.select(selected)
         return self._redraw(fresh_ranks=True)
 
-    def resize(self, width: int, height: int) -> Span:
-        """New pixels; refits if everything was shown, otherwise keeps what is at the centre there."""
-        if (height, width) == self.pixels.shape:
+    @property
+    def heading_height(self) -> int:
+        """Pixels of a section's heading, 0 when there are none."""
+        return heading_height(len(self._sizes), self.height, self._wanted_heading)
+
+    def resize(self, width: int, height: int, heading: int = 0) -> Span:
+        """New pixels; refits if everything was shown, otherwise keeps what is at the centre there.
+
+        `heading`: pixels that the heading of a section needs.
+        """
+        if (height, width) == self.pixels.shape and heading == self._wanted_heading:
             return None
+        self._wanted_heading = heading
         dx, dy = (width - self.width) / 2, (height - self.height) / 2
         self.pixels = np.zeros((max(1, height), max(1, width)), np.uint32)
         if self.is_fitted:
@@ -107,15 +125,17 @@ class Scene:
             return None
         self.cells.step = step
         self.cells.refresh(ids)
-        level = self._flashes.add(ids, now_ns) if self.flashing else 0
-        return self._draw(ids, level)
+        return self._draw_lit(self._flashes.change(ids, now_ns) if self.flashing else [(0, ids)])
+
+    def flash(self, kind: FlashKind, ids: Ids, now_ns: int) -> Span:
+        """Blocks `ids` (oldest first) went through `kind` a moment ago."""
+        if self.cells is None or not self.flashing:
+            return None
+        return self._draw_lit(self._flashes.move(kind, ids[ids < self.grid.num_blocks], now_ns))
 
     def fade(self, now_ns: int) -> Span:
         """Draw the flashes that went down by now."""
-        span: Span = None
-        for level, ids in self._flashes.fade(now_ns):
-            span = union(span, self._draw(ids, level))
-        return span
+        return self._draw_lit(self._flashes.fade(now_ns))
 
     def grow_older(self, step: int) -> Span:
         """Draw ages as of `step`, when ages are what is shown."""
@@ -129,7 +149,7 @@ class Scene:
         self.is_fitted = True
         if self.cells is None:
             return self._redraw()
-        grid, camera = fit(self.grid.num_blocks, self.width, self.height)
+        grid, camera = self._fit(self.grid.num_blocks)
         if grid != self.grid:
             self._regrid(grid)
         return self._look(camera)
@@ -141,7 +161,7 @@ class Scene:
         if factor < 1 and camera.pitch <= least:
             return self.fit_all()
         self.is_fitted = False
-        return self._look(camera)
+        return self._look(self._with_slim_headings(camera, py))
 
     def pan(self, dx: float, dy: float) -> Span:
         """Move the grid by pixels, as far as it reaches."""
@@ -149,7 +169,7 @@ class Scene:
 
     def reveal(self, block: int) -> Span:
         """Pan just so far that `block` is in the window."""
-        x, y = self.camera.corner_of(*divmod(block, self.grid.columns))
+        x, y = self.camera.corner_of(*self.grid.place_of(block))
         pitch = self.camera.pitch
         dx = max(0.0, -x) or min(0.0, self.width - pitch - x)
         dy = max(0.0, -y) or min(0.0, self.height - pitch - y)
@@ -158,6 +178,20 @@ class Scene:
     def block_at(self, px: float, py: float) -> int | None:
         """The block under a pixel."""
         return self.grid.block_at(*self.camera.cell_at(px, py)) if self.cells is not None else None
+
+    def _fit(self, num_blocks: int) -> tuple[Grid, Camera]:
+        return fit(num_blocks, self.width, self.height, self._sizes, self._wanted_heading)
+
+    def _with_slim_headings(self, camera: Camera, py: float) -> Camera:
+        """Headings keep their height in pixels, so take fewer rows of larger cells; what is at `py` stays there."""
+        gap = gap_rows(self.heading_height, camera.pitch)
+        if gap == self.grid.gap_rows:
+            return camera
+        row, _ = camera.cell_at(0, py)
+        num_above = sum(section.first_row <= row for section in self.grid.sections)
+        moved = num_above * (self.grid.gap_rows - gap) * camera.pitch
+        self._regrid(replace(self.grid, gap_rows=gap))
+        return replace(camera, y=camera.y + moved)
 
     def _look(self, camera: Camera) -> Span:
         camera = camera.clamped(self.grid, self.width, self.height)
@@ -188,12 +222,18 @@ class Scene:
         return 0, self.height
 
     def _draw(self, ids: Ids, level: int) -> Span:
-        if self._raster is None:
+        if self._raster is None or not ids.size:
             return None
-        if ids.size * _ALL_AT_ONCE > self.grid.num_blocks:
+        if level < FIRST_MOVE_LEVEL and ids.size * _ALL_AT_ONCE > self.grid.num_blocks:
             self._raster.draw_all(self._ink)
             return 0, self.height
         return self._raster.draw(ids, level, self._ink)
+
+    def _draw_lit(self, lit: LitCells) -> Span:
+        span: Span = None
+        for level, ids in lit:
+            span = union(span, self._draw(ids, level))
+        return span
 
 
 def union(first: Span, second: Span) -> Span:

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from PySide6.QtCore import QTimer, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.icons import icon
@@ -20,11 +21,15 @@ from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.block_texts import BlockTexts
 from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
 from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.headings import headings
 from kvscope_app.views.page_map.legend import Legend
+from kvscope_app.views.page_map.legend_items import shown_in
+from kvscope_app.views.page_map.moves import PendingMoves
 from kvscope_app.views.page_map.scene import Scene
 from kvscope_app.views.page_map.usage_bar import UsageBar
+from kvscope_app.views.places import section_sizes
 from kvscope_app.widgets import ElidedLabel, Segments
-from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages import CacheInfo
 from kvscope_telemetry.mirror import Mirror
 from kvscope_telemetry.source import Update
@@ -38,6 +43,8 @@ _MODE_TIPS: Final = (
     "How long ago it was used (5)",
 )
 _SLOW_MS: Final = 250
+_LOW: Final = 380
+"""Below this height the legend has one line."""
 
 
 class PageMapView(View):
@@ -56,6 +63,7 @@ class PageMapView(View):
         self._texts = BlockTexts(session, self)
         self._card = BlockCard(self.canvas)
         self._pending: list[npt.NDArray[np.uint32]] = []
+        self._moves = PendingMoves()
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
         self._seq_shown = -1
@@ -84,6 +92,7 @@ class PageMapView(View):
     def set_flashing(self, flashing: bool) -> None:
         """Whether cells light up when they change."""
         self.scene.flashing = flashing
+        self._show_legend()
 
     def zoom_in(self) -> None:
         """One step closer, around the centre."""
@@ -109,6 +118,7 @@ class PageMapView(View):
             ids = np.unique(np.concatenate(self._pending))
             self._pending.clear()
             self.canvas.show_span(self.scene.change(ids, mirror.step, time.monotonic_ns()))
+            self._flash_moves()
             self.canvas.fade()
         self._show_selection()
 
@@ -120,6 +130,10 @@ class PageMapView(View):
         for button, name in zip(self._buttons, ("zoom-out", "zoom-in", "fit"), strict=True):
             button.setIcon(icon(name, theme.muted, size=16))
         self._show_legend()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._legend.set_low(self.height() < _LOW)
 
     # private
 
@@ -167,11 +181,23 @@ class PageMapView(View):
             self._pending.clear()
         if update.block_ids.size and not self.session.paused:
             self._pending.append(update.block_ids)
+            self._moves.add(update)
+
+    def _flash_moves(self) -> None:
+        now_ns = time.monotonic_ns()
+        for kind, ids in self._moves.take().items():
+            self.canvas.show_span(self.scene.flash(kind, ids, now_ns))
 
     def _show_mirror(self, mirror: Mirror, cache: CacheInfo) -> None:
         self._mirror = mirror
         self._pending.clear()
-        self.scene.show(mirror.ledger, cache.block_size, mirror.step)
+        self._moves.forget()
+        if mirror.epoch != self._epoch:
+            self._epoch = mirror.epoch
+            self._moves.seen.clear()
+        sizes = tuple(section_sizes(cache).values())
+        self.scene.show(mirror.ledger, cache.block_size, mirror.step, sizes if len(sizes) > 1 else ())
+        self._show_legend()
         self.canvas.refit_pixels()
         self.canvas.update()
         self._refresh_slowly()
@@ -204,17 +230,19 @@ class PageMapView(View):
             return
         self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_free)
         self._summary.setText(summary(mirror, mirror.hello.cache))
+        self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
+        self._show_legend()
         self.canvas.show_span(self.scene.grow_older(mirror.step))
         if self.canvas.pointed_block >= 0:
             self._show_card(self.canvas.pointed_block)
 
     def _show_legend(self) -> None:
-        tiers = self._mirror is not None and bool((self._mirror.ledger.tier != Tier.HBM).any())
-        self._legend.show_mode(self.scene.mode, self.theme, tiers)
+        flashes = self._moves.seen if self.scene.flashing else ()
+        self._legend.show_mode(self.scene.mode, self.theme, shown_in(self.session.mirror, flashes))
 
     def _facts(self, block: int) -> BlockFacts | None:
         mirror = self.session.mirror
-        if mirror.hello is None or not 0 <= block < mirror.num_blocks:
+        if mirror.hello is None or not 0 <= block < mirror.num_rows:
             return None
         return block_facts(mirror, block, mirror.hello.cache.block_size)
 
@@ -254,6 +282,7 @@ def summary(mirror: Mirror, cache: CacheInfo) -> str:
         f"{count(mirror.num_active)} active",
         f"{count(mirror.num_cached)} cached",
         f"{count(mirror.num_free)} free",
+        *([f"{count(unmapped)} without memory"] if (unmapped := mirror.count(BlockState.UNMAPPED)) else []),
         f"{plural(cache.block_size, 'token')} each",
     ]
     if cache.block_bytes:

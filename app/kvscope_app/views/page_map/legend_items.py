@@ -1,0 +1,101 @@
+"""What the legend has to explain: which colours and flashes can be on the map now, in words. No Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from kvscope_app.theme import Theme, mix
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.flash_kinds import MOVES, FlashKind
+from kvscope_app.views.page_map.ink import age_stops, fill_stops, lower_cached, sharing_stops
+from kvscope_app.views.places import section_sizes
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.mirror import Mirror
+
+Scale = tuple[Callable[[Theme], tuple[str, ...]], str, str]
+"""Stops, the word at the low end, the word at the high end."""
+
+SCALES: Final[dict[ColorMode, Scale]] = {
+    ColorMode.FILL: (fill_stops, "full", "empty slots"),
+    ColorMode.SHARING: (sharing_stops, "1 request", "16 or more"),
+    ColorMode.AGE: (age_stops, "long unused", "used now"),
+}
+
+
+class Swatch(NamedTuple):
+    """One colour and its word; `flash`: it is that of a flash, with its sign."""
+
+    color: str
+    word: str
+    flash: FlashKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an engine shows besides active, shared, cached and free blocks."""
+
+    tiers: frozenset[Tier] = frozenset()
+    """Lower tiers alone."""
+    unmapped: bool = False
+    flashes: tuple[FlashKind, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one line says it all."""
+        return not (self.tiers or self.unmapped or self.flashes)
+
+
+_FLASH_WORDS: Final = {
+    FlashKind.EVICTED: "evicted",
+    FlashKind.COPIED: "copied",
+    FlashKind.SAVED: "saved",
+    FlashKind.LOADED: "loaded",
+}
+FLASH_MEANINGS: Final = {
+    FlashKind.EVICTED: "given up as a cached prefix, to make room",
+    FlashKind.COPIED: "made as a copy of a shared one, for the request that writes to it",
+    FlashKind.SAVED: "written in a lower tier: swapped out, or sunk from the tier above",
+    FlashKind.LOADED: "read back from the tier below",
+}
+
+
+def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> Shown:
+    """What there is to explain of `mirror`; `flashes`: the kinds that were seen."""
+    if mirror.hello is None:
+        return Shown()
+    tiers = [tier for tier in section_sizes(mirror.hello.cache) if tier is not Tier.HBM]
+    kinds = tuple(kind for kind in MOVES if kind in flashes)
+    return Shown(frozenset(tiers), mirror.count(BlockState.UNMAPPED) > 0, kinds)
+
+
+def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
+    """The single colours of a mode, then the flashes."""
+    return [*_states(mode, theme, shown), *_without_content(theme, shown), *_flashes(theme, shown)]
+
+
+def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
+    if mode is ColorMode.SHARING:
+        return [Swatch(mix(theme.block_cached, theme.block_free, 0.62), "cached, held by none")]
+    if mode is not ColorMode.STATE:
+        return []
+    pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
+    return [Swatch(*told) for told in pool] + _lower(theme, shown)
+
+
+def _lower(theme: Theme, shown: Shown) -> list[Swatch]:
+    result = []
+    for tier, color, word in ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk")):
+        if tier in shown.tiers:
+            result += [Swatch(color, f"{word}: swapped"), Swatch(lower_cached(color, theme), f"{word}: cached")]
+    return result
+
+
+def _without_content(theme: Theme, shown: Shown) -> list[Swatch]:
+    unmapped = [Swatch(theme.base, "no memory behind it")] if shown.unmapped else []
+    return [Swatch(theme.block_free, "free"), *unmapped]
+
+
+def _flashes(theme: Theme, shown: Shown) -> list[Swatch]:
+    return [Swatch(getattr(theme, f"flash_{k.name.lower()}"), _FLASH_WORDS[k], k) for k in shown.flashes]

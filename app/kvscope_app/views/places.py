@@ -1,0 +1,88 @@
+"""Where a row of the ledger is, in words: a block of the pool, or a place of a lower tier. Knows no Qt.
+
+The ledger has the pool's rows first, then a row a place of host memory, then of the disk; a person counts the
+places of each from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.views.format import count, plural
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages import CacheInfo, DeviceInfo
+from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.requests import RequestState
+
+_NOUNS: Final = {Tier.HBM: "Block", Tier.HOST: "Host place", Tier.DISK: "Disk place"}
+_LETTERS: Final = {Tier.HBM: "", Tier.HOST: "H", Tier.DISK: "D"}
+_WHERE: Final = {Tier.HOST: "in host memory", Tier.DISK: "on disk"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One row: its tier, and its number within it."""
+
+    tier: Tier
+    number: int
+
+    @property
+    def name(self) -> str:
+        """`Block 7`, `Host place 12`."""
+        return f"{_NOUNS[self.tier]} {count(self.number)}"
+
+    @property
+    def short(self) -> str:
+        """`7`, `H12`: for a cell."""
+        return f"{_LETTERS[self.tier]}{self.number}"
+
+
+def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
+    """Rows of each tier there is, in the ledger's order."""
+    sizes = {Tier.HBM: cache.num_blocks, Tier.HOST: cache.num_host_blocks, Tier.DISK: cache.num_disk_blocks}
+    return {tier: size for tier, size in sizes.items() if size or tier is Tier.HBM}
+
+
+def tier_rows(cache: CacheInfo, tier: Tier) -> slice:
+    """The ledger's rows of `tier`."""
+    starts = {Tier.HBM: 0, Tier.HOST: cache.num_blocks, Tier.DISK: cache.num_blocks + cache.num_host_blocks}
+    sizes = {Tier.HBM: cache.num_blocks, Tier.HOST: cache.num_host_blocks, Tier.DISK: cache.num_disk_blocks}
+    return slice(starts[tier], starts[tier] + sizes[tier])
+
+
+def place_of(cache: CacheInfo, row: int) -> Place:
+    """Where row `row` of the ledger is, 0 <= row < cache.num_rows."""
+    tier = max((t for t in section_sizes(cache) if tier_rows(cache, t).start <= row), default=Tier.HBM)
+    return Place(tier, row - tier_rows(cache, tier).start)
+
+
+def tier_title(tier: Tier, device: DeviceInfo) -> str:
+    """What a person calls the tier on this device."""
+    if tier is Tier.HBM:
+        return "GPU memory" if device.kind == "cuda" else "Memory"
+    return "Host memory" if tier is Tier.HOST else "Disk"
+
+
+def num_by_tier(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> dict[Tier, int]:
+    """How many of the ledger's `rows`, shape (n,), are in each tier."""
+    parts = {tier: tier_rows(cache, tier) for tier in section_sizes(cache)}
+    return {tier: int(((rows >= part.start) & (rows < part.stop)).sum()) for tier, part in parts.items()}
+
+
+def is_swapped_out(mirror: Mirror, number: int) -> bool:
+    """Whether request `number` waits with blocks in a lower tier."""
+    row = mirror.requests.row_of(number)
+    if row is None or mirror.requests.state[row] != RequestState.PREEMPTED:
+        return False
+    return bool(np.any(mirror.requests.table(number) >= mirror.num_blocks))
+
+
+def places_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
+    """`62 blocks in host memory, 3 on disk`; blocks of the pool are not spoken of."""
+    lower = [(number, _WHERE[tier]) for tier, number in num_by_tier.items() if number and tier is not Tier.HBM]
+    words = [f"{count(number)} {where}" for number, where in lower]
+    return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *words[1:]]) if lower else ""

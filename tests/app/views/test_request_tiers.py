@@ -1,0 +1,107 @@
+"""A swapped request says where its blocks are: in words, and in the colours of its strip."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvscope_app.theme import THEMES, mix
+from kvscope_app.views.places import Place, place_of, places_text, section_sizes
+from kvscope_app.views.requests import RequestsView
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages import CacheInfo
+
+RUNNING, PREEMPTED = 1, 2
+CACHE = CacheInfo(num_blocks=64, block_size=16, num_host_blocks=20, num_disk_blocks=10)
+
+
+@pytest.fixture
+def tiered(make_engine):
+    """Blocks 0 to 63, host places 64 to 83, disk places 84 to 93."""
+    return make_engine(num_host=20, num_disk=10)
+
+
+@pytest.fixture
+def show(qtbot):
+    def make(session, number):
+        view = RequestsView(session)
+        qtbot.addWidget(view)
+        view.resize(900, 500)
+        view.apply_theme(THEMES["dark"])
+        view.show()
+        session.select_request(number)
+        view.refresh()
+        return view.detail
+
+    return make
+
+
+def test_a_swapped_request_tells_where_its_blocks_are(tiered, make_session, show):
+    tiered.request(7, blocks=[70, 71, 84], state=PREEMPTED)
+    tiered.hold([70, 71], owner=7, filled=16)
+    tiered.hold([84], owner=7, filled=2)
+    detail = show(make_session(tiered), 7)
+    assert detail.summary.text() == (
+        "Request #7 is swapped out: 2 blocks in host memory, 1 on disk, 1.05 MiB, 34 of 48 slots filled"
+    )
+    assert detail.strip.tip(0).startswith("Host place 6\nindex 0 of the table")
+    assert detail.strip.tip(2).startswith("Disk place 0\n")
+
+
+def test_the_strip_paints_tiers_in_their_colours(tiered, make_session, show):
+    tiered.request(7, blocks=[5, 70, 84], state=PREEMPTED)
+    tiered.hold([5, 70, 84], owner=7)
+    strip = show(make_session(tiered), 7).strip
+    strip.resize(400, 60)
+    image = strip.grab().toImage()
+    dark = THEMES["dark"]
+    for index, color in enumerate((dark.block_active, dark.block_host, dark.block_disk)):
+        box = strip._box(index)
+        assert image.pixelColor(box.left() + 2, box.bottom() - 2).name() == mix(color, dark.base, 0.45)
+
+
+def test_a_running_request_that_is_partly_below_says_so(tiered, make_session, show):
+    tiered.request(7, blocks=[5, 70], state=RUNNING)
+    tiered.hold([5, 70], owner=7)
+    text = show(make_session(tiered), 7).summary.text()
+    assert text.startswith("Request #7: 2 blocks (1 block in host memory), ")
+
+
+def test_in_the_pool_alone_it_says_what_it_always_said(tiered, make_session, show):
+    tiered.request(7, blocks=[5, 6], state=RUNNING)
+    tiered.hold([5, 6], owner=7)
+    assert show(make_session(tiered), 7).summary.text() == "Request #7: 2 blocks, 720.0 KiB, 32 of 32 slots filled"
+
+
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [
+        (0, Place(Tier.HBM, 0)),
+        (63, Place(Tier.HBM, 63)),
+        (64, Place(Tier.HOST, 0)),
+        (83, Place(Tier.HOST, 19)),
+        (84, Place(Tier.DISK, 0)),
+        (93, Place(Tier.DISK, 9)),
+    ],
+)
+def test_places_count_from_zero_in_each_tier(row, place):
+    assert place_of(CACHE, row) == place
+
+
+def test_a_disk_alone_has_its_places_right_after_the_pool():
+    cache = CacheInfo(num_blocks=64, block_size=16, num_disk_blocks=10)
+    assert list(section_sizes(cache)) == [Tier.HBM, Tier.DISK]
+    assert place_of(cache, 64) == Place(Tier.DISK, 0)
+    assert place_of(cache, 64).short == "D0"
+
+
+def test_words_for_places():
+    assert places_text({Tier.HBM: 4}) == ""
+    assert places_text({Tier.HBM: 4, Tier.HOST: 62, Tier.DISK: 3}) == "62 blocks in host memory, 3 on disk"
+    assert places_text({Tier.HOST: 0, Tier.DISK: 1}) == "1 block on disk"
+
+
+def test_a_finished_request_left_cached_blocks_in_any_tier(tiered, make_session, show):
+    tiered.request(7, blocks=[], state=3)
+    tiered.hold(np.array([5, 70]), owner=7, state=2, ref_count=0)
+    assert "2 blocks it left are still cached" in show(make_session(tiered), 7).summary.text()
