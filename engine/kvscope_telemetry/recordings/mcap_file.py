@@ -6,7 +6,7 @@ Owns the file, its name and its channels; used by one thread. Knows neither queu
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mcap.writer import CompressionType, Writer
 
@@ -33,7 +33,8 @@ class McapFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = _checked(path)
+        check_path(path)
+        self.path = path
         self.part = path.with_name(path.name + PART_SUFFIX)
         try:
             self._stream = self.part.open("xb")
@@ -41,7 +42,8 @@ class McapFile:
             raise BadInput(f"recording {str(self.part)!r} exists already: choose another name, or move it") from None
         except OSError as error:
             raise BadInput(f"recording {str(path)!r} cannot be written: {error.strerror}") from None
-        self._writer = Writer(self._stream, chunk_size=CHUNK_BYTES, compression=CompressionType.ZSTD)
+        # Any: two of its methods bear no types.
+        self._writer: Any = Writer(self._stream, chunk_size=CHUNK_BYTES, compression=CompressionType.ZSTD)
         self._writer.start(PROFILE, LIBRARY)
         schema = self._writer.register_schema(SCHEMA, "", b"")
         for channel, topic in TOPICS.items():
@@ -72,9 +74,9 @@ class McapFile:
         self._stream.close()
 
 
-def _checked(path: Path) -> Path:
+def check_path(path: Path) -> None:
+    """Raise BadInput unless a recording may be called so."""
     if path.suffix != SUFFIX:
         raise BadInput(f"recording {str(path)!r} is not accepted: its name ends in {SUFFIX}")
     if path.exists():
         raise BadInput(f"recording {str(path)!r} exists already: choose another name, or move it")
-    return path

@@ -84,6 +84,25 @@ def test_traces(run: Run, tmp_path: Path, name: str, text: str) -> None:
     assert f"{path}, line {text.count(chr(10)) + 1}: " in err
 
 
+def test_a_recording_is_played_again(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.mcap"
+    first = found(run, *SMALL, "--rate", "5", "--record", str(path))
+    again = found(run, "simulate", str(path), "--num-gpu-blocks-override", "64", "--max-model-len", "256")
+    assert again["policies"] == first["policies"]
+    assert again["workload"] == first["workload"] | {"name": "run.mcap"}
+    code, out, err = run(*SMALL, "--record", str(path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run.mcap' exists already" in err
+
+
+def test_each_policy_has_a_recording_of_its_own(run: Run, tmp_path: Path) -> None:
+    found(run, *SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-buddy.mcap", "run-paged.mcap"]
+    code, out, err = run(*SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run-paged.mcap' exists already" in err
+
+
 def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None:
     code, out, _ = run("simulate", "sharegpt", "--requests", "50", "--num-gpu-blocks-override", "20")
     assert code == 0
@@ -101,6 +120,10 @@ def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None
         (("nowhere.jsonl",), "No such file"),
         (("nowhere.csv", "--rate", "3"), "--rate is not accepted with a trace"),
         (("nowhere.csv", "--shared-prefix", "3"), "--shared-prefix is not accepted with a trace"),
+        (("nowhere.mcap",), "recording 'nowhere.mcap' cannot be read: No such file"),
+        (("nowhere.mcap", "--rate", "3"), "--rate is not accepted with a trace or a recording"),
+        (("alpaca", "--record", "run.rrd"), "'run.rrd' is not accepted: its name ends in .mcap"),
+        (("alpaca", "--record", "no/where.mcap"), "'no/where.mcap' cannot be written"),
         (("alpaca", "--requests", "0"), "requests=0"),
         (("alpaca", "--rate", "0"), "rate=0.0"),
         (("alpaca", "--allocator", "slab"), "'slab'"),

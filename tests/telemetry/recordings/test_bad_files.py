@@ -72,8 +72,7 @@ def test_a_flipped_bit_is_never_believed(record: Callable[..., Any], tmp_path: P
         path.write_bytes(damaged)
         try:
             recording = Recording.open(path)
-        except BadInput as error:
-            assert "\n" not in str(error)
+        except BadInput:
             continue
         num_opened += 1
         assert all(frame == frames[frame.seq] for frame in recording.frames())
