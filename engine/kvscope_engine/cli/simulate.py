@@ -22,10 +22,11 @@ from kvscope_engine.cli.simulate_options import (
     chosen_allocators,
     chosen_cost,
     chosen_limits,
+    chosen_preset,
     chosen_workload,
     recording_paths,
 )
-from kvscope_engine.simulator.cost_model import PRESETS, CostModel
+from kvscope_engine.simulator.cost_model import CostModel
 from kvscope_engine.simulator.limits import Limits
 from kvscope_telemetry.errors import BadInput
 
@@ -65,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.simulator.report_text import text
     from kvscope_engine.simulator.simulation import Setup, Simulation
 
-    preset = PRESETS[args.model_preset]
+    model, preset = chosen_preset(args)
     limits, cost = chosen_limits(args, preset), chosen_cost(args, preset)
     workload = chosen_workload(args, limits.max_model_len)
     setups = [Setup(workload, limits, cost, allocator) for allocator in chosen_allocators(args)]
     simulations = [Simulation(setup) for setup in setups]  # all are made, and checked, before the first runs
     paths: Sequence[Path | None] = recording_paths(args) or [None] * len(simulations)
-    _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], args.model_preset)
+    _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], model)
     reports = [report(simulation) for simulation in simulations]
     if not any(one.num_finished for one in reports):
         raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")

@@ -91,6 +91,7 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     """How fast its device is."""
     add = group.add_argument
     add("--model-preset", choices=tuple(PRESETS), default="opt-13b", help="model and device; the others override it")
+    add("--costs", metavar="FILE.json", help="measured by `bench costs --save`, in place of the preset")
     add("--weight-bytes", type=parse_size, metavar="SIZE", help="weights, read in each step")
     add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="keys and values of all layers")
     add("--flops-per-token", type=number, metavar="FLOP", help="of the dense layers, such as 25.7e9")
@@ -98,6 +99,16 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add("--memory-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s, such as 1555GB")
     add("--flops-per-second", type=number, metavar="FLOP/S", help="such as 312e12")
     add("--step-overhead-ms", type=number, metavar="MS", help="added to each step")
+
+
+def chosen_preset(args: argparse.Namespace) -> tuple[str, Preset]:
+    """What runs where, by name; raises BadInput for a file of costs that cannot be accepted."""
+    if args.costs is None:
+        return args.model_preset, PRESETS[args.model_preset]
+    from kvscope_engine.simulator.cost_file import load_costs
+
+    costs = load_costs(Path(args.costs))
+    return costs.model, costs.preset
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset) -> Limits:
