@@ -105,7 +105,7 @@ def _cases(parts: Parts) -> Iterator[Case]:
 
 
 def _fastest_s(parts: Parts, case: Case, repeats: int) -> float:
-    plan = _plan(case, parts.storage.block_size)
+    plan = _plan(case, parts.storage.block_size, parts.loaded.info.vocab_size)
     parts.runner.run(plan)  # warm: graphs, caches, products
     found = []
     for _ in range(repeats):
@@ -115,7 +115,7 @@ def _fastest_s(parts: Parts, case: Case, repeats: int) -> float:
     return min(found)
 
 
-def _plan(case: Case, block_size: int) -> StepPlan:
+def _plan(case: Case, block_size: int, vocab_size: int) -> StepPlan:
     """Requests with blocks of their own, from the first of the pool; what is in them does not matter."""
     end = case.start + case.num_tokens
     blocks = -(-end // block_size)
@@ -124,7 +124,7 @@ def _plan(case: Case, block_size: int) -> StepPlan:
         request = Request(
             number=place + 1,
             request_id=str(place + 1),
-            prompt_token_ids=[1 + (place + token) % 100 for token in range(end)],
+            prompt_token_ids=[(place + token) % vocab_size for token in range(end)],
             sampling=SAMPLING,
             max_tokens=1,
             arrival_ns=0,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from kvscope_engine.bench import scheduler
 from kvscope_engine.bench.pool_operations import pool_operations_per_s
 from kvscope_engine.bench.steady_load import SteadyLoad
 from kvscope_engine.cli.main import main
@@ -43,14 +44,15 @@ def _counted(method, name, counts):  # type: ignore[no-untyped-def]
 
 
 def test_the_pool_alone() -> None:
-    assert pool_operations_per_s(200, 5) > 10_000
+    assert pool_operations_per_s(200, 5) > 10_000  # with evictions
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "scheduler", "--small", "4", "--large", "16", "--repeats", "2"]
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "POOL_LIVES", 10)
+    words = ["bench", "scheduler", "--small", "2", "--large", "4", "--repeats", "2"]
     assert main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["large"]["num_blocks"] == 1600
+    assert report["large"]["num_blocks"] == 400
     assert report["large_over_small"] > 0
     assert main([*words, "--no-prefix-caching"]) == 0
     assert "ns a scheduled request" in capsys.readouterr().out
