@@ -1,10 +1,39 @@
-"""What an engine says about itself: messages, ledger, mirror, sources. No torch, no Qt."""
+"""What an engine says about itself: messages, ledger, mirror, sources, recordings. No torch, no Qt."""
+
+from typing import TYPE_CHECKING, Any
 
 from kvscope_telemetry.live_source import LiveSource
 from kvscope_telemetry.mirror import Mirror
 from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
 
-__all__ = ["LiveSource", "Mirror", "Source", "SourceState", "SourceStatus", "Update", "connect"]
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.recordings.writer import RecordingWriter
+
+__all__ = [
+    "LiveSource",
+    "Mirror",
+    "Recording",
+    "RecordingWriter",
+    "Source",
+    "SourceState",
+    "SourceStatus",
+    "Update",
+    "connect",
+]
 
 connect = LiveSource
 """`with connect("ipc:///…/telemetry") as source:` watches the engine there."""
+
+
+def __getattr__(name: str) -> Any:
+    """Recordings on demand: who only watches does not pay for importing mcap and its compressors."""
+    if name == "Recording":
+        from kvscope_telemetry.recordings.reader import Recording
+
+        return Recording
+    if name == "RecordingWriter":
+        from kvscope_telemetry.recordings.writer import RecordingWriter
+
+        return RecordingWriter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,15 +23,17 @@ from kvscope_engine.cli.simulate_options import (
     chosen_cost,
     chosen_limits,
     chosen_paging,
+    chosen_preset,
     chosen_workload,
+    recording_paths,
 )
-from kvscope_engine.simulator.cost_model import PRESETS, CostModel
+from kvscope_engine.simulator.cost_model import CostModel
 from kvscope_engine.simulator.limits import Limits
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
     from kvscope_engine.simulator.report import Report
-    from kvscope_engine.simulator.simulation import Simulation
+    from kvscope_engine.simulator.simulation import Setup, Simulation
     from kvscope_engine.simulator.workload import Workload
 
 
@@ -42,6 +47,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     )
     parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOADS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--record",
+        metavar="FILE.mcap",
+        help="record the run as the engine does, at simulated time, for the desktop; with more than one policy, the"
+        " policy's name goes before the suffix. Requests are recorded once the queue has room for them: it never"
+        " shows more than --max-num-seqs and one",
+    )
     add_workload_options(parser.add_argument_group("workload"))
     add_engine_options(parser.add_argument_group("engine"))
     add_cost_options(parser.add_argument_group("cost model"))
@@ -55,12 +67,13 @@ def run(args: argparse.Namespace) -> int:
     from kvscope_engine.simulator.report_text import text
     from kvscope_engine.simulator.simulation import Setup, Simulation
 
-    preset = PRESETS[args.model_preset]
+    model, preset = chosen_preset(args)
     limits, cost = chosen_limits(args, preset), chosen_cost(args, preset)
     workload, paging = chosen_workload(args, limits.max_model_len), chosen_paging(args, preset)
     setups = [Setup(workload, limits, cost, allocator, paging) for allocator in chosen_allocators(args)]
     simulations = [Simulation(setup) for setup in setups]  # all are made, and checked, before the first runs
-    _run_all(simulations)
+    paths: Sequence[Path | None] = recording_paths(args) or [None] * len(simulations)
+    _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], model)
     reports = [report(simulation) for simulation in simulations]
     if not any(one.num_finished for one in reports):
         raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")
@@ -68,19 +81,37 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_all(simulations: Sequence[Simulation]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    setup: Setup
+    simulation: Simulation
+    recording: Path | None
+
+
+def _run_all(runs: Sequence[_Run], model: str) -> None:
     """One after the other, with a bar each on a terminal."""
     from kvscope_engine.model.progress import Meter, TerminalProgress
 
     bar = TerminalProgress()
     try:
-        for simulation in simulations:
-            total = simulation.num_requests
-            with Meter(bar, "simulate", simulation.allocator, total, "requests") as meter:
+        for run in runs:
+            simulation, total = run.simulation, run.simulation.num_requests
+            with (
+                Meter(bar, "simulate", simulation.allocator, total, "requests") as meter,
+                _recorded(run, model),
+            ):
                 while simulation.advance():
                     meter.reach(simulation.tally.num_ended, total)
     finally:
         bar.close()
+
+
+def _recorded(run: _Run, model: str) -> AbstractContextManager[object]:
+    if run.recording is None:
+        return nullcontext()
+    from kvscope_engine.simulator.simulation_recording import SimulationRecording
+
+    return SimulationRecording(run.simulation, run.setup, run.recording, model)
 
 
 def _json(workload: Workload, limits: Limits, cost: CostModel, reports: list[Report]) -> str:

@@ -22,7 +22,9 @@ from kvscope_telemetry.errors import BadInput
 if TYPE_CHECKING:
     from kvscope_engine.simulator.workload import Workload
 
-WORKLOADS: Final = f"a trace (.jsonl: Mooncake, .csv: Azure LLM inference) or one of {', '.join(GENERATORS)}"
+WORKLOADS: Final = (
+    f"a recording (.mcap), a trace (.jsonl: Mooncake, .csv: Azure LLM inference) or one of {', '.join(GENERATORS)}"
+)
 GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "seed")
 DEFAULT_REQUESTS: Final = 1000
 
@@ -33,10 +35,13 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
         "--requests",
         type=whole_number,
         metavar="N",
-        help=f"how many to make up, or to take of a trace (without it: {DEFAULT_REQUESTS}, or all of the trace)",
+        help=f"how many to make up, or to take of a file (without it: {DEFAULT_REQUESTS}, or all of the file)",
     )
     group.add_argument(
-        "--rate", type=number, metavar="REQUESTS/S", help="on average; a trace has its own (without it: all at once)"
+        "--rate",
+        type=number,
+        metavar="REQUESTS/S",
+        help="on average; a trace or recording has its own (without it: all at once)",
     )
     group.add_argument("--arrivals", choices=ARRIVALS, help="how made-up requests come (without it: poisson)")
     group.add_argument(
@@ -87,6 +92,7 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     """How fast its device is."""
     add = group.add_argument
     add("--model-preset", choices=tuple(PRESETS), default="opt-13b", help="model and device; the others override it")
+    add("--costs", metavar="FILE.json", help="measured by `bench costs --save`, in place of the preset")
     add("--weight-bytes", type=parse_size, metavar="SIZE", help="weights, read in each step")
     add("--kv-bytes-per-token", type=parse_size, metavar="SIZE", help="keys and values of all layers")
     add("--num-layers", type=whole_number, metavar="N", help="layers; under virtual each has pages of its own")
@@ -96,6 +102,16 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add("--memory-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s, such as 1555GB")
     add("--flops-per-second", type=number, metavar="FLOP/S", help="such as 312e12")
     add("--step-overhead-ms", type=number, metavar="MS", help="added to each step")
+
+
+def chosen_preset(args: argparse.Namespace) -> tuple[str, Preset]:
+    """What runs where, by name; raises BadInput for a file of costs that cannot be accepted."""
+    if args.costs is None:
+        return args.model_preset, PRESETS[args.model_preset]
+    from kvscope_engine.simulator.cost_file import load_costs
+
+    costs = load_costs(Path(args.costs))
+    return costs.model, costs.preset
 
 
 def chosen_limits(args: argparse.Namespace, preset: Preset) -> Limits:
@@ -133,6 +149,7 @@ def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
     from kvscope_engine.simulator.azure import read_azure
     from kvscope_engine.simulator.generators import generate
     from kvscope_engine.simulator.mooncake import read_mooncake
+    from kvscope_engine.simulator.recorded_workload import read_recording
 
     options = GeneratorOptions(
         num_requests=DEFAULT_REQUESTS if args.requests is None else args.requests,
@@ -143,16 +160,30 @@ def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
     )
     if args.workload in GENERATORS:
         return generate(args.workload, options, max_model_len)
-    readers = {".jsonl": read_mooncake, ".csv": read_azure}
+    readers = {".jsonl": read_mooncake, ".csv": read_azure, ".mcap": read_recording}
     path = Path(args.workload)
     if path.suffix.lower() not in readers:
         raise BadInput(f"workload {args.workload!r:.200} is not known: {WORKLOADS}")
     for name in GENERATOR_ONLY:
         if getattr(args, name) is not None:
             raise BadInput(
-                f"--{name.replace('_', '-')} is not accepted with a trace: it is for {', '.join(GENERATORS)}"
+                f"--{name.replace('_', '-')} is not accepted with a trace or a recording:"
+                f" it is for {', '.join(GENERATORS)}"
             )
     return readers[path.suffix.lower()](path, args.requests)
+
+
+def recording_paths(args: argparse.Namespace) -> list[Path]:
+    """Where each policy is recorded, in their order; none without `--record`. Raises BadInput for a path in use."""
+    if args.record is None:
+        return []
+    from kvscope_telemetry.recordings.mcap_file import check_path
+
+    path, names = Path(args.record), chosen_allocators(args)
+    paths = [path] if len(names) == 1 else [path.with_stem(f"{path.stem}-{name}") for name in names]
+    for each in paths:
+        check_path(each)
+    return paths
 
 
 def chosen_allocators(args: argparse.Namespace) -> list[str]:

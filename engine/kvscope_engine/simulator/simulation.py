@@ -7,11 +7,11 @@ ends requests at their length. Who runs and who gets which block is decided by t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from kvscope_engine.policy.allocators import make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler import Scheduler
 from kvscope_engine.simulator.cost_model import CostModel
@@ -36,6 +36,16 @@ class Setup:
     allocator: str
     paging: Paging = field(default_factory=Paging)
     """For `virtual` alone."""
+
+
+class Watcher(Protocol):
+    """Is told of each step; takes the scheduler's changes, which nobody else does then."""
+
+    def step(self, plan: StepPlan, result: StepResult, elapsed_ns: int) -> None:
+        """A step is over: its tokens are in the requests, and those that are done have ended."""
+
+    def end(self) -> None:
+        """The last request has ended."""
 
 
 class Simulation:
@@ -63,12 +73,17 @@ class Simulation:
             max_model_len=limits.max_model_len,
         )
         # A step admits at most max_num_seqs requests. With more than that in the queue, later arrivals change
-        # nothing, so their prompts need not be in memory yet.
+        # nothing, so their prompts need not be in memory yet: the queue that is seen is never longer.
         self._max_queued = limits.max_num_seqs + 1
         self._num_brought = 0
         self.now_ns = 0
         self.step_count = 0
         self.tally = Tally()
+        self._watcher: Watcher | None = None
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell `watcher` of each step from now on."""
+        self._watcher = watcher
 
     @property
     def num_requests(self) -> int:
@@ -90,19 +105,26 @@ class Simulation:
         if self.scheduler.requests:
             raise self._stuck()
         if self._num_brought == self.num_requests:
+            if self._watcher is not None:
+                self._watcher.end()
             return False
         self.now_ns = max(self.now_ns, self._workload.requests[self._num_brought].arrival_ns)
         return True
 
     def _step(self, plan: StepPlan) -> None:
         self.step_count += 1
-        self.now_ns += self._cost.step_ns(plan)
+        elapsed_ns = self._cost.step_ns(plan)
+        self.now_ns += elapsed_ns
         self.scheduler.commit(plan, self.step_count, self.now_ns)
         self.tally.step(plan, self.scheduler, self.pool)
         for item in plan.scheduled:
             if item.samples:
                 self._sample(item.request)
-        self.scheduler.take_changes()
+        if self._watcher is None:
+            self.scheduler.take_changes()
+        else:
+            tokens = tuple(-item.request.number if item.samples else None for item in plan.scheduled)
+            self._watcher.step(plan, StepResult(tokens, forward_ns=elapsed_ns), elapsed_ns)
 
     def _sample(self, request: Request) -> None:
         """The token of request `number` is `-number`, which no other request's text contains."""

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvscope_engine.simulator.cost_file import CostFile, save_costs
+from kvscope_engine.simulator.cost_model import PRESETS
 from kvscope_engine.simulator.simulation import Simulation
 
 Run = Callable[..., tuple[int, str, str]]
@@ -64,6 +67,17 @@ def test_costs_override_the_preset(run: Run) -> None:
     assert report["policies"][0]["ttft_s"]["p50"] == pytest.approx(1.5, rel=0.02)
 
 
+def test_costs_that_were_measured_take_the_place_of_the_preset(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    cost = replace(PRESETS["opt-66b"].cost, step_overhead_s=0.25)
+    save_costs(path, CostFile(model="m", device="d", num_slots=800, max_model_len=128, cost_model=cost))
+    report = found(run, "simulate", "alpaca", "--requests", "5", "--costs", str(path))
+    assert report["cost_model"]["step_overhead_s"] == 0.25
+    assert (report["limits"]["num_blocks"], report["limits"]["max_model_len"]) == (50, 128)
+    report = found(run, "simulate", "alpaca", "--requests", "5", "--costs", str(path), "--step-overhead-ms", "1")
+    assert report["cost_model"]["step_overhead_s"] == 0.001
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -84,6 +98,25 @@ def test_traces(run: Run, tmp_path: Path, name: str, text: str) -> None:
     assert f"{path}, line {text.count(chr(10)) + 1}: " in err
 
 
+def test_a_recording_is_played_again(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.mcap"
+    first = found(run, *SMALL, "--rate", "5", "--record", str(path))
+    again = found(run, "simulate", str(path), "--num-gpu-blocks-override", "64", "--max-model-len", "256")
+    assert again["policies"] == first["policies"]
+    assert again["workload"] == first["workload"] | {"name": "run.mcap"}
+    code, out, err = run(*SMALL, "--record", str(path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run.mcap' exists already" in err
+
+
+def test_each_policy_has_a_recording_of_its_own(run: Run, tmp_path: Path) -> None:
+    found(run, *SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-buddy.mcap", "run-paged.mcap"]
+    code, out, err = run(*SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run-paged.mcap' exists already" in err
+
+
 def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None:
     code, out, _ = run("simulate", "sharegpt", "--requests", "50", "--num-gpu-blocks-override", "20")
     assert code == 0
@@ -101,6 +134,11 @@ def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None
         (("nowhere.jsonl",), "No such file"),
         (("nowhere.csv", "--rate", "3"), "--rate is not accepted with a trace"),
         (("nowhere.csv", "--shared-prefix", "3"), "--shared-prefix is not accepted with a trace"),
+        (("nowhere.mcap",), "recording 'nowhere.mcap' cannot be read: No such file"),
+        (("nowhere.mcap", "--rate", "3"), "--rate is not accepted with a trace or a recording"),
+        (("alpaca", "--record", "run.rrd"), "'run.rrd' is not accepted: its name ends in .mcap"),
+        (("alpaca", "--record", "no/where.mcap"), "'no/where.mcap' cannot be written"),
+        (("alpaca", "--costs", "nowhere.json"), "costs 'nowhere.json' cannot be read: No such file"),
         (("alpaca", "--requests", "0"), "requests=0"),
         (("alpaca", "--rate", "0"), "rate=0.0"),
         (("alpaca", "--allocator", "slab"), "'slab'"),

@@ -146,6 +146,21 @@ def test_effective_memory_is_near_figure_2_of_paged_attention(allocator: str, pe
     assert 100 * memory.states == pytest.approx(percent, abs=6)
 
 
+def test_paged_batches_as_many_more_requests_as_in_figure_13_of_paged_attention() -> None:
+    """The same with all requests at once, so that memory is the only limit: 30.42 over 7.00 in the paper."""
+
+    def batch(allocator: str) -> float:
+        limits = Limits(num_blocks=981, enable_prefix_caching=False)
+        workload = generate("sharegpt", GeneratorOptions(num_requests=150), limits.max_model_len)
+        simulation = Simulation(Setup(workload, limits, PRESETS["opt-13b"].cost, allocator))
+        simulation.run()
+        found = report(simulation).mean_batch_under_load
+        assert found is not None
+        return found
+
+    assert batch("paged") / batch("contiguous") >= 3.5
+
+
 def test_an_allocator_that_is_not_there_is_named(make_simulation: Make) -> None:
     with pytest.raises(BadInput, match="'slab'"):
         make_simulation([(0, 1, 1)], "slab")

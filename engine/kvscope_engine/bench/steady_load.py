@@ -1,0 +1,150 @@
+"""A scheduler over a pool under a load that stays the same: what `bench scheduler` times. No model, no tensors.
+
+As many requests run as are asked for, each one that ends is followed by a new one; the pool has 100 blocks for each.
+So two loads of different sizes do the same work per request, and whatever differs is the size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from kvscope_engine.policy.allocators import make_allocation
+from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduler import Scheduler
+from kvscope_telemetry.sampling_params import SamplingParams
+
+BLOCK_SIZE: Final = 16
+BLOCKS_PER_REQUEST: Final = 100
+PROMPT_TOKENS: Final = (512, 1536)
+OUTPUT_TOKENS: Final = (128, 384)
+SHARED_TOKENS: Final = 256
+"""Every second prompt begins with one of eight texts of this length."""
+STEP_TOKENS_PER_REQUEST: Final = 8
+WARM_STEPS: Final = 30
+SAMPLING: Final = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+@dataclass(slots=True)
+class Cost:
+    """What steps took, in CPU time (others on the machine do not count), and did."""
+
+    schedule_ns: int = 0
+    commit_ns: int = 0
+    finish_ns: int = 0
+    """Ending requests and queueing those that follow them."""
+    num_scheduled: int = 0
+    num_steps: int = 0
+    num_finished: int = 0
+    block_operations: int = 0
+
+    @property
+    def total_ns(self) -> int:
+        """Scheduler and pool together."""
+        return self.schedule_ns + self.commit_ns + self.finish_ns
+
+
+class SteadyLoad:
+    """`num_running` requests that decode, and a pool of `100 x num_running` blocks; brought up to speed when made."""
+
+    def __init__(self, num_running: int, *, prefix_caching: bool = True) -> None:
+        self.num_running = num_running
+        self.num_blocks = BLOCKS_PER_REQUEST * num_running
+        self._random = Random(num_running)
+        self._pool = BlockPool(self.num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching, salt=b"bench")
+        tokens = PROMPT_TOKENS[1] + OUTPUT_TOKENS[1]
+        self._scheduler = Scheduler(
+            self._pool,
+            make_allocation("paged", self._pool, max_model_len=tokens),
+            max_num_seqs=num_running,
+            max_num_batched_tokens=max(tokens, STEP_TOKENS_PER_REQUEST * num_running),
+            max_model_len=tokens,
+        )
+        self._numbers = 0
+        self._step = 0
+        self._fill()
+
+    def run(self, num_steps: int) -> Cost:
+        """What the next `num_steps` steps cost."""
+        cost = Cost()
+        for _ in range(num_steps):
+            self._advance(cost)
+        return cost
+
+    def _fill(self) -> None:
+        """Requests at every age, so that as many end in one step as in another."""
+        for _ in range(self.num_running):
+            self._scheduler.add(self._request(self._random.randint(1, OUTPUT_TOKENS[1])))
+        while self._scheduler.totals.admitted < self.num_running:
+            self._advance(Cost())
+        self.run(WARM_STEPS)
+
+    def _request(self, num_output_tokens: int) -> Request:
+        self._numbers += 1
+        length = self._random.randint(*PROMPT_TOKENS)
+        shared = [-1 - self._numbers // 2 % 8] * SHARED_TOKENS if self._numbers % 2 else []
+        return Request(
+            number=self._numbers,
+            request_id=str(self._numbers),
+            prompt_token_ids=shared + [self._numbers] * (length - len(shared)),
+            sampling=SAMPLING,
+            max_tokens=num_output_tokens,
+            arrival_ns=self._numbers,
+        )
+
+    def _advance(self, cost: Cost) -> None:
+        self._step += 1
+        scheduler, clock = self._scheduler, time.thread_time_ns
+        started = clock()
+        plan = scheduler.schedule(self._step, self._step)
+        scheduled = clock()
+        cost.block_operations += num_block_operations(plan)
+        resumed = clock()
+        scheduler.commit(plan, self._step, 0)
+        committed = clock()
+        done = list(_sample(plan))
+        cost.block_operations += sum(len(request.block_table) for request in done)
+        following = [self._request(self._random.randint(*OUTPUT_TOKENS)) for _ in done]
+        finishing = clock()
+        for request, next_request in zip(done, following, strict=True):
+            scheduler.finish(request, "length", self._step)
+            scheduler.add(next_request)
+        finished = clock()
+        scheduler.take_changes()
+        self._pool.take_changed()
+        cost.schedule_ns += scheduled - started
+        cost.commit_ns += committed - resumed
+        cost.finish_ns += finished - finishing
+        cost.num_scheduled += len(plan.scheduled)
+        cost.num_steps += 1
+        cost.num_finished += len(done)
+
+
+def num_block_operations(plan: StepPlan) -> int:
+    """One for each block allocated, hit, written and sealed in the step; releases are counted where they happen."""
+    return sum(map(_operations, plan.scheduled))
+
+
+def _operations(item: Scheduled) -> int:
+    """The request's first step has its hits too. A block that is allocated, written and sealed counts three times."""
+    start, end, size = item.start, item.start + item.num_tokens, BLOCK_SIZE
+    request = item.request
+    hits = start // size if start == request.num_cached_tokens and not request.output_token_ids else 0
+    allocated = -(-end // size) - -(-start // size)
+    written = -(-end // size) - start // size
+    return hits + allocated + written + end // size - start // size
+
+
+def _sample(plan: StepPlan) -> Iterator[Request]:
+    """The requests of the plan get their tokens; those that are done by it are given."""
+    for item in plan.scheduled:
+        if item.samples:
+            output = item.request.output_token_ids
+            output.append(item.request.number)
+            if len(output) == item.request.max_tokens:
+                yield item.request

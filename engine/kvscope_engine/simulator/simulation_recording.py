@@ -1,0 +1,106 @@
+"""A recording of a simulation: what the engine's own recorder says of its scheduler and pool, at simulated time.
+
+Owns the hello that describes an engine that does not exist, and the file. The desktop plays it like any other.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.recorder import Recorder
+from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_telemetry.messages import (
+    CacheInfo,
+    DeviceInfo,
+    Frame,
+    Goodbye,
+    Hello,
+    MemoryBreakdown,
+    ModelInfo,
+    Timings,
+)
+from kvscope_telemetry.recordings.writer import RecordingWriter
+
+
+class SimulationRecording:
+    """Watches `simulation`, made of `setup` and not begun; `model` is what the cost model stands for.
+
+    Raises BadInput for a path that will not do; leaving it raises KvscopeError when the file could not be written.
+    """
+
+    def __init__(self, simulation: Simulation, setup: Setup, path: Path, model: str) -> None:
+        self._simulation = simulation
+        self._hello = _hello(setup, simulation, model)
+        self._writer = RecordingWriter(path)
+        self._recorder = Recorder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
+        simulation.watch(self)
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        hello = self._hello
+        self._writer.write(hello, wait=True)
+        self._writer.write(_memory(hello), wait=True)
+        self._writer.write(self._recorder.snapshot(hello, 0, self._simulation.now_ns), wait=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    def step(self, plan: StepPlan, result: StepResult, elapsed_ns: int) -> None:
+        """One frame."""
+        simulation = self._simulation
+        timings = Timings(run_ns=elapsed_ns, forward_ns=elapsed_ns)
+        self._recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
+
+    def end(self) -> None:
+        """What changed after the last step, and that it is over."""
+        self._recorder.record_idle(self._simulation.step_count, self._simulation.now_ns)
+        self._writer.write(Goodbye(epoch=self._hello.epoch), wait=True)
+
+    def _publish(self, frame: Frame) -> None:
+        self._writer.write(frame, wait=True)  # a simulation has time
+
+
+def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
+    limits, cost = setup.limits, setup.cost
+    return Hello(
+        epoch=secrets.randbits(63),
+        time_ns=simulation.now_ns,
+        wall_time_ns=time.time_ns(),
+        model=ModelInfo(name=f"{model} (simulated)", max_model_len=limits.max_model_len),
+        cache=CacheInfo(
+            num_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            block_bytes=round(cost.kv_bytes_per_token * limits.block_size),
+            allocator=setup.allocator,
+            prefix_caching=simulation.pool.index is not None,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+        ),
+        device=DeviceInfo(
+            kind="simulated",
+            name=f"{cost.memory_bandwidth / 1e9:.0f} GB/s, {cost.flops_per_second / 1e12:.1f} TFLOP/s",
+            total_bytes=round(cost.weight_bytes + cost.kv_bytes_per_token * limits.num_blocks * limits.block_size),
+        ),
+        engine_version=version("kvscope"),
+        pid=os.getpid(),
+    )
+
+
+def _memory(hello: Hello) -> MemoryBreakdown:
+    kv_bytes = hello.cache.block_bytes * hello.cache.num_blocks
+    return MemoryBreakdown(
+        epoch=hello.epoch,
+        time_ns=hello.time_ns,
+        weights_bytes=hello.device.total_bytes - kv_bytes,
+        kv_bytes=kv_bytes,
+    )

@@ -1,0 +1,105 @@
+"""Keyframes: the whole state every few seconds of recorded time, so that seeking need not begin at the start.
+
+Owns when one is due. It is made from the messages that are recorded, so that recording asks nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.messages import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.recordings.follower import Follower
+from kvscope_telemetry.request_mirror import RequestMirror
+from kvscope_telemetry.requests import RequestState
+
+INTERVAL_NS: Final = 5_000_000_000
+BLOCK_ROW_BYTES: Final = 26
+
+
+class Keyframes:
+    """Follows what is recorded and says when a keyframe belongs after it.
+
+    One is due `interval_ns` after the last, once the frames since are half its size: so keyframes never make up more
+    than two thirds of a file, and no seek replays more than one of these two amounts.
+    """
+
+    def __init__(self, interval_ns: int = INTERVAL_NS) -> None:
+        self._interval_ns = interval_ns
+        self._follower = Follower()
+        self._last_ns = 0
+        self._num_bytes = 0
+
+    def after(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int) -> Snapshot | None:
+        """The keyframe that follows `message` (of `num_bytes` on the wire), None when none is due."""
+        self._follower.feed(message)
+        if not isinstance(message, Frame):
+            if isinstance(message, Snapshot):
+                self._restart(log_time_ns)
+            return None
+        self._num_bytes += num_bytes
+        if log_time_ns - self._last_ns < self._interval_ns or self._is_early:
+            return None
+        self._follower.settle()
+        if self._follower.is_lost:
+            return None
+        self._restart(log_time_ns)
+        return snapshot_of(self._follower.mirror)
+
+    @property
+    def _is_early(self) -> bool:
+        return 2 * self._num_bytes < BLOCK_ROW_BYTES * self._follower.mirror.num_blocks
+
+    def _restart(self, log_time_ns: int) -> None:
+        self._last_ns, self._num_bytes = log_time_ns, 0
+
+
+def snapshot_of(mirror: Mirror) -> Snapshot:
+    """The state of `mirror`, which has one, as an engine would tell it: requests that ended are not in it."""
+    assert mirror.hello is not None, "a mirror without a hello has no state"
+    requests = mirror.requests
+    rows = np.flatnonzero(requests.state != RequestState.FINISHED)
+    return Snapshot(
+        hello=mirror.hello,
+        seq=mirror.seq,
+        step=mirror.step,
+        time_ns=mirror.time_ns,
+        blocks=mirror.ledger.pack_all(),
+        requests_info=tuple(_info(requests, row) for row in rows.tolist()),
+        requests=_rows(requests, rows),
+        counters=mirror.counters,
+    )
+
+
+def _info(requests: RequestMirror, row: int) -> RequestInfo:
+    return RequestInfo(
+        number=int(requests.number[row]),
+        request_id=requests.request_ids[row],
+        arrival_ns=int(requests.arrival_ns[row]),
+        num_prompt_tokens=int(requests.num_prompt_tokens[row]),
+        max_tokens=int(requests.max_tokens[row]),
+        priority=int(requests.priority[row]),
+        index=int(requests.index[row]),
+    )
+
+
+def _rows(requests: RequestMirror, rows: npt.NDArray[np.intp]) -> RequestRows:
+    def packed(name: str, dtype: str) -> bytes:
+        return bytes(getattr(requests, name)[rows].astype(dtype).tobytes())
+
+    return RequestRows(
+        number=packed("number", "<u4"),
+        state=packed("state", "u1"),
+        num_computed_tokens=packed("num_computed_tokens", "<u4"),
+        num_cached_tokens=packed("num_cached_tokens", "<u4"),
+        num_output_tokens=packed("num_output_tokens", "<u4"),
+        num_preemptions=packed("num_preemptions", "<u2"),
+        table_start=bytes(4 * len(rows)),
+        table_count=packed("num_blocks", "<u4"),
+        table_blocks=b"".join(
+            requests.table(number).astype("<u4").tobytes() for number in requests.number[rows].tolist()
+        ),
+    )

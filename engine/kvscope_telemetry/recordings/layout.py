@@ -1,0 +1,42 @@
+"""What a recording looks like inside, and how large what it claims may be.
+
+An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
+`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages`), on four channels. Log times are the engine's
+monotonic clock set by the wall clock of its hello, and never go back (`log_clock`). Every keyframe begins a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_telemetry.messages import MAX_MESSAGE_BYTES, Frame, Hello, Snapshot, TelemetryMessage
+
+PROFILE: Final = "kvscope"
+SCHEMA: Final = "kvscope.TelemetryMessage"
+MESSAGE_ENCODING: Final = "msgpack"
+SUFFIX: Final = ".mcap"
+PART_SUFFIX: Final = ".part"
+"""Added to the name while the file is being written."""
+
+FRAMES, STATE, KEYFRAMES, OTHERS = 1, 2, 3, 4
+TOPICS: Final = {
+    FRAMES: "/kvscope/frames",
+    STATE: "/kvscope/state",  # hellos, and snapshots that somebody asked for
+    KEYFRAMES: "/kvscope/keyframes",  # snapshots that the writer made, for seeking
+    OTHERS: "/kvscope/others",
+}
+"""Channel id -> topic. A file that another tool wrote anew may have other ids; its channel records say so."""
+
+CHUNK_BYTES: Final = 64 << 10
+"""What a killed process loses at most, besides what came in the last second."""
+MAX_CHUNK_BYTES: Final = 128 << 20
+"""Inflated; a keyframe of 4 million blocks is 104 MB. Chunks that claim more are refused before they are read."""
+MAX_RECORDED_MESSAGE_BYTES: Final = min(MAX_MESSAGE_BYTES, MAX_CHUNK_BYTES - CHUNK_BYTES)
+MAX_CHUNKS: Final = 1 << 22
+
+
+def channel_of(message: TelemetryMessage) -> int:
+    """Where a message as it came belongs."""
+    if isinstance(message, Frame):
+        return FRAMES
+    return STATE if isinstance(message, Hello | Snapshot) else OTHERS

@@ -1,0 +1,35 @@
+"""The time of each message in a recording. Owns the offset from an engine's monotonic clock to the file's."""
+
+from __future__ import annotations
+
+import time
+
+from kvscope_telemetry.messages import Goodbye, Hello, Progress, Snapshot, TelemetryMessage
+
+
+class LogClock:
+    """Log times in ns: the wall clock of an epoch's hello, moved by the engine's monotonic clock.
+
+    They never go back: neither within an epoch, nor where a new one begins with its wall clock set back.
+    """
+
+    def __init__(self) -> None:
+        self._offset_ns = 0
+        self._last_ns: int | None = None
+        self._epoch: int | None = None
+
+    def log_time_ns(self, message: TelemetryMessage) -> int:
+        """When `message` was, not before any earlier one; what bears no time was just now."""
+        hello = message if isinstance(message, Hello) else message.hello if isinstance(message, Snapshot) else None
+        if hello is not None and hello.epoch != self._epoch:
+            self._begin(hello)
+        if isinstance(message, Progress | Goodbye) or self._epoch is None:
+            last_ns = time.time_ns() if self._last_ns is None else self._last_ns
+        else:
+            last_ns = max(self._last_ns or 0, message.time_ns + self._offset_ns)
+        self._last_ns = last_ns
+        return last_ns
+
+    def _begin(self, hello: Hello) -> None:
+        self._epoch = hello.epoch
+        self._offset_ns = max(hello.wall_time_ns, self._last_ns or 0) - hello.time_ns

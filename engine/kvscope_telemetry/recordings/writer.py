@@ -1,0 +1,125 @@
+"""Writing a recording: one thread, a bounded queue before it.
+
+Owns thread and queue, and what became of each message. Whoever records never waits and never fails for it: what the
+queue has no room for is dropped and counted, a disk that is full ends the recording and leaves what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages import TelemetryMessage
+from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
+from kvscope_telemetry.recordings.layout import KEYFRAMES, MAX_RECORDED_MESSAGE_BYTES, channel_of
+from kvscope_telemetry.recordings.log_clock import LogClock
+from kvscope_telemetry.recordings.mcap_file import McapFile
+from kvscope_telemetry.recordings.queue import MAX_QUEUED_BYTES, Queued, RecordingQueue
+from kvscope_telemetry.wire import encode
+
+FLUSH_S: Final = 1.0
+"""The longest that a message waits in a chunk that is not full."""
+
+
+class RecordingWriter:
+    """Writes `path` (`.mcap`); until `close` it is called `path.part`. Raises BadInput for a path that will not do.
+
+    A recording can be played from its first snapshot on: give it one at the start, and after each hole.
+    """
+
+    def __init__(
+        self, path: Path | str, *, keyframe_interval_ns: int = INTERVAL_NS, max_queued_bytes: int = MAX_QUEUED_BYTES
+    ) -> None:
+        self._file = McapFile(Path(path))
+        self._clock = LogClock()
+        self._keyframes = Keyframes(keyframe_interval_ns)
+        self._queue = RecordingQueue(max_queued_bytes)
+        self.num_written = 0
+        """Messages in the file, keyframes not counted."""
+        self._num_lost = 0  # taken from the queue and not written
+        self.failure = ""
+        """Why the recording ended before its time; empty while all is well."""
+        self._next_flush_s = time.monotonic() + FLUSH_S
+        self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """What the file is called once it is whole."""
+        return self._file.path
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that are not in the file: the queue was full, one was too large, or the recording had ended."""
+        return self._queue.num_refused + self._num_lost
+
+    def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
+        """Record `message`, or the bytes that it came as. Takes a microsecond or two and never blocks.
+
+        `wait` waits for room in the queue instead of dropping, for who has no clock to keep up with. False: dropped.
+        """
+        return self._queue.put(message, data, wait=wait)
+
+    def close(self) -> None:
+        """Write what waits; the file gets its name. Idempotent.
+
+        Raises KvscopeError when the recording failed: what was written by then is in `path.part`.
+        """
+        self._queue.close()
+        self._thread.join()
+        if self.failure:
+            raise KvscopeError(f"recording {str(self.path)!r} ended early: {self.failure}; see {self._file.part.name}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            with contextlib.suppress(KvscopeError):  # the first error is the one to tell
+                self.close()
+
+    def _run(self) -> None:
+        try:
+            while (taken := self._queue.take(FLUSH_S)) is not None:
+                self._num_lost += len(taken)
+                for queued in taken:
+                    self._record(queued)
+                self._flush_when_due()
+            self._file.finish()
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+        except Exception as error:  # whatever it is, it ends the recording and not the engine
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _record(self, queued: Queued) -> None:
+        message, data = queued.message, queued.data
+        data = encode(message) if data is None else data
+        if len(data) > MAX_RECORDED_MESSAGE_BYTES:
+            return
+        log_time_ns = self._clock.log_time_ns(message)
+        self._file.add(channel_of(message), log_time_ns, data)
+        self.num_written += 1
+        self._num_lost -= 1
+        keyframe = self._keyframes.after(message, log_time_ns, len(data))
+        if keyframe is not None:
+            self._file.add(KEYFRAMES, log_time_ns, encode(keyframe))
+
+    def _flush_when_due(self) -> None:
+        if time.monotonic() >= self._next_flush_s:
+            self._file.flush()
+            self._next_flush_s = time.monotonic() + FLUSH_S
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self._queue.close(discard=True)
+        with contextlib.suppress(OSError):  # it is the same full disk
+            self._file.abandon()

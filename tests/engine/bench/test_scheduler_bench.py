@@ -1,0 +1,62 @@
+"""`bench scheduler`: the load is steady, its books are right, the numbers are printed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvscope_engine.bench import scheduler
+from kvscope_engine.bench.pool_operations import pool_operations_per_s
+from kvscope_engine.bench.steady_load import SteadyLoad
+from kvscope_engine.cli.main import main
+from kvscope_engine.policy.block_pool import BlockPool
+
+
+def test_as_many_run_as_were_asked_for() -> None:
+    load = SteadyLoad(20)
+    cost = load.run(200)
+    assert cost.num_steps == 200
+    assert 0.95 * 20 <= cost.num_scheduled / 200 <= 20
+    assert cost.num_finished == pytest.approx(200 * 20 / 256, rel=0.5)
+    assert min(cost.schedule_ns, cost.commit_ns, cost.finish_ns) > 0
+    load._scheduler.check_integrity()
+    assert load._scheduler.totals.preemptions == 0
+
+
+def test_block_operations_are_those_that_the_pool_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = SteadyLoad(20)
+    counts = dict.fromkeys(("allocate", "hit", "write", "seal", "release"), 0)
+    for name in counts:
+        monkeypatch.setattr(BlockPool, name, _counted(getattr(BlockPool, name), name, counts))
+    cost = load.run(400)
+    assert cost.num_finished > 0
+    assert counts["hit"] > 0
+    assert cost.block_operations == sum(counts.values())
+
+
+def _counted(method, name, counts):  # type: ignore[no-untyped-def]
+    def call(pool, blocks, *rest):  # type: ignore[no-untyped-def]
+        counts[name] += blocks if name == "allocate" else 1 if name == "seal" else len(blocks)
+        return method(pool, blocks, *rest)
+
+    return call
+
+
+def test_the_pool_alone() -> None:
+    assert pool_operations_per_s(200, 5) > 10_000  # with evictions
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "POOL_LIVES", 10)
+    words = ["bench", "scheduler", "--small", "2", "--large", "4", "--repeats", "2"]
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["large"]["num_blocks"] == 400
+    assert report["large_over_small"] > 0
+    assert main([*words, "--no-prefix-caching"]) == 0
+    assert "ns a scheduled request" in capsys.readouterr().out
+    assert main([*words, "--profile"]) == 0
+    assert "write_down" in capsys.readouterr().out
+    assert main(["bench", "scheduler", "--small", "0"]) == 2
+    assert "small=0" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""A simulation on record: the mirror of its frames is its pool, and simulated again it has the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvscope_engine.simulator.cost_model import PRESETS
+from kvscope_engine.simulator.generators import GeneratorOptions, generate
+from kvscope_engine.simulator.limits import Limits
+from kvscope_engine.simulator.recorded_workload import read_recording
+from kvscope_engine.simulator.report import report
+from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.simulation_recording import SimulationRecording
+from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages import MemoryBreakdown
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.requests import RequestState
+
+LIMITS = Limits(num_blocks=120, max_num_seqs=16, max_model_len=512)
+Record = Callable[..., Simulation]
+
+
+@pytest.fixture
+def workload() -> Workload:
+    return generate("mixed", GeneratorOptions(num_requests=60, rate=4, shared_prefix_tokens=100, seed=3), 512)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """`record(workload, allocator)`: a run that is over, recorded as `run.mcap`."""
+
+    def run(workload: Workload, allocator: str = "paged", limits: Limits = LIMITS) -> Simulation:
+        setup = Setup(workload, limits, PRESETS["opt-13b"].cost, allocator)
+        simulation = Simulation(setup)
+        with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b"):
+            simulation.run()
+        return simulation
+
+    return run
+
+
+@pytest.mark.parametrize("allocator", ["paged", "contiguous", "buddy", "oracle"])
+def test_the_recording_ends_where_the_simulation_did(
+    record: Record, workload: Workload, tmp_path: Path, allocator: str
+) -> None:
+    simulation = record(workload, allocator)
+    recording = Recording.open(tmp_path / "run.mcap")
+    info = recording.info
+    assert info.is_complete
+    assert info.hello.cache.allocator == allocator
+    assert info.hello.model.name == "opt-13b (simulated)"
+    assert simulation.step_count <= info.num_frames <= simulation.step_count + 1
+    assert info.duration_s == pytest.approx(simulation.now_ns / 1e9, abs=1e-9)
+    mirror = recording.state_at(info.duration_s)
+    assert mirror.ledger.differences(simulation.pool.ledger) == []
+    assert mirror.time_ns == simulation.now_ns
+    assert (mirror.requests.state == RequestState.FINISHED).all()
+    assert mirror.counters.finished == 60
+    assert mirror.counters.generation_tokens == simulation.tally.num_output_tokens
+    memory = [message for _, message in recording.messages(0, 0) if isinstance(message, MemoryBreakdown)]
+    assert memory[0].weights_bytes == pytest.approx(2 * 12.85e9)
+
+
+def test_every_frame_fits_the_state_before_it(record: Record, workload: Workload, tmp_path: Path) -> None:
+    """The state in the middle is that of a simulation stopped there."""
+    whole = record(workload)
+    recording = Recording.open(tmp_path / "run.mcap")
+    other = Simulation(Setup(workload, LIMITS, PRESETS["opt-13b"].cost, "paged"))
+    while other.step_count < whole.step_count // 2:
+        other.advance()
+    mirror = recording.state_at(other.now_ns / 1e9)
+    assert mirror.step == other.step_count
+    assert mirror.ledger.differences(other.pool.ledger) == []
+
+
+@pytest.mark.parametrize("allocator", ["paged", "buddy"])
+def test_simulated_again_it_has_the_same_requests(
+    record: Record, workload: Workload, tmp_path: Path, allocator: str
+) -> None:
+    record(workload, allocator)
+    again = read_recording(tmp_path / "run.mcap")
+    shape = [(one.arrival_ns, one.num_prompt_tokens, one.num_output_tokens) for one in workload.requests]
+    assert [(one.arrival_ns, one.num_prompt_tokens, one.num_output_tokens) for one in again.requests] == shape
+    assert read_recording(tmp_path / "run.mcap", 7).requests == again.requests[:7]
+
+
+def test_what_prompts_share_is_known_from_the_hashes(record: Record, workload: Workload, tmp_path: Path) -> None:
+    before = record(workload)
+    again = read_recording(tmp_path / "run.mcap")
+    beginnings = {one.text_ids[:6] for one in again.requests if one.num_output_tokens > 1}
+    assert len(beginnings) == 1  # 100 tokens are 6 full blocks of 16
+    assert len(beginnings.pop()) == 6
+    assert not any(one.text_ids for one in again.requests if one.num_output_tokens == 1)  # never seen with blocks
+    after = Simulation(Setup(again, LIMITS, PRESETS["opt-13b"].cost, "paged"))
+    after.run()
+    first, second = report(before).prefix_hit_rate, report(after).prefix_hit_rate
+    assert first is not None
+    assert second == pytest.approx(first, rel=0.1)
+
+
+def test_without_prefix_caching_nothing_is_known_to_be_shared(
+    record: Record, workload: Workload, tmp_path: Path
+) -> None:
+    record(workload, "oracle")
+    assert not any(request.text_ids for request in read_recording(tmp_path / "run.mcap").requests)
+
+
+def test_text_that_only_one_prompt_has_is_left_to_it(record: Record, tmp_path: Path) -> None:
+    requests = (
+        WorkloadRequest(0, 100, 4),
+        WorkloadRequest(10**9, 64, 4, (0, 1)),
+        WorkloadRequest(2 * 10**9, 64, 4, (0,)),
+    )
+    record(Workload("by hand", requests, 32))
+    texts = [request.text_ids for request in read_recording(tmp_path / "run.mcap").requests]
+    assert [len(text) for text in texts] == [0, 2, 2]
+    assert texts[1] == texts[2]
+
+
+def test_a_recording_without_requests_is_refused(record: Record, tmp_path: Path) -> None:
+    record(Workload("too long", (WorkloadRequest(0, 5000, 1),)))
+    assert Recording.open(tmp_path / "run.mcap").state_at(0).counters.refused == 1
+    with pytest.raises(BadInput, match="holds no request"):
+        read_recording(tmp_path / "run.mcap")

@@ -1,0 +1,210 @@
+"""Round trips: what goes in comes out, and the state at any time is the mirror's at that time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mcap.reader
+import pytest
+
+from kvscope_telemetry import Recording
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages import Frame, Goodbye, Heartbeat, Hello, Progress, TelemetryMessage
+from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.recordings.keyframes import snapshot_of
+from kvscope_telemetry.recordings.layout import KEYFRAMES, TOPICS
+from kvscope_telemetry.recordings.mcap_file import McapFile
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.wire import encode
+
+SameState = Callable[[Mirror, Mirror], None]
+
+
+def test_every_message_comes_back_as_it_was(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+    messages = make_messages(300)
+    epoch = messages[0].epoch
+    messages.insert(0, Progress(stage="load"))
+    messages[100:100] = [Heartbeat(epoch=epoch, time_ns=messages[100].time_ns, seq=97, step=97)]
+    messages.append(Goodbye(epoch=epoch))
+    recorded = record(messages)
+    recording = Recording.open(recorded.path)
+    assert [message for _, message in recording.messages()] == messages
+    assert list(recording.frames()) == recorded.frames
+    assert recording.num_damaged == 0
+    info = recording.info
+    assert (info.num_frames, info.epochs, info.is_complete) == (300, (epoch,), True)
+    assert info.hello == messages[1]
+    assert not Path(f"{recorded.path}.part").exists()
+
+
+def test_frames_of_a_span(record: Callable[..., Any]) -> None:
+    recording = Recording.open(record(300).path)
+    times = [seconds for seconds, message in recording.messages() if isinstance(message, Frame)]
+    assert recording.info.duration_s == times[-1]
+    for low, high in ((0, 299), (17, 17), (100, 250), (299, 299)):
+        seqs = [frame.seq for frame in recording.frames(times[low], times[high])]
+        assert seqs == list(range(low + 1, high + 2))
+    assert list(recording.frames(times[-1] + 1)) == []
+
+
+def test_the_state_at_any_time_is_the_mirrors(record: Callable[..., Any], assert_same_state: SameState) -> None:
+    recorded = record(400)
+    recording = Recording.open(recorded.path)
+    times = [seconds for seconds, message in recording.messages() if isinstance(message, Frame)]
+    for index in (0, 1, 49, 50, 51, 170, 398, 399):
+        assert_same_state(recording.state_at(times[index]), recorded.mirror_after(index + 3))
+    assert_same_state(recording.state_at(times[9] + 0.001), recorded.mirror_after(12))
+    assert_same_state(recording.state_at(1e9), recorded.mirror_after(402))
+    assert recording.state_at(0).seq == 0
+
+
+def test_a_keyframe_is_where_seeking_begins(record: Callable[..., Any]) -> None:
+    """Of the frames before the last keyframe none is needed: they may even be damaged."""
+    recorded = record(400)
+    with recorded.path.open("rb") as file:
+        reader = mcap.reader.make_reader(file)
+        keyframes = [message.log_time for _, _, message in reader.iter_messages(topics=[TOPICS[KEYFRAMES]])]
+    recording = Recording.open(recorded.path)
+    assert 0.9 * recording.info.duration_s - 1 <= len(keyframes) <= recording.info.duration_s
+    at_end = recording.state_at(1e9)
+    recording._chunks[2].crc ^= 1
+    assert recording.state_at(1e9).ledger.equals(at_end.ledger)
+    assert recording.num_damaged == 0
+    assert list(recording.frames())[-1].seq == 400
+    assert recording.num_damaged == 1
+
+
+def test_other_tools_read_it(record: Callable[..., Any]) -> None:
+    recorded = record(50)
+    with recorded.path.open("rb") as file:
+        reader = mcap.reader.make_reader(file, validate_crcs=True)
+        assert reader.get_header().profile == "kvscope"
+        found = [message.data for schema, channel, message in reader.iter_messages(topics=[TOPICS[1]])]
+    assert found == [encode(frame) for frame in recorded.frames]
+
+
+def test_bytes_are_kept_as_they_came(record: Callable[..., Any], tmp_path: Path) -> None:
+    """A newer engine may say more than this version knows."""
+    hello, snapshot, frame = record(1).messages
+    data = encode(frame)[:1] + b"\xa3new\x01" + encode(frame)[1:]
+    data = bytes([data[0] + 1]) + data[1:]
+    with RecordingWriter(tmp_path / "raw.mcap") as writer:
+        for message in (hello, snapshot):
+            writer.write(message)
+        writer.write(frame, data)
+    with (tmp_path / "raw.mcap").open("rb") as file:
+        assert data in [message.data for _, _, message in mcap.reader.make_reader(file).iter_messages()]
+    assert list(Recording.open(tmp_path / "raw.mcap").frames()) == [frame]
+
+
+def test_two_engine_starts_in_one_file(
+    record: Callable[..., Any], make_messages: Callable[..., Any], assert_same_state: SameState
+) -> None:
+    first, second = make_messages(120, epoch=7), make_messages(90, epoch=8, num_blocks=99, seed=3)
+    recorded = record(first + second)
+    recording = Recording.open(recorded.path)
+    assert recording.info.epochs == (7, 8)
+    assert recording.info.num_frames == 210
+    times = [seconds for seconds, message in recording.messages() if isinstance(message, Frame)]
+    assert times == sorted(times)
+    assert_same_state(recording.state_at(times[100]), recorded.mirror_after(103))
+    assert_same_state(recording.state_at(times[-1]), recorded.mirror_after(214))
+
+
+def test_where_frames_are_missing_the_state_waits_for_a_snapshot(
+    record: Callable[..., Any], make_messages: Callable[..., Any]
+) -> None:
+    messages = make_messages(200)
+    del messages[80:90]
+    recorded = record(messages)
+    recording = Recording.open(recorded.path)
+    assert recording.state_at(1e9).seq == messages[79].seq
+    assert recording.info.num_frames == 190
+    again = record([*messages, snapshot_of(recorded.mirror_after(80))], "again.mcap")
+    assert Recording.open(again.path).state_at(1e9).seq == messages[79].seq
+
+
+def test_a_full_queue_drops_and_counts(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
+    messages = make_messages(400)
+    with RecordingWriter(tmp_path / "full.mcap", max_queued_bytes=1) as writer:
+        taken = [writer.write(message) for message in messages]
+    assert writer.num_dropped == taken.count(False)
+    assert writer.num_written == taken.count(True) >= 1
+
+
+def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
+    tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages, add = make_messages(300), McapFile.add
+
+    def full(file: McapFile, channel: int, log_time_ns: int, data: bytes) -> None:
+        if writer.num_written == 150:
+            file.flush()
+            raise OSError(28, "No space left on device")
+        add(file, channel, log_time_ns, data)
+
+    monkeypatch.setattr(McapFile, "add", full)
+    writer = RecordingWriter(tmp_path / "full.mcap")
+    for message in messages:
+        writer.write(message, wait=True)
+    with pytest.raises(KvscopeError, match=r"ended early: No space left on device; see full\.mcap\.part"):
+        writer.close()
+    assert writer.num_written + writer.num_dropped == len(messages)
+    assert not writer.write(messages[2])
+    recording = Recording.open(tmp_path / "full.mcap.part")
+    assert recording.info.num_frames == 148
+    assert not recording.info.is_complete
+
+
+def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\n"
+        "from kvscope_telemetry.recordings import writer\n"
+        "from kvscope_telemetry.synthetic_engine import SyntheticEngine\n"
+        "writer.FLUSH_S = 0.01\n"
+        "recording = writer.RecordingWriter(sys.argv[1])\n"
+        "engine = SyntheticEngine(num_blocks=100)\n"
+        "recording.write(engine.hello)\n"
+        "recording.write(engine.snapshot())\n"
+        "while os.path.getsize(sys.argv[1] + '.part') < 20_000:\n"
+        "    recording.write(engine.advance(), wait=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    path = tmp_path / "killed.mcap"
+    assert subprocess.run([sys.executable, "-c", program, str(path)]).returncode == -9
+    recording = Recording.open(f"{path}.part")
+    seqs = [frame.seq for frame in recording.frames()]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert recording.state_at(1e9).seq == len(seqs) == recording.info.num_frames > 0
+
+
+def test_nothing_is_overwritten(record: Callable[..., Any], tmp_path: Path) -> None:
+    path = record(5).path
+    with pytest.raises(BadInput, match=r"session\.mcap' exists already"):
+        RecordingWriter(path)
+    Path(tmp_path / "other.mcap.part").touch()
+    with pytest.raises(BadInput, match=r"other\.mcap\.part' exists already"):
+        RecordingWriter(tmp_path / "other.mcap")
+    with pytest.raises(BadInput, match=r"name ends in \.mcap"):
+        RecordingWriter(tmp_path / "session.rrd")
+    with pytest.raises(BadInput, match=r"cannot be written: No such file"):
+        RecordingWriter(tmp_path / "nowhere" / "session.mcap")
+
+
+def test_importing_the_library_imports_no_mcap() -> None:
+    program = "import sys, kvscope_telemetry; print({'mcap', 'zstandard', 'lz4'} & set(sys.modules) or 'light')"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "light\n"
+
+
+def test_hello_alone_is_a_recording_without_blocks(record: Callable[..., Any]) -> None:
+    hello = record(1).messages[0]
+    assert isinstance(hello, Hello)
+    messages: list[TelemetryMessage] = [hello]
+    recording = Recording.open(record(messages, "alone.mcap").path)
+    assert (recording.info.num_frames, recording.info.duration_s) == (0, 0.0)
+    assert recording.state_at(0).num_blocks == 0
+    assert recording.requests() == []
