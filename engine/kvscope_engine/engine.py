@@ -142,8 +142,9 @@ class Engine:
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """What blocks hold, in the order asked. Ids outside the pool hold nothing."""
-        pool, requests = self._parts.pool, self._parts.scheduler.requests
-        return tuple(with_text(block_content(block, pool, requests), self.tokenizer) for block in blocks)
+        pool, scheduler = self._parts.pool, self._parts.scheduler
+        contents = (block_content(block, pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
+        return tuple(with_text(content, self.tokenizer) for content in contents)
 
     def reset_prefix_cache(self) -> None:
         """Forget every idle cached block."""

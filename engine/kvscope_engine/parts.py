@@ -9,22 +9,26 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 import torch
 
 from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.fingerprint import weights_fingerprint
 from kvscope_engine.model.kv_storage import KVStorage
 from kvscope_engine.model.loader import LoadedModel, load_model
 from kvscope_engine.model.memory import num_blocks_for
 from kvscope_engine.model.runner import ModelRunner
-from kvscope_engine.model.virtual_memory.build import VirtualCache, virtual_cache
+from kvscope_engine.model.tiers.build import make_tier_mover
+from kvscope_engine.model.tiers.mover import BlockMover
+from kvscope_engine.model.virtual_memory.build import virtual_cache
 from kvscope_engine.policy.address_space import AddressSpace
 from kvscope_engine.policy.allocators import make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.scheduler import Scheduler
 from kvscope_engine.submission import Limits
+from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, Progress
 
 CPU_BATCHED_TOKENS = 512
@@ -42,6 +46,8 @@ class Parts:
     scheduler: Scheduler
     runner: ModelRunner
     hello: Hello
+    mover: BlockMover | None = None
+    """Of the bytes between the tiers; None without lower ones."""
 
     @property
     def limits(self) -> Limits:
@@ -64,6 +70,8 @@ class Parts:
     def close(self) -> None:
         """Drop every tensor."""
         self.runner.close()
+        if self.mover is not None:
+            self.mover.close()
         self.storage.close()
         self.loaded = replace(self.loaded, module=torch.nn.Module())
 
@@ -77,13 +85,10 @@ def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress],
         torch.set_num_threads(config.num_threads)
     loaded = load_model(config, progress)
     num_blocks = num_blocks_for(config, loaded)
-    virtual = virtual_cache(config, loaded, num_blocks)
-    try:
-        return _assemble(config, epoch, loaded, num_blocks, virtual, progress)
-    except BaseException:
-        if virtual is not None:
-            virtual.memory.close()  # a driver's pages are not collected like tensors
-        raise
+    with ExitStack() as undo:  # a driver's pages, pinned memory and files are not collected like tensors
+        parts = _assemble(config, epoch, loaded, num_blocks, undo, progress)
+        undo.pop_all()
+    return parts
 
 
 def _assemble(
@@ -91,13 +96,26 @@ def _assemble(
     epoch: int,
     loaded: LoadedModel,
     num_blocks: int,
-    virtual: VirtualCache | None,
+    undo: ExitStack,
     progress: Callable[[Progress], None],
 ) -> Parts:
+    virtual = virtual_cache(config, loaded, num_blocks)
     space, memory = (virtual.space, virtual.memory) if virtual is not None else (None, None)
+    if memory is not None:
+        undo.callback(memory.close)
     num_rows = space.num_rows if space is not None else num_blocks
     storage = KVStorage.for_model(loaded, num_rows, config.block_size, config.kv_cache_dtype, memory=memory)
-    pool = BlockPool(num_rows, config.block_size, prefix_caching=config.enable_prefix_caching)
+    mover = make_tier_mover(config, storage, _fingerprint(config, loaded))
+    if mover is not None:
+        undo.callback(mover.close)
+    pool = BlockPool(
+        num_rows,
+        config.block_size,
+        prefix_caching=config.enable_prefix_caching,
+        salt=mover.salt if mover is not None else None,
+        num_host=mover.num_host_places if mover is not None else 0,
+        num_disk=mover.num_disk_places if mover is not None else 0,
+    )
     max_batched = _max_batched_tokens(config, loaded)
     scheduler = Scheduler(
         pool,
@@ -105,12 +123,19 @@ def _assemble(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched,
         max_model_len=loaded.max_model_len,
+        mover=mover,
+        preemption=config.preemption,
     )
     progress(Progress(stage="warm up"))
     runner = ModelRunner(loaded, storage, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_batched)
-    hello = _hello(config, epoch, loaded, storage, max_batched, space)
+    hello = _hello(config, epoch, loaded, storage, max_batched, space, mover)
     progress(Progress(stage="ready"))
-    return Parts(epoch, loaded, storage, pool, scheduler, runner, hello)
+    return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover)
+
+
+def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
+    """Only a file that is kept is ever read by another engine."""
+    return f"{loaded.info.name};{weights_fingerprint(loaded.module)}" if config.keep_disk_kv else ""
 
 
 def _max_batched_tokens(config: EngineConfig, loaded: LoadedModel) -> int:
@@ -127,6 +152,7 @@ def _hello(
     storage: KVStorage,
     max_batched: int,
     space: AddressSpace | None,
+    mover: BlockMover | None,
 ) -> Hello:
     return Hello(
         epoch=epoch,
@@ -136,6 +162,8 @@ def _hello(
         cache=CacheInfo(
             num_blocks=storage.num_blocks,
             num_physical_blocks=space.num_physical_blocks if space is not None else 0,
+            num_host_blocks=mover.num_host_places if mover is not None else 0,
+            num_disk_blocks=mover.num_disk_places if mover is not None else 0,
             block_size=config.block_size,
             block_bytes=storage.block_bytes,
             dtype=str(storage.dtype).removeprefix("torch."),
@@ -145,7 +173,7 @@ def _hello(
             max_num_batched_tokens=max_batched,
         ),
         device=_device_info(loaded.device),
-        engine_version=version("kvscope"),
+        engine_version=program_version(),
         pid=os.getpid(),
     )
 

@@ -152,6 +152,7 @@ def _file(parts: Parts, fit: Fit) -> CostFile:
         device=f"{device.name}, {device.num_threads} threads" if device.kind == "cpu" else device.name,
         num_slots=storage.num_blocks * storage.block_size,
         max_model_len=parts.loaded.max_model_len,
+        num_layers=parts.loaded.info.num_layers,
         cost_model=fit.cost,
     )
 

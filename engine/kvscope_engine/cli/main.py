@@ -11,10 +11,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from kvscope_engine.cli import bench, doctor, generate, serve, simulate, what_if
 from kvscope_engine.cli.parser import CommandParser
+from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PROGRAM = "kvscope-engine"
@@ -55,7 +55,7 @@ def _leave(code: int) -> None:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command. Each sets `run`: arguments in, exit code out."""
     parser = CommandParser(prog=PROGRAM, description="A model on a paged KV cache that tells all about it.")
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('kvscope')}")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {program_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module in COMMANDS:
         command = module.add_parser(commands)

@@ -109,11 +109,6 @@ class KVStorage:
         """Keys, values and their scales of a layer."""
         return self._views[layer]
 
-    @property
-    def block_tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that a block is made of, each contiguous with the blocks first."""
-        return tuple(self._packed)
-
     def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a layer, each (num_blocks, block_size, heads, dim)."""
         return self._views[layer][:2]

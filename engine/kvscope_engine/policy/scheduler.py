@@ -36,6 +36,7 @@ from kvscope_engine.policy.held_forks import HeldForks
 from kvscope_engine.policy.lower_tiers import LowerTiers
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.preemption import Preemption
+from kvscope_engine.policy.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.request_prefixes import explain_miss
@@ -109,6 +110,12 @@ class Scheduler:
     def max_request_tokens(self) -> int:
         """The longest prompt and output together that `add` takes."""
         return min(self._max_model_len, self._allocation.max_request_tokens)
+
+    def prefix_of(self, row: int) -> Prefix | None:
+        """What can be found in a row of the ledger, whichever tier it is of; None for every other."""
+        if row < self._pool.num_blocks:
+            return self._pool.prefix(row)
+        return None if self._tiers is None else self._tiers.prefix(row)
 
     def check_fits(self, request: Request) -> None:
         """Raise BadInput, with the numbers, when the request could not even run alone. Changes nothing."""

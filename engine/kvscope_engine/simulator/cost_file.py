@@ -25,12 +25,13 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int
     """KV slots (tokens) of the pool there."""
     max_model_len: int
+    num_layers: int
     cost_model: CostModel
 
     @property
     def preset(self) -> Preset:
         """For the simulator."""
-        return Preset(self.cost_model, self.num_slots, self.max_model_len)
+        return Preset(self.cost_model, self.num_slots, self.max_model_len, self.num_layers)
 
 
 def save_costs(path: Path, costs: CostFile) -> None:
@@ -56,7 +57,7 @@ def load_costs(path: Path) -> CostFile:
         raise BadInput(f"costs {str(path)!r} are not accepted: {error}") from None
     if costs.kvscope_costs != FORMAT:
         raise BadInput(f"costs {str(path)!r} are of format {costs.kvscope_costs}: this version reads {FORMAT}")
-    if not (1 <= costs.num_slots <= MAX_COUNT and 1 <= costs.max_model_len <= MAX_COUNT):
+    if not all(1 <= count <= MAX_COUNT for count in (costs.num_slots, costs.max_model_len, costs.num_layers)):
         raise BadInput(
             f"costs {str(path)!r} are not accepted: num_slots={costs.num_slots} and max_model_len="
             f"{costs.max_model_len} are from 1 to {MAX_COUNT}"

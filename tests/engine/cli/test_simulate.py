@@ -70,7 +70,7 @@ def test_costs_override_the_preset(run: Run) -> None:
 def test_costs_that_were_measured_take_the_place_of_the_preset(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     cost = replace(PRESETS["opt-66b"].cost, step_overhead_s=0.25)
-    save_costs(path, CostFile(model="m", device="d", num_slots=800, max_model_len=128, cost_model=cost))
+    save_costs(path, CostFile(model="m", device="d", num_slots=800, max_model_len=128, num_layers=2, cost_model=cost))
     report = found(run, "simulate", "alpaca", "--requests", "5", "--costs", str(path))
     assert report["cost_model"]["step_overhead_s"] == 0.25
     assert (report["limits"]["num_blocks"], report["limits"]["max_model_len"]) == (50, 128)

@@ -26,6 +26,8 @@ TRUE = CostModel(
     step_overhead_s=0.003,
 )
 
+COST = PRESETS["opt-13b"].cost
+
 
 def samples(cost: CostModel, noise: float = 0.0) -> list[Sample]:
     rng, made = np.random.default_rng(0), []
@@ -96,7 +98,7 @@ def test_too_few_steps() -> None:
 
 def test_a_file_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    costs = CostFile(model="m", device="d", num_slots=1000, max_model_len=100, cost_model=PRESETS["opt-13b"].cost)
+    costs = CostFile(model="m", device="d", num_slots=1000, max_model_len=100, num_layers=2, cost_model=COST)
     save_costs(path, costs)
     assert load_costs(path) == costs
     assert costs.preset.cost == PRESETS["opt-13b"].cost
@@ -119,7 +121,8 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
 def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, change: dict[str, object], named: str) -> None:
     path = tmp_path / "costs.json"
     save_costs(
-        path, CostFile(model="m", device="d", num_slots=10, max_model_len=10, cost_model=PRESETS["opt-13b"].cost)
+        path,
+        CostFile(model="m", device="d", num_slots=10, max_model_len=10, num_layers=2, cost_model=COST),
     )
     value = json.loads(path.read_bytes())
     inner = change.get("cost_model")

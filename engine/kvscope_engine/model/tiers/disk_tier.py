@@ -24,6 +24,8 @@ from kvscope_engine.policy.prefix_index import Prefix
 
 QUEUE_BYTES: Final = 64 * MIB
 """Of records on their way to the drive."""
+ASSUMED_READ_RATE: Final = 1e9
+"""Bytes a second."""
 READ_BYTES: Final = 8 * MIB
 """Of neighbours in one read."""
 
@@ -46,6 +48,13 @@ class DiskTier:
         self._writer = DiskWriter(self._records, size, block_bytes, _count(QUEUE_BYTES, size, num_places))
         if kept is not None:
             self._writer.adopt({block.place: block.checksum for block in kept.found})
+
+    @property
+    def read_seconds_per_block(self) -> float:
+        """Measured; before anything was read, what a common drive does."""
+        if not self.num_read:
+            return self._block_bytes / ASSUMED_READ_RATE
+        return self.read_seconds / self.num_read
 
     @property
     def failure(self) -> str:

@@ -51,7 +51,8 @@ class KeptFile:
         last = {prefix.digest: place for place, prefix in self._prefixes.items() if place in checksums}
         kept = [(place, self._prefixes[place]) for place in last.values()]
         return [
-            KeptBlock(place, checksums[place], prefix.digest, prefix.start, prefix.tokens) for place, prefix in kept
+            KeptBlock(place, checksums[place], prefix.digest, prefix.start, prefix.tokens, prefix.parent)
+            for place, prefix in kept
         ]
 
     def _index(self, blocks: Sequence[KeptBlock]) -> KeptIndex:

@@ -30,11 +30,12 @@ class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
     start: int
     tokens: bytes
+    parent: bytes
 
     @property
     def prefix(self) -> Prefix:
         """What it can be found by."""
-        return Prefix(self.digest, self.start, self.tokens)
+        return Prefix(self.digest, self.start, self.tokens, self.parent)
 
 
 class KeptIndex(msgspec.Struct, frozen=True):
@@ -125,6 +126,7 @@ def _is_sound(block: KeptBlock, block_size: int) -> bool:
         and 0 <= block.checksum < 1 << 32
         and len(block.digest) == hashlib.sha256().digest_size
         and len(block.tokens) == 4 * block_size
+        and len(block.parent) == (hashlib.sha256().digest_size if block.start else 0)
         and 0 <= block.start < MAX_START
         and block.start % block_size == 0
     )

@@ -86,6 +86,12 @@ class BlockMover:
         self._copies.measure()
         return num_blocks * (self._copies.saving.seconds_per_block + self._copies.loading.seconds_per_block)
 
+    def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
+        """Measured: the time that `num_blocks` blocks take to the pool, `num_from_disk` of them from disk."""
+        self._copies.measure()
+        from_disk = self._disk.read_seconds_per_block if self._disk is not None else 0.0
+        return num_blocks * self._copies.loading.seconds_per_block + num_from_disk * from_disk
+
     @property
     def stats(self) -> TierStats:
         """What was done since the start."""
