@@ -55,10 +55,10 @@ class SimulationRecording:
     ) -> None:
         self._writer.__exit__(kind, error, trace)
 
-    def step(self, plan: StepPlan, result: StepResult, elapsed_ns: int) -> None:
+    def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
         """One frame."""
         simulation = self._simulation
-        timings = Timings(run_ns=elapsed_ns, forward_ns=elapsed_ns)
+        timings = Timings(schedule_ns=waited_ns, run_ns=result.forward_ns, forward_ns=result.forward_ns)
         self._recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
 
     def end(self) -> None:
@@ -72,15 +72,20 @@ class SimulationRecording:
 
 def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
     limits, cost = setup.limits, setup.cost
+    pages = simulation.pool.page_slots
+    num_host, num_disk = setup.num_places
     return Hello(
         epoch=secrets.randbits(63),
         time_ns=simulation.now_ns,
         wall_time_ns=time.time_ns(),
         model=ModelInfo(name=f"{model} (simulated)", max_model_len=limits.max_model_len),
         cache=CacheInfo(
-            num_blocks=limits.num_blocks,
+            num_blocks=simulation.pool.num_blocks,
+            num_physical_blocks=pages.space.num_physical_blocks if pages is not None else 0,
+            num_host_blocks=num_host,
+            num_disk_blocks=num_disk,
             block_size=limits.block_size,
-            block_bytes=round(cost.kv_bytes_per_token * limits.block_size),
+            block_bytes=setup.block_bytes,
             allocator=setup.allocator,
             prefix_caching=simulation.pool.index is not None,
             max_num_seqs=limits.max_num_seqs,
