@@ -195,16 +195,8 @@ def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
     from kvscope_engine.simulator.mooncake import read_mooncake
     from kvscope_engine.simulator.recorded_workload import read_recording
 
-    options = GeneratorOptions(
-        num_requests=DEFAULT_REQUESTS if args.requests is None else args.requests,
-        rate=math.inf if args.rate is None else args.rate,
-        arrivals=args.arrivals or "poisson",
-        shared_prefix_tokens=args.shared_prefix or 0,
-        num_prefixes=1 if args.num_prefixes is None else args.num_prefixes,
-        seed=args.seed or 0,
-    )
     if args.workload in GENERATORS:
-        return generate(args.workload, options, max_model_len)
+        return generate(args.workload, _generator_options(args), max_model_len)
     readers = {".jsonl": read_mooncake, ".csv": read_azure, ".mcap": read_recording}
     path = Path(args.workload)
     if path.suffix.lower() not in readers:
@@ -216,6 +208,17 @@ def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
                 f" it is for {', '.join(GENERATORS)}"
             )
     return readers[path.suffix.lower()](path, args.requests)
+
+
+def _generator_options(args: argparse.Namespace) -> GeneratorOptions:
+    return GeneratorOptions(
+        num_requests=DEFAULT_REQUESTS if args.requests is None else args.requests,
+        rate=math.inf if args.rate is None else args.rate,
+        arrivals=args.arrivals or "poisson",
+        shared_prefix_tokens=args.shared_prefix or 0,
+        num_prefixes=1 if args.num_prefixes is None else args.num_prefixes,
+        seed=args.seed or 0,
+    )
 
 
 def recording_paths(args: argparse.Namespace) -> list[Path]:

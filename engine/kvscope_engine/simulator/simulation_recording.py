@@ -38,6 +38,7 @@ class SimulationRecording:
     def __init__(self, simulation: Simulation, setup: Setup, path: Path, model: str) -> None:
         self._simulation = simulation
         self._hello = _hello(setup, simulation, model)
+        self._memory = _memory(setup, self._hello)
         self._writer = RecordingWriter(path)
         self._recorder = Recorder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
         simulation.watch(self)
@@ -46,7 +47,7 @@ class SimulationRecording:
         self._writer.__enter__()
         hello = self._hello
         self._writer.write(hello, wait=True)
-        self._writer.write(_memory(hello), wait=True)
+        self._writer.write(self._memory, wait=True)
         self._writer.write(self._recorder.snapshot(hello, 0, self._simulation.now_ns), wait=True)
         return self
 
@@ -101,8 +102,8 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
     )
 
 
-def _memory(hello: Hello) -> MemoryBreakdown:
-    kv_bytes = hello.cache.block_bytes * hello.cache.num_blocks
+def _memory(setup: Setup, hello: Hello) -> MemoryBreakdown:
+    kv_bytes = setup.block_bytes * setup.limits.num_blocks
     return MemoryBreakdown(
         epoch=hello.epoch,
         time_ns=hello.time_ns,

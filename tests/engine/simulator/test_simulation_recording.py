@@ -17,6 +17,7 @@ from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.simulation_recording import SimulationRecording
 from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_telemetry.coalesce import coalesce
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages import Frame, MemoryBreakdown
 from kvscope_telemetry.mirror import Mirror
@@ -123,12 +124,12 @@ def test_with_lower_tiers_every_frame_makes_the_mirror_the_ledger(tmp_path: Path
     simulation = Simulation(setup)
     mirror, states = Mirror(), []
     with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b") as recording:
-        mirror.apply(recording._recorder.snapshot(recording._hello, 0, 0))
+        mirror.reset(recording._recorder.snapshot(recording._hello, 0, 0))
         publish = recording._recorder._publish
 
         def hear(frame: Frame) -> None:
             publish(frame)
-            mirror.apply(frame)
+            mirror.apply(coalesce([frame]))
             assert mirror.ledger.differences(simulation.pool.ledger) == []
 
         recording._recorder._publish = hear
