@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Final
 
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.prefix_index import Prefix
 
-OWNER = (1 << 31) - 1
+OWNER: Final = (1 << 31) - 1
 """A request that never was."""
+TEXT_BLOCKS: Final = 64
+"""Of one text, each block after another: its first one is one of many beginnings."""
 
 
 def fill_pool(pool: BlockPool) -> None:
-    """Every free block gets a text of its own and is let go of; so again until host memory is full of such texts.
+    """Every free block becomes one of a text that nobody holds; so again until host memory is full of such texts.
 
     From then on each block that is allocated is evicted before, and sinks where there are lower tiers.
     """
@@ -28,5 +31,15 @@ def _cache(pool: BlockPool, num_blocks: int, names: count[int]) -> None:
     blocks, size = pool.allocate(num_blocks, OWNER), pool.block_size
     pool.write(blocks, [size] * num_blocks, [OWNER] * num_blocks, pool.step)
     for block in blocks:
-        pool.seal(block, Prefix(next(names).to_bytes(32, "big"), 0, bytes(4 * size)))
+        pool.seal(block, _prefix(next(names), size))
     pool.release(blocks, pool.step)
+
+
+def _prefix(name: int, size: int) -> Prefix:
+    """The `name`-th block of all texts: it follows the one before it, unless it begins a text."""
+    place = name % TEXT_BLOCKS
+    return Prefix(_digest(name), place * size, bytes(4 * size), _digest(name - 1) if place else b"")
+
+
+def _digest(name: int) -> bytes:
+    return name.to_bytes(32, "big")
