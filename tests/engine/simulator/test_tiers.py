@@ -44,7 +44,9 @@ def by_hand(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
     simulation = make_simulation(requests, tokens_per_text=24, tiers=tiers, cost=cost)
     while simulation.advance():
         simulation.scheduler.check_integrity()
-    return report(simulation)
+    found = report(simulation)
+    assert (found.num_preemptions, found.num_recomputed_tokens) == (0, 0)
+    return found
 
 
 def test_an_evicted_prefix_comes_back_from_host_memory(make_simulation: Make, cost: CostModel) -> None:
@@ -114,6 +116,7 @@ def test_swapped_requests_compute_nothing_twice(make_simulation: Make, cost: Cos
     assert swap.tiers is not None
     assert swap.tiers.swapped_blocks == swap.tiers.loaded_blocks > 0
     assert swap.tiers.load_s > 0
+    assert swap.tiers.host_hit_rate == 0  # no prompt asked for what came back
     without = pressed(make_simulation, cost, Tiers())
     assert (without.tiers, without.num_recomputed_tokens) == (None, recompute.num_recomputed_tokens)
     assert without.latency_s == recompute.latency_s
