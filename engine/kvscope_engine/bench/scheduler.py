@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvscope_engine.bench.pool_operations import pool_operations_per_s
-from kvscope_engine.bench.steady_load import BLOCKS_PER_REQUEST, Cost, SteadyLoad
+from kvscope_engine.bench.steady_load import BLOCKS_PER_REQUEST, HOST_BLOCKS_PER_REQUEST, KINDS, Cost, SteadyLoad
 from kvscope_engine.bench.table import table
 from kvscope_telemetry.errors import BadInput
 
@@ -33,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=2, metavar="N", help="of the large load in a round; the small one gets as many"
         " more as it is smaller")  # fmt: skip
     add("--no-prefix-caching", action="store_true", help="without hashes")
+    add("--pool", choices=KINDS, default="free", help="with free blocks at first; full of cached ones, so that each"
+        " block given is evicted before; and above a host memory, full as well, to which these sink")  # fmt: skip
     add("--profile", action="store_true", help="show where the large load's time goes instead")
 
 
@@ -43,13 +45,16 @@ def run(args: argparse.Namespace) -> int:
             f"small={args.small}, large={args.large}, repeats={args.repeats}, steps={args.steps} are not accepted:"
             " 1 or more each, small at most large, large at most 65536"
         )
-    large = SteadyLoad(args.large, prefix_caching=not args.no_prefix_caching)
+    if args.no_prefix_caching and args.pool != "free":
+        raise BadInput(f"pool={args.pool!r} is not accepted without prefix caching: nothing is cached then")
+    large = SteadyLoad(args.large, prefix_caching=not args.no_prefix_caching, kind=args.pool)
     if args.profile:
         print(_profile(large, args.repeats * args.steps))
         return 0
-    small = SteadyLoad(args.small, prefix_caching=not args.no_prefix_caching)
+    small = SteadyLoad(args.small, prefix_caching=not args.no_prefix_caching, kind=args.pool)
     rounds = _rounds(small, large, args)
     report = {
+        "pool": args.pool,
         "load_average": os.getloadavg()[0],
         "small": _summary(small, [pair[0] for pair in rounds]),
         "large": _summary(large, [pair[1] for pair in rounds]),
@@ -82,6 +87,8 @@ def _summary(load: SteadyLoad, costs: Sequence[Cost]) -> dict[str, Any]:
         "finish_ns": median("finish_ns"),
         "step_ms": statistics.median(cost.total_ns / cost.num_steps / 1e6 for cost in costs),
         "block_operations_per_s": statistics.median(cost.block_operations / (cost.total_ns / 1e9) for cost in costs),
+        "evicted_per_scheduled": sum(cost.num_evicted for cost in costs) / sum(cost.num_scheduled for cost in costs),
+        "sunk_per_scheduled": sum(cost.num_sunk for cost in costs) / sum(cost.num_scheduled for cost in costs),
         "finished_per_scheduled": sum(cost.num_finished for cost in costs) / sum(cost.num_scheduled for cost in costs),
     }
 
@@ -103,6 +110,8 @@ def _text(report: dict[str, Any]) -> str:
         "commit",
         "finish, add",
         "ms a step",
+        "evicted",
+        "sunk",
         "block ops/s",
     ]
     rows = [
@@ -114,13 +123,16 @@ def _text(report: dict[str, Any]) -> str:
             f"{one['commit_ns']:.0f}",
             f"{one['finish_ns']:.0f}",
             f"{one['step_ms']:.2f}",
+            f"{one['evicted_per_scheduled']:.3f}",
+            f"{one['sunk_per_scheduled']:.3f}",
             f"{one['block_operations_per_s']:,.0f}",
         ]
         for one in (report["small"], report["large"])
     ]
+    host = f", {HOST_BLOCKS_PER_REQUEST} host places" if report["pool"] == "sinking" else ""
     return (
         f"{table(header, rows)}\n\nlarge over small: {report['large_over_small']:.2f} x (load average"
-        f" {report['load_average']:.1f}, {BLOCKS_PER_REQUEST} blocks a request)\nthe pool alone:"
+        f" {report['load_average']:.1f}, {BLOCKS_PER_REQUEST} blocks a request{host})\nthe pool alone:"
         f" {report['pool_operations_per_s']:,.0f} block operations/s\nA block operation is one block allocated, hit,"
-        " written, sealed or released."
+        " written, sealed, evicted, sunk or released; evicted and sunk are given for each scheduled request."
     )

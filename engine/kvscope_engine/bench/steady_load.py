@@ -1,7 +1,9 @@
 """A scheduler over a pool under a load that stays the same: what `bench scheduler` times. No model, no tensors.
 
 As many requests run as are asked for, each one that ends is followed by a new one; the pool has 100 blocks for each.
-So two loads of different sizes do the same work per request, and whatever differs is the size.
+So two loads of different sizes do the same work per request, and whatever differs is the size. Three kinds of pools:
+with free blocks at first (`free`), full of cached ones, so that each block given is evicted (`evicting`), and above a
+host memory that is full as well, to which what is evicted sinks (`sinking`).
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from kvscope_engine.bench.full_pool import fill_pool
 from kvscope_engine.policy.allocators import make_allocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler import Scheduler
+from kvscope_engine.simulator.cost_model import PRESETS
+from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_telemetry.sampling_params import SamplingParams
 
 BLOCK_SIZE: Final = 16
 BLOCKS_PER_REQUEST: Final = 100
+HOST_BLOCKS_PER_REQUEST: Final = 50
+KINDS: Final = ("free", "evicting", "sinking")
 PROMPT_TOKENS: Final = (512, 1536)
 OUTPUT_TOKENS: Final = (128, 384)
 SHARED_TOKENS: Final = 256
@@ -42,6 +49,9 @@ class Cost:
     num_steps: int = 0
     num_finished: int = 0
     block_operations: int = 0
+    num_evicted: int = 0
+    num_sunk: int = 0
+    """These two are block operations as well."""
 
     @property
     def total_ns(self) -> int:
@@ -50,13 +60,21 @@ class Cost:
 
 
 class SteadyLoad:
-    """`num_running` requests that decode, and a pool of `100 x num_running` blocks; brought up to speed when made."""
+    """`num_running` requests that decode, and a pool of `100 x num_running` blocks; brought up to speed when made.
 
-    def __init__(self, num_running: int, *, prefix_caching: bool = True) -> None:
+    `kind` is one of `KINDS`; all but `free` need the prefix cache.
+    """
+
+    def __init__(self, num_running: int, *, prefix_caching: bool = True, kind: str = "free") -> None:
         self.num_running = num_running
+        self.kind = kind
         self.num_blocks = BLOCKS_PER_REQUEST * num_running
         self._random = Random(num_running)
-        self._pool = BlockPool(self.num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching, salt=b"bench")
+        num_host = HOST_BLOCKS_PER_REQUEST * num_running if kind == "sinking" else 0
+        self._mover = SimulatedMover(PRESETS["llama-3.1-8b"].cost, 1, has_disk=False) if num_host else None
+        self._pool = BlockPool(
+            self.num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching, salt=b"bench", num_host=num_host
+        )
         tokens = PROMPT_TOKENS[1] + OUTPUT_TOKENS[1]
         self._scheduler = Scheduler(
             self._pool,
@@ -64,6 +82,7 @@ class SteadyLoad:
             max_num_seqs=num_running,
             max_num_batched_tokens=max(tokens, STEP_TOKENS_PER_REQUEST * num_running),
             max_model_len=tokens,
+            mover=self._mover,
         )
         self._numbers = 0
         self._step = 0
@@ -82,6 +101,8 @@ class SteadyLoad:
             self._scheduler.add(self._request(self._random.randint(1, OUTPUT_TOKENS[1])))
         while self._scheduler.totals.admitted < self.num_running:
             self._advance(Cost())
+        if self.kind != "free":
+            fill_pool(self._pool)
         self.run(WARM_STEPS)
 
     def _request(self, num_output_tokens: int) -> Request:
@@ -100,6 +121,9 @@ class SteadyLoad:
     def _advance(self, cost: Cost) -> None:
         self._step += 1
         scheduler, clock = self._scheduler, time.thread_time_ns
+        evicted, sunk = self._pool.evicted_blocks, scheduler.totals.sunk_blocks
+        if self._mover is not None:
+            self._mover.begin(self._step)
         started = clock()
         plan = scheduler.schedule(self._step, self._step)
         scheduled = clock()
@@ -123,6 +147,9 @@ class SteadyLoad:
         cost.num_scheduled += len(plan.scheduled)
         cost.num_steps += 1
         cost.num_finished += len(done)
+        cost.num_evicted += self._pool.evicted_blocks - evicted
+        cost.num_sunk += scheduler.totals.sunk_blocks - sunk
+        cost.block_operations += self._pool.evicted_blocks - evicted + scheduler.totals.sunk_blocks - sunk
 
 
 def num_block_operations(plan: StepPlan) -> int:

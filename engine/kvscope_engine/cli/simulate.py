@@ -18,23 +18,22 @@ from kvscope_engine.cli.simulate_options import (
     WORKLOADS,
     add_cost_options,
     add_engine_options,
+    add_tier_options,
     add_workload_options,
     chosen_allocators,
     chosen_cost,
     chosen_limits,
     chosen_paging,
     chosen_preset,
+    chosen_tiers,
     chosen_workload,
     recording_paths,
 )
-from kvscope_engine.simulator.cost_model import CostModel
-from kvscope_engine.simulator.limits import Limits
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
     from kvscope_engine.simulator.report import Report
     from kvscope_engine.simulator.simulation import Setup, Simulation
-    from kvscope_engine.simulator.workload import Workload
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -56,6 +55,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     )
     add_workload_options(parser.add_argument_group("workload"))
     add_engine_options(parser.add_argument_group("engine"))
+    add_tier_options(parser.add_argument_group("lower tiers"))
     add_cost_options(parser.add_argument_group("cost model"))
     parser.set_defaults(run=run)
     return parser
@@ -70,14 +70,15 @@ def run(args: argparse.Namespace) -> int:
     model, preset = chosen_preset(args)
     limits, cost = chosen_limits(args, preset), chosen_cost(args, preset)
     workload, paging = chosen_workload(args, limits.max_model_len), chosen_paging(args, preset)
-    setups = [Setup(workload, limits, cost, allocator, paging) for allocator in chosen_allocators(args)]
+    tiers = chosen_tiers(args)
+    setups = [Setup(workload, limits, cost, allocator, paging, tiers) for allocator in chosen_allocators(args)]
     simulations = [Simulation(setup) for setup in setups]  # all are made, and checked, before the first runs
     paths: Sequence[Path | None] = recording_paths(args) or [None] * len(simulations)
     _run_all([_Run(*one) for one in zip(setups, simulations, paths, strict=True)], model)
     reports = [report(simulation) for simulation in simulations]
     if not any(one.num_finished for one in reports):
         raise BadInput(f"no request of {workload.name!r} can be served: {reports[0].first_refusal}")
-    print(_json(workload, limits, cost, reports) if args.json else text(workload, limits, reports))
+    print(_json(setups[0], reports) if args.json else text(workload, limits, reports))
     return 0
 
 
@@ -114,7 +115,8 @@ def _recorded(run: _Run, model: str) -> AbstractContextManager[object]:
     return SimulationRecording(run.simulation, run.setup, run.recording, model)
 
 
-def _json(workload: Workload, limits: Limits, cost: CostModel, reports: list[Report]) -> str:
+def _json(setup: Setup, reports: list[Report]) -> str:
+    workload = setup.workload
     return msgspec.json.encode(
         {
             "workload": {
@@ -123,8 +125,9 @@ def _json(workload: Workload, limits: Limits, cost: CostModel, reports: list[Rep
                 "mean_prompt_tokens": workload.mean_prompt_tokens,
                 "mean_output_tokens": workload.mean_output_tokens,
             },
-            "limits": limits,
-            "cost_model": cost,
+            "limits": setup.limits,
+            "tiers": setup.tiers,
+            "cost_model": setup.cost,
             "policies": reports,
         }
     ).decode()

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvscope_engine.cli.parser import number, parse_size, whole_number
+from kvscope_engine.config import PREEMPTIONS
 from kvscope_engine.policy.allocators import ALLOCATORS
 from kvscope_engine.simulator.cost_model import PRESETS, CostModel, Preset
 from kvscope_engine.simulator.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.paging import Paging
+from kvscope_engine.simulator.tiers import Tiers
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 WORKLOADS: Final = (
     f"a recording (.mcap), a trace (.jsonl: Mooncake, .csv: Azure LLM inference) or one of {', '.join(GENERATORS)}"
 )
-GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "seed")
+GENERATOR_ONLY: Final = ("rate", "arrivals", "shared_prefix", "num_prefixes", "seed")
 DEFAULT_REQUESTS: Final = 1000
 
 
@@ -49,6 +51,12 @@ def add_workload_options(group: argparse._ArgumentGroup) -> None:
         type=whole_number,
         metavar="TOKENS",
         help="that all made-up prompts begin with (without it: 0)",
+    )
+    group.add_argument(
+        "--num-prefixes",
+        type=whole_number,
+        metavar="N",
+        help="how many such beginnings there are, the n-th used 1/n times as often as the first (without it: 1)",
     )
     group.add_argument("--seed", type=whole_number, metavar="N", help="of what is made up (without it: 0)")
 
@@ -88,6 +96,27 @@ def add_engine_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_tier_options(group: argparse._ArgumentGroup) -> None:
+    """What is below its pool."""
+    group.add_argument(
+        "--kv-host-memory",
+        type=parse_size,
+        metavar="SIZE",
+        help="host memory below the pool, such as 64GiB, for preempted requests and evicted prefixes; under paged, the"
+        " other policies run without (without it: none)",
+    )
+    group.add_argument(
+        "--kv-disk", type=parse_size, metavar="SIZE", help="a disk of this size below host memory (without it: none)"
+    )
+    group.add_argument(
+        "--preemption",
+        choices=PREEMPTIONS,
+        default="auto",
+        help="of a preempted request's tokens: compute them again, move their blocks to host memory and back, or what"
+        " is cheaper",
+    )
+
+
 def add_cost_options(group: argparse._ArgumentGroup) -> None:
     """How fast its device is."""
     add = group.add_argument
@@ -101,6 +130,9 @@ def add_cost_options(group: argparse._ArgumentGroup) -> None:
     add("--attention-flops-per-pair", type=number, metavar="FLOP", help="of a token and one it attends to, all layers")
     add("--memory-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s, such as 1555GB")
     add("--flops-per-second", type=number, metavar="FLOP/S", help="such as 312e12")
+    add("--host-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s between device and host memory")
+    add("--disk-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s read from the disk tier, such as 3GB")
+    add("--disk-write-bandwidth", type=parse_size, metavar="SIZE", help="bytes/s written to it, such as 1500MB")
     add("--step-overhead-ms", type=number, metavar="MS", help="added to each step")
 
 
@@ -144,6 +176,18 @@ def chosen_paging(args: argparse.Namespace, preset: Preset) -> Paging:
     return Paging(num_layers) if args.page_size is None else Paging(num_layers, args.page_size)
 
 
+def chosen_tiers(args: argparse.Namespace) -> Tiers:
+    """What is below the pool; raises BadInput for sizes out of range, and where no policy has lower tiers."""
+    tiers = Tiers(kv_host_memory=args.kv_host_memory or 0, kv_disk=args.kv_disk or 0, preemption=args.preemption)
+    allocators = chosen_allocators(args)
+    if tiers and "paged" not in allocators:
+        raise BadInput(
+            f"kv_host_memory={tiers.kv_host_memory} is not accepted with allocator={', '.join(allocators)!r}:"
+            " only `paged` has lower tiers"
+        )
+    return tiers
+
+
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
     """The workload, read or made up; raises BadInput when it cannot be."""
     from kvscope_engine.simulator.azure import read_azure
@@ -151,15 +195,8 @@ def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
     from kvscope_engine.simulator.mooncake import read_mooncake
     from kvscope_engine.simulator.recorded_workload import read_recording
 
-    options = GeneratorOptions(
-        num_requests=DEFAULT_REQUESTS if args.requests is None else args.requests,
-        rate=math.inf if args.rate is None else args.rate,
-        arrivals=args.arrivals or "poisson",
-        shared_prefix_tokens=args.shared_prefix or 0,
-        seed=args.seed or 0,
-    )
     if args.workload in GENERATORS:
-        return generate(args.workload, options, max_model_len)
+        return generate(args.workload, _generator_options(args), max_model_len)
     readers = {".jsonl": read_mooncake, ".csv": read_azure, ".mcap": read_recording}
     path = Path(args.workload)
     if path.suffix.lower() not in readers:
@@ -171,6 +208,17 @@ def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
                 f" it is for {', '.join(GENERATORS)}"
             )
     return readers[path.suffix.lower()](path, args.requests)
+
+
+def _generator_options(args: argparse.Namespace) -> GeneratorOptions:
+    return GeneratorOptions(
+        num_requests=DEFAULT_REQUESTS if args.requests is None else args.requests,
+        rate=math.inf if args.rate is None else args.rate,
+        arrivals=args.arrivals or "poisson",
+        shared_prefix_tokens=args.shared_prefix or 0,
+        num_prefixes=1 if args.num_prefixes is None else args.num_prefixes,
+        seed=args.seed or 0,
+    )
 
 
 def recording_paths(args: argparse.Namespace) -> list[Path]:

@@ -33,11 +33,16 @@ class CostModel:
     flops_per_second: float
     step_overhead_s: float
     """Added to each step: launches, sampling, the scheduler."""
+    host_bandwidth: float = 25e9
+    """Bytes/s between the device and host memory; PCIe 4.0 x16 as measured, of 32 GB/s."""
+    disk_bandwidth: float = 3e9
+    """Bytes/s read from disk; an NVMe drive."""
+    disk_write_bandwidth: float = 1.5e9
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            low = 1.0 if field.name in ("memory_bandwidth", "flops_per_second") else 0.0
+            low = 1.0 if field.name.endswith(("bandwidth", "per_second")) else 0.0
             if not low <= value <= MAX_VALUE:  # NaN is in no range
                 raise BadInput(f"{field.name}={value:g} is not accepted: a number from {low:g} to {MAX_VALUE:g}")
 
@@ -75,6 +80,7 @@ def _preset(
     flops: float,
     num_slots: int,
     max_model_len: int,
+    host_bandwidth: float,
 ) -> Preset:
     """16-bit weights and KV; `width` is heads x head size, `kv_width` KV heads x head size. Overhead 5 ms."""
     cost = CostModel(
@@ -85,15 +91,17 @@ def _preset(
         memory_bandwidth=bandwidth,
         flops_per_second=flops,
         step_overhead_s=0.005,
+        host_bandwidth=host_bandwidth,
     )
     return Preset(cost, num_slots, max_model_len, layers)
 
 
 PRESETS: Final = {
     # PagedAttention, table 1: models, GPUs and KV slots. Rates: NVIDIA's data sheets, dense bf16, all GPUs together.
-    "opt-13b": _preset(12.85e9, 40, 5120, 5120, 1.555e12, 312e12, 15_700, 2048),  # 1 x A100 40 GB
-    "opt-66b": _preset(65.7e9, 64, 9216, 9216, 4 * 1.555e12, 4 * 312e12, 9_700, 2048),  # 4 x A100 40 GB
-    "opt-175b": _preset(174.6e9, 96, 12288, 12288, 8 * 2.039e12, 8 * 312e12, 60_100, 2048),  # 8 x A100 80 GB
+    # The link to the host is what copies of pinned memory reach: 25 GB/s by PCIe 4.0 x16, 55 GB/s by 5.0, for each GPU.
+    "opt-13b": _preset(12.85e9, 40, 5120, 5120, 1.555e12, 312e12, 15_700, 2048, 25e9),  # 1 x A100 40 GB
+    "opt-66b": _preset(65.7e9, 64, 9216, 9216, 4 * 1.555e12, 4 * 312e12, 9_700, 2048, 4 * 25e9),  # 4 x A100 40 GB
+    "opt-175b": _preset(174.6e9, 96, 12288, 12288, 8 * 2.039e12, 8 * 312e12, 60_100, 2048, 8 * 25e9),  # 8 x A100 80 GB
     # 0.9 x 80 GB less the weights, over 131,072 bytes a token.
-    "llama-3.1-8b": _preset(8.03e9, 32, 4096, 1024, 3.35e12, 989e12, 426_000, 131_072),  # 1 x H100 80 GB
+    "llama-3.1-8b": _preset(8.03e9, 32, 4096, 1024, 3.35e12, 989e12, 426_000, 131_072, 55e9),  # 1 x H100 80 GB
 }

@@ -9,9 +9,10 @@ leaves out what is longer, so means come out lower than asked where much is cut;
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice, repeat
 from random import Random
 from typing import Final
 
@@ -59,7 +60,9 @@ class GeneratorOptions:
     """Requests a second on average; infinity lets all come at once."""
     arrivals: str = "poisson"
     shared_prefix_tokens: int = 0
-    """Tokens that all prompts begin with, before those of their own."""
+    """Tokens that prompts begin with, before those of their own."""
+    num_prefixes: int = 1
+    """Texts of that length, of which each prompt begins with one; how often falls as 1/n (Zipf's law)."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,6 +74,10 @@ class GeneratorOptions:
             raise BadInput(f"arrivals={self.arrivals!r} is not accepted: one of {', '.join(ARRIVALS)}")
         if self.shared_prefix_tokens < 0:
             raise BadInput(f"shared_prefix={self.shared_prefix_tokens} is not accepted: 0 tokens or more")
+        if not 1 <= self.num_prefixes <= MAX_REQUESTS:
+            raise BadInput(f"num_prefixes={self.num_prefixes} is not accepted: a whole number from 1 to {MAX_REQUESTS}")
+        if self.num_prefixes > 1 and not self.shared_prefix_tokens:
+            raise BadInput(f"num_prefixes={self.num_prefixes} is not accepted without a length (--shared-prefix)")
 
 
 def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Workload:
@@ -85,13 +92,13 @@ def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Worklo
             f"a shared prefix of {shared} tokens is not accepted: at most {max_model_len - 2} leave room for"
             f" a prompt and an output (max_model_len {max_model_len})"
         )
-    text_ids = (0,) if shared else ()
-    # Lengths have a random source of their own: another rate or other arrivals keep the requests as they are.
+    # Each has a random source of its own: another rate, other arrivals or prefixes keep the lengths as they are.
     lengths = _lengths(GENERATORS[name], Random(f"lengths {options.seed}"), room)
     arrivals = _arrivals(options, Random(f"arrivals {options.seed}"))
+    prefixes = _prefixes(options, Random(f"prefixes {options.seed}"))
     requests = (
         WorkloadRequest(arrival_ns, shared + prompt, output, text_ids)
-        for arrival_ns, (prompt, output) in zip(arrivals, lengths, strict=False)  # both go on for ever
+        for arrival_ns, (prompt, output), text_ids in zip(arrivals, lengths, prefixes, strict=False)  # all are endless
     )
     return Workload(name, tuple(islice(requests, options.num_requests)), max(1, shared))
 
@@ -101,6 +108,14 @@ def _lengths(kinds: tuple[Lengths, ...], random: Random, room: int) -> Iterator[
         kind = random.choice(kinds)
         prompt = kind.prompt.draw(random, room - 1)
         yield prompt, kind.output.draw(random, room - prompt)
+
+
+def _prefixes(options: GeneratorOptions, random: Random) -> Iterator[tuple[int, ...]]:
+    if not options.shared_prefix_tokens:
+        yield from repeat(())
+    up_to = list(accumulate(1 / rank for rank in range(1, options.num_prefixes + 1)))
+    while True:
+        yield (bisect(up_to, random.random() * up_to[-1], hi=options.num_prefixes - 1),)
 
 
 def _arrivals(options: GeneratorOptions, random: Random) -> Iterator[int]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvscope_engine.simulator.memory_use import MemoryShares
 from kvscope_engine.simulator.simulation import Simulation
+from kvscope_engine.simulator.tier_use import TierUse, tier_use
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -47,9 +48,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one page of each layer holds: what a request wastes is less. None but under `virtual`."""
     num_preemptions: int
     num_preempted_requests: int
+    num_recomputed_tokens: int
+    """Computed once more after a preemption."""
     num_evicted_blocks: int
     prefix_hit_rate: float | None
     """Share of the prompts' tokens that the prefix cache gave, at the first admission."""
+    tiers: TierUse | None
+    """None without lower tiers, which only `paged` has."""
     ttft_s: Percentiles | None
     """From a request's arrival to its first token."""
     latency_s: Percentiles | None
@@ -78,8 +83,10 @@ def report(simulation: Simulation) -> Report:
         tokens_per_page_group=_tokens_per_page_group(simulation),
         num_preemptions=simulation.scheduler.totals.preemptions,
         num_preempted_requests=tally.num_preempted,
+        num_recomputed_tokens=tally.num_recomputed_tokens,
         num_evicted_blocks=simulation.pool.evicted_blocks,
         prefix_hit_rate=_ratio(tally.num_cached_tokens, tally.num_prompt_tokens),
+        tiers=tier_use(simulation),
         ttft_s=_percentiles(tally.ttft_ns),
         latency_s=_percentiles(tally.total_ns),
         normalized_latency_s=_percentiles(tally.per_token_ns),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvscope_engine.bench.table import table
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.report import Percentiles, Report
+from kvscope_engine.simulator.tier_use_text import tier_lines
 from kvscope_engine.simulator.workload import Workload
 
 NOT_KNOWN = "–"
@@ -17,10 +18,10 @@ def text(workload: Workload, limits: Limits, reports: Sequence[Report]) -> str:
     sections = [
         _setup(workload, limits),
         "KV slots under load (mean over steps that leave requests waiting), % of all\n" + _memory(reports),
-        "Throughput\n" + _throughput(reports),
+        "Throughput (recomputed: tokens computed once more after a preemption)\n" + _throughput(reports),
         "Latency, s (p50 / p90 / p99)\n" + _latency(reports),
     ]
-    return "\n\n".join([*sections, *_pages(reports), *_refusals(reports)])
+    return "\n\n".join([*sections, *tier_lines(reports), *_pages(reports), *_refusals(reports)])
 
 
 def _setup(workload: Workload, limits: Limits) -> str:
@@ -45,7 +46,18 @@ def _shares(report: Report) -> list[str]:
 
 
 def _throughput(reports: Sequence[Report]) -> str:
-    header = ["policy", "batch", "under load", "requests/s", "tokens/s", "preemptions", "evicted", "hit %", "time, s"]
+    header = [
+        "policy",
+        "batch",
+        "under load",
+        "requests/s",
+        "tokens/s",
+        "preemptions",
+        "recomputed",
+        "evicted",
+        "hit %",
+        "time, s",
+    ]
     rows = [
         [
             one.allocator,
@@ -54,6 +66,7 @@ def _throughput(reports: Sequence[Report]) -> str:
             _number(one.requests_per_s, 3),
             _number(one.output_tokens_per_s, 1),
             str(one.num_preemptions),
+            str(one.num_recomputed_tokens),
             str(one.num_evicted_blocks),
             _number(None if one.prefix_hit_rate is None else 100 * one.prefix_hit_rate, 1),
             f"{one.simulated_s:.1f}",

@@ -17,7 +17,9 @@ from kvscope_engine.policy.scheduler import Scheduler
 from kvscope_engine.simulator.cost_model import CostModel
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.paging import Paging
+from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.simulator.tally import Tally
+from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.sampling_params import SamplingParams
@@ -36,13 +38,28 @@ class Setup:
     allocator: str
     paging: Paging = field(default_factory=Paging)
     """For `virtual` alone."""
+    tiers: Tiers = field(default_factory=Tiers)
+    """For `paged` alone: the others run without."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block over all layers, keys and values."""
+        return round(self.cost.kv_bytes_per_token * self.limits.block_size)
+
+    @property
+    def num_places(self) -> tuple[int, int]:
+        """Blocks that fit in host memory and on disk; raises BadInput as `Tiers` does."""
+        return self.tiers.num_places(self.block_bytes) if self.allocator == "paged" else (0, 0)
 
 
 class Watcher(Protocol):
     """Is told of each step; takes the scheduler's changes, which nobody else does then."""
 
-    def step(self, plan: StepPlan, result: StepResult, elapsed_ns: int) -> None:
-        """A step is over: its tokens are in the requests, and those that are done have ended."""
+    def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
+        """A step is over: its tokens are in the requests, and those that are done have ended.
+
+        It waited `waited_ns` for lower tiers before its forward pass.
+        """
 
     def end(self) -> None:
         """The last request has ended."""
@@ -64,13 +81,20 @@ class Simulation:
         is_virtual = setup.allocator == "virtual"
         space = setup.paging.space(limits, setup.cost.kv_bytes_per_token) if is_virtual else None
         num_rows = space.num_rows if space is not None else limits.num_blocks
-        self.pool = BlockPool(num_rows, limits.block_size, prefix_caching=caching, salt=SALT)
+        num_host, num_disk = setup.num_places
+        self.mover = SimulatedMover(setup.cost, setup.block_bytes, has_disk=num_disk > 0) if num_host else None
+        """None without lower tiers."""
+        self.pool = BlockPool(
+            num_rows, limits.block_size, prefix_caching=caching, salt=SALT, num_host=num_host, num_disk=num_disk
+        )
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len, space=space),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
+            mover=self.mover,
+            preemption=setup.tiers.preemption if self.mover is not None else "recompute",
         )
         # A step admits at most max_num_seqs requests. With more than that in the queue, later arrivals change
         # nothing, so their prompts need not be in memory yet: the queue that is seen is never longer.
@@ -98,9 +122,10 @@ class Simulation:
     def advance(self) -> bool:
         """One step, or a jump to the next arrival when there is nothing to do; False at the end."""
         self._bring_arrivals()
-        plan = self.scheduler.schedule(self.step_count + 1, self.now_ns)
+        started_ns = self.now_ns
+        plan = self._schedule()
         if plan.scheduled:
-            self._step(plan)
+            self._step(plan, self.now_ns - started_ns)
             return True
         if self.scheduler.requests:
             raise self._stuck()
@@ -111,12 +136,24 @@ class Simulation:
         self.now_ns = max(self.now_ns, self._workload.requests[self._num_brought].arrival_ns)
         return True
 
-    def _step(self, plan: StepPlan) -> None:
+    def _schedule(self) -> StepPlan:
+        """The next step's plan; the clock goes on by what it waits for lower tiers."""
+        if self.mover is None:
+            return self.scheduler.schedule(self.step_count + 1, self.now_ns)
+        self.mover.begin(self.now_ns)
+        plan = self.scheduler.schedule(self.step_count + 1, self.now_ns)
+        self.now_ns = self.mover.now_ns
+        return plan
+
+    def _step(self, plan: StepPlan, waited_ns: int) -> None:
         self.step_count += 1
         elapsed_ns = self._cost.step_ns(plan)
         self.now_ns += elapsed_ns
+        self.scheduler.rate.observe(plan, elapsed_ns / 1e9)
         self.scheduler.commit(plan, self.step_count, self.now_ns)
         self.tally.step(plan, self.scheduler, self.pool)
+        if self.mover is not None and self.mover.origins:
+            self.tally.loaded(plan, self.pool.block_size, self.mover.origins)
         for item in plan.scheduled:
             if item.samples:
                 self._sample(item.request)
@@ -124,7 +161,7 @@ class Simulation:
             self.scheduler.take_changes()
         else:
             tokens = tuple(-item.request.number if item.samples else None for item in plan.scheduled)
-            self._watcher.step(plan, StepResult(tokens, forward_ns=elapsed_ns), elapsed_ns)
+            self._watcher.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
 
     def _sample(self, request: Request) -> None:
         """The token of request `number` is `-number`, which no other request's text contains."""

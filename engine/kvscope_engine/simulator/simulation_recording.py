@@ -38,6 +38,7 @@ class SimulationRecording:
     def __init__(self, simulation: Simulation, setup: Setup, path: Path, model: str) -> None:
         self._simulation = simulation
         self._hello = _hello(setup, simulation, model)
+        self._memory = _memory(setup, self._hello)
         self._writer = RecordingWriter(path)
         self._recorder = Recorder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
         simulation.watch(self)
@@ -46,7 +47,7 @@ class SimulationRecording:
         self._writer.__enter__()
         hello = self._hello
         self._writer.write(hello, wait=True)
-        self._writer.write(_memory(hello), wait=True)
+        self._writer.write(self._memory, wait=True)
         self._writer.write(self._recorder.snapshot(hello, 0, self._simulation.now_ns), wait=True)
         return self
 
@@ -55,10 +56,10 @@ class SimulationRecording:
     ) -> None:
         self._writer.__exit__(kind, error, trace)
 
-    def step(self, plan: StepPlan, result: StepResult, elapsed_ns: int) -> None:
+    def step(self, plan: StepPlan, result: StepResult, waited_ns: int) -> None:
         """One frame."""
         simulation = self._simulation
-        timings = Timings(run_ns=elapsed_ns, forward_ns=elapsed_ns)
+        timings = Timings(schedule_ns=waited_ns, run_ns=result.forward_ns, forward_ns=result.forward_ns)
         self._recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
 
     def end(self) -> None:
@@ -72,15 +73,20 @@ class SimulationRecording:
 
 def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
     limits, cost = setup.limits, setup.cost
+    pages = simulation.pool.page_slots
+    num_host, num_disk = setup.num_places
     return Hello(
         epoch=secrets.randbits(63),
         time_ns=simulation.now_ns,
         wall_time_ns=time.time_ns(),
         model=ModelInfo(name=f"{model} (simulated)", max_model_len=limits.max_model_len),
         cache=CacheInfo(
-            num_blocks=limits.num_blocks,
+            num_blocks=simulation.pool.num_blocks,
+            num_physical_blocks=pages.space.num_physical_blocks if pages is not None else 0,
+            num_host_blocks=num_host,
+            num_disk_blocks=num_disk,
             block_size=limits.block_size,
-            block_bytes=round(cost.kv_bytes_per_token * limits.block_size),
+            block_bytes=setup.block_bytes,
             allocator=setup.allocator,
             prefix_caching=simulation.pool.index is not None,
             max_num_seqs=limits.max_num_seqs,
@@ -96,8 +102,8 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
     )
 
 
-def _memory(hello: Hello) -> MemoryBreakdown:
-    kv_bytes = hello.cache.block_bytes * hello.cache.num_blocks
+def _memory(setup: Setup, hello: Hello) -> MemoryBreakdown:
+    kv_bytes = setup.block_bytes * setup.limits.num_blocks
     return MemoryBreakdown(
         epoch=hello.epoch,
         time_ns=hello.time_ns,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.fragmentation import kv_use
@@ -11,6 +11,7 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduler import Scheduler
 from kvscope_engine.simulator.memory_use import MemoryUse
+from kvscope_telemetry.ledger import Tier
 
 
 class Tally:
@@ -29,7 +30,13 @@ class Tally:
         """Of finished requests."""
         self.num_cached_tokens = 0
         """Of these, what the prefix cache gave at the first admission."""
+        self.num_loaded_tokens = {Tier.HOST: 0, Tier.DISK: 0}
+        """Of the cached ones, what came from lower tiers."""
         self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+        """In all steps, those of unfinished requests among them."""
+        self.num_needed_tokens = 0
+        """What finished requests would have computed had none been preempted."""
         self.num_preempted = 0
         """Finished requests that were preempted at least once."""
         self.ttft_ns = array("d")
@@ -42,6 +49,11 @@ class Tally:
         return len(self.total_ns)
 
     @property
+    def num_recomputed_tokens(self) -> int:
+        """Computed once more, after preemptions; of a run that is over."""
+        return self.num_computed_tokens - self.num_needed_tokens
+
+    @property
     def num_ended(self) -> int:
         """Finished and refused ones."""
         return self.num_finished + self.num_refused
@@ -51,9 +63,24 @@ class Tally:
         batch = len(plan.scheduled)
         self.num_steps += 1
         self.num_scheduled += batch
+        self.num_computed_tokens += plan.num_tokens
         if scheduler.num_waiting:
             self.num_scheduled_under_load += batch
             self.memory.add(kv_use(pool, _holders(plan, scheduler)))
+
+    def loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
+        """The blocks in `origins` were loaded from there for requests of the plan; they are taken out of it.
+
+        Whoever shares one that another request of the plan loaded found it in the pool. What preempted requests got
+        back was never asked of the prefix cache.
+        """
+        for item in plan.scheduled:
+            request = item.request
+            if item.start == request.num_cached_tokens or request.num_preemptions:
+                tiers = [origins.pop(block, None) for block in request.block_table]
+                for tier in tiers if not request.num_preemptions else ():
+                    if tier is not None:
+                        self.num_loaded_tokens[tier] += block_size
 
     def finish(self, request: Request) -> None:
         """A request is done; its first and last token have their times."""
@@ -67,6 +94,8 @@ class Tally:
         self.num_prompt_tokens += request.num_prompt_tokens
         self.num_cached_tokens += request.num_cached_tokens
         self.num_output_tokens += num_output_tokens
+        # The last token is never computed: nothing comes after it.
+        self.num_needed_tokens += request.num_prompt_tokens - request.num_cached_tokens + num_output_tokens - 1
         self.num_preempted += request.num_preemptions > 0
 
     def refuse(self, cause: str) -> None:

@@ -32,7 +32,24 @@ def test_block_operations_are_those_that_the_pool_did(monkeypatch: pytest.Monkey
     cost = load.run(400)
     assert cost.num_finished > 0
     assert counts["hit"] > 0
-    assert cost.block_operations == sum(counts.values())
+    assert cost.block_operations == sum(counts.values()) + cost.num_evicted
+
+
+@pytest.mark.parametrize("kind", ["evicting", "sinking"])
+def test_a_full_pool_evicts_for_each_block_it_gives(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    load = SteadyLoad(20, kind=kind)
+    pool = load._pool
+    assert (pool.num_free < 20, pool.num_host) == (True, 1000 if kind == "sinking" else 0)
+    names = ("allocate", "hit", "write", "seal", "release")
+    counts = dict.fromkeys(names, 0)
+    for name in names:
+        monkeypatch.setattr(BlockPool, name, _counted(getattr(BlockPool, name), name, counts))
+    cost = load.run(200)
+    assert cost.num_evicted >= 0.9 * counts["allocate"]
+    assert cost.num_sunk == (cost.num_evicted if kind == "sinking" else 0)
+    assert cost.block_operations == sum(counts.values()) + cost.num_evicted + cost.num_sunk
+    load._scheduler.check_integrity()
+    assert load._scheduler.totals.preemptions == 0
 
 
 def _counted(method, name, counts):  # type: ignore[no-untyped-def]
@@ -58,5 +75,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert "ns a scheduled request" in capsys.readouterr().out
     assert main([*words, "--profile"]) == 0
     assert "write_down" in capsys.readouterr().out
+    assert main([*words, "--pool", "sinking", "--steps", "20", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["pool"] == "sinking"
+    assert report["large"]["sunk_per_scheduled"] > 0
+    assert main([*words, "--pool", "evicting"]) == 0
+    assert "evicted" in capsys.readouterr().out
+    assert main([*words, "--pool", "evicting", "--no-prefix-caching"]) == 2
+    assert "pool='evicting' is not accepted" in capsys.readouterr().err
     assert main(["bench", "scheduler", "--small", "0"]) == 2
     assert "small=0" in capsys.readouterr().err

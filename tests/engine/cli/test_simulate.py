@@ -117,6 +117,32 @@ def test_each_policy_has_a_recording_of_its_own(run: Run, tmp_path: Path) -> Non
     assert "run-paged.mcap' exists already" in err
 
 
+TIERS = ("--kv-host-memory", "256MiB", "--kv-disk", "1GB")
+
+
+def test_lower_tiers_are_of_paged_alone_and_the_table_says_so(run: Run) -> None:
+    code, out, err = run(*SMALL, *TIERS, "--allocator", "all")
+    assert (code, err) == (0, "")
+    for word in ("Lower tiers, blocks", "swapped out", "host %", "reading disk"):
+        assert word in out
+    assert "contiguous, buddy, oracle, virtual: ran without lower tiers, which only paged has" in out
+    assert "ower tiers" not in run(*SMALL, "--allocator", "all")[1]
+
+
+def test_lower_tiers_in_json(run: Run) -> None:
+    words = ("--shared-prefix", "64", "--num-prefixes", "9", "--preemption", "swap", "--max-num-seqs", "64")
+    report = found(run, *SMALL, *TIERS, *words, "--disk-bandwidth", "100GB", "--host-bandwidth", "1TB")
+    assert report["tiers"] == {"kv_host_memory": 256 << 20, "kv_disk": 10**9, "preemption": "swap"}
+    assert (report["cost_model"]["host_bandwidth"], report["cost_model"]["disk_bandwidth"]) == (1e12, 1e11)
+    (paged,) = report["policies"]
+    tiers = paged["tiers"]
+    assert (tiers["num_host_blocks"], tiers["num_disk_blocks"]) == (20, 76)
+    assert min(tiers["swapped_blocks"], tiers["sunk_blocks"], tiers["disk_blocks"], tiers["loaded_blocks"]) > 0
+    parts = [tiers[f"{name}_hit_rate"] for name in ("pool", "host", "disk")]
+    assert sum(parts) == pytest.approx(paged["prefix_hit_rate"])
+    assert paged["num_finished"] == 30
+
+
 def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None:
     code, out, _ = run("simulate", "sharegpt", "--requests", "50", "--num-gpu-blocks-override", "20")
     assert code == 0
@@ -147,6 +173,15 @@ def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None
         (("alpaca", "--flops-per-second", "nan"), "flops_per_second=nan"),
         (("alpaca", "--step-overhead-ms", "-1"), "step_overhead_s=-0.001"),
         (("alpaca", "--model-preset", "gpt-9"), "'gpt-9'"),
+        (("alpaca", "--kv-disk", "1GB"), "kv_disk=1000000000 is not accepted without host memory"),
+        (("alpaca", "--preemption", "swap"), "preemption='swap' is not accepted without host memory"),
+        (("alpaca", "--preemption", "drop"), "'drop'"),
+        (("alpaca", "--kv-host-memory", "1MB"), "one block takes 13107200 bytes"),
+        (("alpaca", "--kv-host-memory", "much"), "'much'"),
+        (("alpaca", "--kv-host-memory", "1GB", "--allocator", "virtual"), "only `paged` has lower tiers"),
+        (("alpaca", "--num-prefixes", "0"), "num_prefixes=0"),
+        (("alpaca", "--num-prefixes", "2"), "num_prefixes=2 is not accepted without a length (--shared-prefix)"),
+        (("nowhere.csv", "--num-prefixes", "3"), "--num-prefixes is not accepted with a trace"),
         (("alpaca", "--allocator", "all", "--max-model-len", "99999"), "max_model_len=99999"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from kvscope_engine.simulator.cost_model import CostModel
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workload import Workload, WorkloadRequest
 
 SECOND_NS = 1_000_000_000
@@ -36,12 +37,13 @@ def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
         requests: list[tuple[float, int, int] | tuple[float, int, int, tuple[int, ...]]],
         allocator: str = "paged",
         tokens_per_text: int = 1,
+        tiers: Tiers | None = None,
+        cost: CostModel = one_second_step,
         **limits: int,
     ) -> Simulation:
         made = tuple(WorkloadRequest(round(first * SECOND_NS), *rest) for first, *rest in requests)  # type: ignore[arg-type]
         sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
-        return Simulation(
-            Setup(Workload("by hand", made, tokens_per_text), Limits(**sizes), one_second_step, allocator)
-        )
+        workload = Workload("by hand", made, tokens_per_text)
+        return Simulation(Setup(workload, Limits(**sizes), cost, allocator, tiers=tiers or Tiers()))
 
     return make

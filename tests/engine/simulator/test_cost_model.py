@@ -58,8 +58,19 @@ def test_opt_13b_is_the_paper_s() -> None:
     assert preset.num_slots // 16 == 981
 
 
+def test_every_gpu_has_a_link_of_its_own() -> None:
+    bandwidths = {name: preset.cost.host_bandwidth for name, preset in PRESETS.items()}
+    assert bandwidths == {"opt-13b": 25e9, "opt-66b": 100e9, "opt-175b": 200e9, "llama-3.1-8b": 55e9}
+
+
+@pytest.mark.parametrize("name", ["host_bandwidth", "disk_bandwidth", "disk_write_bandwidth"])
+def test_a_link_that_moves_nothing_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=f"{name}=0 is not accepted"):
+        replace(COST, **{name: 0.0})
+
+
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e300])
-@pytest.mark.parametrize("name", ["weight_bytes", "memory_bandwidth", "step_overhead_s"])
+@pytest.mark.parametrize("name", ["weight_bytes", "memory_bandwidth", "step_overhead_s", "host_bandwidth"])
 def test_absurd_rates_are_refused(name: str, value: float) -> None:
     with pytest.raises(BadInput, match=name):
         replace(COST, **{name: value})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from statistics import mean, pstdev
@@ -37,6 +38,28 @@ def test_no_request_is_longer_than_may_be(name: str) -> None:
     assert workload.longest == 64
     assert min(request.num_prompt_tokens for request in workload.requests) >= 41
     assert min(request.num_output_tokens for request in workload.requests) == 1
+
+
+def test_prefixes_are_used_the_less_often_the_later_they_are_numbered() -> None:
+    options = replace(MANY, num_requests=11_000, shared_prefix_tokens=40, num_prefixes=3)
+    workload = generate("alpaca", options, 512)
+    used = Counter(request.text_ids for request in workload.requests)
+    assert set(used) == {(0,), (1,), (2,)}
+    assert [used[number,] for number in range(3)] == pytest.approx([6000, 3000, 2000], rel=0.05)
+    alone = generate("alpaca", replace(options, num_prefixes=1), 512)
+    assert [replace(request, text_ids=(0,)) for request in workload.requests] == list(alone.requests)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_prefixes": 0, "shared_prefix_tokens": 9}, "num_prefixes=0 is not accepted"),
+        ({"num_prefixes": 2}, "num_prefixes=2 is not accepted without a length"),
+    ],
+)
+def test_absurd_prefixes_are_refused(options: dict[str, int], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        replace(MANY, **options)
 
 
 @pytest.mark.parametrize(("arrivals", "spread"), [("poisson", 1.0), ("bursty", 2.0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,17 @@ from kvscope_engine.simulator.recorded_workload import read_recording
 from kvscope_engine.simulator.report import report
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.simulation_recording import SimulationRecording
+from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_telemetry.coalesce import coalesce
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages import MemoryBreakdown
+from kvscope_telemetry.messages import Frame, MemoryBreakdown
+from kvscope_telemetry.mirror import Mirror
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.requests import RequestState
 
 LIMITS = Limits(num_blocks=120, max_num_seqs=16, max_model_len=512)
+BLOCK_BYTES = 16 * 819_200
 Record = Callable[..., Simulation]
 
 
@@ -43,7 +48,7 @@ def record(tmp_path: Path) -> Record:
     return run
 
 
-@pytest.mark.parametrize("allocator", ["paged", "contiguous", "buddy", "oracle"])
+@pytest.mark.parametrize("allocator", ["paged", "contiguous", "buddy", "oracle", "virtual"])
 def test_the_recording_ends_where_the_simulation_did(
     record: Record, workload: Workload, tmp_path: Path, allocator: str
 ) -> None:
@@ -107,6 +112,41 @@ def test_without_prefix_caching_nothing_is_known_to_be_shared(
 ) -> None:
     record(workload, "oracle")
     assert not any(request.text_ids for request in read_recording(tmp_path / "run.mcap").requests)
+
+
+@pytest.mark.parametrize("preemption", ["auto", "swap"])
+def test_with_lower_tiers_every_frame_makes_the_mirror_the_ledger(tmp_path: Path, preemption: str) -> None:
+    """After each step, in every row of every tier; and so does the recording, wherever it is opened."""
+    tiers = Tiers(kv_host_memory=60 * BLOCK_BYTES, kv_disk=200 * BLOCK_BYTES, preemption=preemption)
+    options = GeneratorOptions(num_requests=60, rate=8, shared_prefix_tokens=100, num_prefixes=6, seed=3)
+    cost = replace(PRESETS["opt-13b"].cost, disk_bandwidth=1e12)
+    setup = Setup(generate("mixed", options, 512), LIMITS, cost, "paged", tiers=tiers)
+    simulation = Simulation(setup)
+    mirror, states = Mirror(), []
+    with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b") as recording:
+        mirror.reset(recording._recorder.snapshot(recording._hello, 0, 0))
+        publish = recording._recorder._publish
+
+        def hear(frame: Frame) -> None:
+            publish(frame)
+            mirror.apply(coalesce([frame]))
+            assert mirror.ledger.differences(simulation.pool.ledger) == []
+
+        recording._recorder._publish = hear
+        while simulation.advance():
+            if simulation.step_count % 100 == 50:
+                states.append((simulation.now_ns, simulation.pool.ledger.pack_all()))
+    used = report(simulation).tiers
+    assert used is not None
+    assert min(used.swapped_blocks, used.sunk_blocks, used.disk_blocks, used.loaded_from_disk_blocks) > 0
+    opened = Recording.open(tmp_path / "run.mcap")
+    cache = opened.info.hello.cache
+    assert (cache.num_blocks, cache.num_host_blocks, cache.num_disk_blocks) == (120, 60, 200)
+    assert len(states) > 2
+    for now_ns, blocks in states:
+        assert opened.state_at(now_ns / 1e9).ledger.pack_all() == blocks
+    counters = opened.state_at(opened.info.duration_s).counters
+    assert (counters.swapped_blocks, counters.loaded_blocks) == (used.swapped_blocks, used.loaded_blocks)
 
 
 def test_text_that_only_one_prompt_has_is_left_to_it(record: Record, tmp_path: Path) -> None:

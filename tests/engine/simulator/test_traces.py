@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvscope_engine.simulator.azure import read_azure
+from kvscope_engine.simulator.cost_model import PRESETS
+from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.mooncake import read_mooncake
+from kvscope_engine.simulator.report import report
+from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
 
 MOONCAKE = '{"timestamp": 27482, "input_length": 1030, "output_length": 52, "hash_ids": [46, 99999999999, 48]}'
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+COST = replace(PRESETS["llama-3.1-8b"].cost, disk_bandwidth=1e11)
 Read = Callable[..., Workload]
 
 
@@ -77,6 +84,15 @@ def test_without_hash_ids_and_with_all_but_the_last_the_rest_is_its_own(write: C
         ('{"timestamp": 1, "input_length": 1025, "output_length": 5, "hash_ids": [1]}', "1 hash ids"),
         ("[" * 100_000, "line 3"),
         (b"\xff\xfe", "utf-8"),
+        (MOONCAKE[:-20], "line 3"),
+        ('{"timestamp": 1, "input_length": -5, "output_length": 5}', "input_length -5"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": ' + "9" * 5000 + "}", "line 3"),
+        ('{"timestamp": 1e999, "input_length": 5, "output_length": 5}', "line 3"),
+        ('{"timestamp": NaN, "input_length": 5, "output_length": 5}', "line 3"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}', "hash_ids"),
+        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": [' + "9" * 5000 + "]}", "line 3"),
+        (MOONCAKE.encode()[:-3] + b"\xc3\x28]}", "line 3"),
+        ("null", "null"),
     ],
 )
 def test_bad_mooncake_lines_are_named(write: Callable[..., Path], line: str | bytes, said: str) -> None:
@@ -110,10 +126,17 @@ def test_azure_columns_are_found_by_name(write: Callable[..., Path]) -> None:
         ("2023-11-16 18:15:46,0,44", "ContextTokens 0"),
         ("2023-11-16 18:15:46,374,-1", "GeneratedTokens -1"),
         ("2023-11-16 18:15:46,374," + "9" * 5000, "not accepted"),
+        ("2023-11-16 18:15:46,-374,44", "ContextTokens -374"),
+        ("2023-11-16 18:15:46,99999999999,44", "ContextTokens 99999999999"),
+        ("2023-11-16 18:15:46,37.5,44", "'37.5'"),
+        ("2023-11-16 18:15:46", "TIMESTAMP,ContextTokens,GeneratedTokens"),
+        (",,", "TIMESTAMP ''"),
+        (b"2023-11-16 18:15:46,3\xff4,44", "utf-8"),
     ],
 )
-def test_bad_azure_lines_are_named(write: Callable[..., Path], row: str, said: str) -> None:
-    path = write(AZURE + "2023-11-16 18:15:46,1,1\n" + row, "trace.csv")
+def test_bad_azure_lines_are_named(write: Callable[..., Path], row: str | bytes, said: str) -> None:
+    raw = row.encode() if isinstance(row, str) else row
+    path = write(AZURE.encode() + b"2023-11-16 18:15:46,1,1\n" + raw, "trace.csv")
     with pytest.raises(BadInput) as refusal:
         read_azure(path)
     assert str(refusal.value).startswith(f"{path}, line 3: ")
@@ -125,12 +148,47 @@ def test_an_azure_header_is_needed(write: Callable[..., Path]) -> None:
         read_azure(write("a,b,c\n1,2,3\n", "trace.csv"))
 
 
-@pytest.mark.parametrize(("read", "content"), [(read_mooncake, "\n\n"), (read_azure, AZURE)])
+@pytest.mark.parametrize(("read", "content"), [(read_mooncake, ""), (read_mooncake, "\n\n"), (read_azure, AZURE)])
 def test_an_empty_trace_and_a_missing_one(write: Callable[..., Path], read: Read, content: str) -> None:
     with pytest.raises(BadInput, match="holds no request"):
         read(write(content, "empty"))
     with pytest.raises(BadInput, match="No such file"):
         read(Path("nowhere.jsonl"))
+
+
+def test_a_file_of_nothing_at_all_lacks_the_azure_header(write: Callable[..., Path]) -> None:
+    for content in ("", "\n\n"):
+        with pytest.raises(BadInput, match=r"line 1: '' is not accepted: the first line is TIMESTAMP,ContextTokens"):
+            read_azure(write(content, "trace.csv"))
+
+
+def test_hash_ids_come_back_from_lower_tiers(write: Callable[..., Path]) -> None:
+    """Twelve conversations of 4 texts of 512 tokens, each a minute after the other; then they go on, the last first."""
+    lines = []
+    for turn in range(2):
+        for talk in range(12):
+            ids = [100 * talk + place for place in range(4 + 2 * turn)]
+            length, minute = 512 * len(ids) + 10, 23 - talk if turn else talk
+            lines.append(
+                f'{{"timestamp": {60_000 * minute}, "input_length": {length}, "output_length": 5,'
+                f' "hash_ids": {[*ids, 9000 + 12 * turn + talk]}}}'
+            )
+    workload = read_mooncake(write("\n".join(lines), "trace.jsonl"))
+
+    def hit_rate(**sizes: int) -> float:
+        setup = Setup(workload, Limits(num_blocks=256, max_model_len=4096), COST, "paged", tiers=Tiers(**sizes))
+        simulation = Simulation(setup)
+        simulation.run()
+        found = report(simulation)
+        assert found.prefix_hit_rate is not None
+        assert found.tiers is None or found.tiers.loaded_blocks > 0
+        return found.prefix_hit_rate
+
+    most = 12 * 2048 / sum(request.num_prompt_tokens for request in workload.requests)
+    block_bytes = 16 * 131_072
+    assert hit_rate() < most / 4
+    assert most / 4 < hit_rate(kv_host_memory=1000 * block_bytes) < most
+    assert hit_rate(kv_host_memory=1000 * block_bytes, kv_disk=4000 * block_bytes) == pytest.approx(most)
 
 
 def test_only_as_many_as_asked_for(write: Callable[..., Path]) -> None:

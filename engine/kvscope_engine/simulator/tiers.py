@@ -1,0 +1,58 @@
+"""The lower tiers of a simulated engine: how large they are, and what becomes of preempted requests. Values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_engine.config import PREEMPTIONS
+from kvscope_telemetry.errors import BadInput
+
+MAX_BYTES: Final = 1 << 50
+MAX_PLACES: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers:
+    """Raises BadInput for a value outside its range, and for a disk or swapping without host memory."""
+
+    kv_host_memory: int = 0
+    """Bytes of host memory below the pool; 0: no lower tier."""
+    kv_disk: int = 0
+    """Bytes of the disk below it; 0: none."""
+    preemption: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("kv_host_memory", "kv_disk"):
+            value = getattr(self, name)
+            if not 0 <= value <= MAX_BYTES:
+                raise BadInput(f"{name}={value} is not accepted: from 0 to {MAX_BYTES} bytes")
+        if self.preemption not in PREEMPTIONS:
+            raise BadInput(f"preemption={self.preemption!r} is not accepted: one of {', '.join(PREEMPTIONS)}")
+        if self.preemption == "swap" and not self.kv_host_memory:
+            raise BadInput("preemption='swap' is not accepted without host memory to swap to (--kv-host-memory)")
+        if self.kv_disk and not self.kv_host_memory:
+            raise BadInput(f"kv_disk={self.kv_disk} is not accepted without host memory above it (--kv-host-memory)")
+
+    def __bool__(self) -> bool:
+        return self.kv_host_memory > 0
+
+    def num_places(self, block_bytes: int) -> tuple[int, int]:
+        """Blocks that fit in host memory and on disk. Raises BadInput for a tier that holds none, or too many."""
+        return (
+            _places("kv_host_memory", self.kv_host_memory, block_bytes),
+            _places("kv_disk", self.kv_disk, block_bytes),
+        )
+
+
+def _places(name: str, num_bytes: int, block_bytes: int) -> int:
+    if not num_bytes:
+        return 0
+    if not block_bytes:
+        raise BadInput(f"{name}={num_bytes} is not accepted with kv_bytes_per_token=0: how many blocks is that?")
+    if not block_bytes <= num_bytes <= block_bytes * MAX_PLACES:
+        raise BadInput(
+            f"{name}={num_bytes} is not accepted: one block takes {block_bytes} bytes, and at most {MAX_PLACES} blocks"
+            " are accepted"
+        )
+    return num_bytes // block_bytes
