@@ -267,7 +267,7 @@ class Scheduler:
         """A waiting request gets its place, and what is known of its tokens."""
         pool = self._pool
         evicted_before = pool.evicted_blocks
-        reused = self._tables.start(request, found, pool.step)
+        reused = self._tables.start(request, found, pool.step, draft)
         if pool.evicted_blocks > evicted_before:
             draft.evicted_for = draft.evicted_for or request.number
         request.num_computed_tokens = reused
