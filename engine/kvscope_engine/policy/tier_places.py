@@ -68,10 +68,11 @@ class TierPlaces:
         self._activate(rows, owners)
         return rows
 
-    def adopt(self, row: int) -> None:
-        """Take this free row, held once."""
-        self._free.remove(row)
-        self._activate([row], 0)
+    def adopt(self, rows: Sequence[int]) -> None:
+        """Take these free rows, each held once."""
+        taken = set(rows)
+        self._free = [row for row in self._free if row not in taken]
+        self._activate(rows, 0)
 
     def _activate(self, rows: Sequence[int], owners: Sequence[int] | int) -> None:
         ids, ledger = np.array(rows, np.int64), self._pool.ledger
