@@ -33,6 +33,10 @@ test: check
 
 bench: $(STAMP)
 	$(BIN)/kvscope-engine bench decode
+	$(BIN)/kvscope-engine bench reuse
+	$(BIN)/kvscope-engine bench memory
+	$(BIN)/kvscope-engine bench kv-cache
+	$(BIN)/kvscope-engine bench scheduler
 	$(BIN)/kvscope bench
 
 clean:

@@ -15,6 +15,7 @@ from kvscope_engine.model.device import free_bytes
 from kvscope_engine.model.hook_check import check_hook
 from kvscope_engine.model.kv_storage import MIB, LayerShape, block_bytes, storage_dtype
 from kvscope_engine.model.profile_run import peak_workspace_bytes
+from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:
@@ -66,4 +67,5 @@ def _default_bytes(config: EngineConfig, loaded: LoadedModel, layers: Sequence[L
         return int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
     total = torch.cuda.mem_get_info(loaded.device)[1]
     allowed = int(total * config.gpu_memory_utilization) - (total - free)
-    return allowed - peak_workspace_bytes(config, loaded, layers)
+    staging = 2 * STAGING_BYTES if config.host_kv_memory_bytes else 0
+    return allowed - staging - peak_workspace_bytes(config, loaded, layers)

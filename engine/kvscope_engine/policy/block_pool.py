@@ -260,9 +260,9 @@ class BlockPool:
         self._clear(idle)
         return len(idle)
 
-    def touch(self, rows: Ids) -> None:
-        """Rows of the ledger, each once, were changed by who keeps them."""
-        self._changed.add(rows)
+    def touch_one(self, row: int) -> None:
+        """A row of the ledger was changed by who keeps it."""
+        self._changed.add_one(row)
 
     def take_changed(self) -> npt.NDArray[np.uint32]:
         """Ids of the rows touched since the last call, sorted, each once."""

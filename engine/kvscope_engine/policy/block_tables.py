@@ -23,6 +23,8 @@ class BlockTables:
         self, pool: BlockPool, allocation: AllocationPolicy, changes: ChangeLog, tiers: LowerTiers | None
     ) -> None:
         self._tiers = tiers
+        self._forked: set[int] = set()
+        """Requests whose last block another table may hold, or the prefix cache: forks and whom they came from."""
         self._pool = pool
         self._allocation = allocation
         self._changes = changes
@@ -30,10 +32,9 @@ class BlockTables:
 
     def num_needed(self, request: Request, stop: int) -> int:
         """New blocks it takes to write the request's tokens from the first not computed up to `stop`."""
-        start, size = request.num_computed_tokens, self._pool.block_size
-        missing = -(-stop // size) - len(request.block_table)
-        shared = start % size and not self._pool.is_private(request.block_table[start // size])
-        return (missing if missing > 0 else 0) + (1 if shared else 0)
+        missing = -(-stop // self._pool.block_size) - len(request.block_table)
+        shared = 1 if self._forked and self._shares_tail(request) else 0
+        return shared + missing if missing > 0 else shared
 
     def num_available(self, request: Request) -> int:
         """Blocks that the request could be given now."""
@@ -97,6 +98,7 @@ class BlockTables:
         held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
         child.block_table[:] = parent.block_table[:held]
         self._pool.share(child.block_table)
+        self._forked |= {parent.number, child.number}
         self._changes.table(child, 0)
 
     def release(self, request: Request, step: int, *, keep_saved: bool = False) -> None:
@@ -104,6 +106,7 @@ class BlockTables:
         if self._tiers is not None and request.saved_rows and not keep_saved:
             self._tiers.let_go(request)
             self._changes.table(request, 0)
+        self._forked.discard(request.number)
         if request.block_table:
             self._allocation.release(request, step)
             request.block_table.clear()
@@ -160,11 +163,21 @@ class BlockTables:
         request.block_table[:] = targets
         self._changes.table(request, 0)
 
+    def _shares_tail(self, request: Request) -> bool:
+        """Whether the request's next token goes to a block that is not its alone to write to: only forks have such."""
+        if request.number not in self._forked:
+            return False
+        place, slot = divmod(request.num_computed_tokens, self._pool.block_size)
+        if slot and not self._pool.is_private(request.block_table[place]):
+            return True
+        self._forked.discard(request.number)  # what it writes to from now on is its own, until another fork
+        return False
+
     def _copy_shared_tail(self, request: Request, step: int, draft: Draft) -> int:
         """Copy on write of a last block that is not the request's alone to write to; returns the blocks it took."""
-        place, slot = divmod(request.num_computed_tokens, self._pool.block_size)
-        if not slot or self._pool.is_private(request.block_table[place]):
+        if not self._shares_tail(request):
             return 0
+        place = request.num_computed_tokens // self._pool.block_size
         shared = request.block_table[place]
         (own,) = self._allocation.take(request, 1)
         own = self._unless_source(own, draft)

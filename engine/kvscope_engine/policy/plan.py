@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.commands import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A request and how many of its tokens run in this step.
+class Scheduled(NamedTuple):
+    """A request and how many of its tokens run in this step. (A tuple: a frozen dataclass takes 4 times as long.)
 
     The tokens are positions `start` to `start + num_tokens`; blocks for them are in the request's table.
     """

@@ -102,7 +102,8 @@ def prefix() -> Callable[[int], Prefix]:
 def numbered_prefix(number: int) -> Prefix:
     """A prefix that no other number has."""
     tokens = np.arange(number, number + BLOCK_SIZE, dtype="<i4").tobytes()
-    return Prefix(number.to_bytes(32, "big"), BLOCK_SIZE * number, tokens)
+    parent = (number - 1).to_bytes(32, "big") if number else b""
+    return Prefix(number.to_bytes(32, "big"), BLOCK_SIZE * number, tokens, parent)
 
 
 MakeMover = Callable[..., BlockMover]

@@ -134,12 +134,19 @@ def an_index(*blocks: KeptBlock) -> KeptIndex:
 
 
 def a_block(**changes: object) -> KeptBlock:
-    fields: dict[str, object] = {"place": 1, "checksum": 5, "digest": b"d" * 32, "start": 8, "tokens": b"t" * 16}
+    fields: dict[str, object] = {
+        "place": 1,
+        "checksum": 5,
+        "digest": b"d" * 32,
+        "start": 8,
+        "tokens": b"t" * 16,
+        "parent": b"p" * 32,
+    }
     return KeptBlock(**(fields | changes))  # type: ignore[arg-type]
 
 
 def test_an_index_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    index = an_index(a_block(), a_block(place=2, digest=b"e" * 32, start=0))
+    index = an_index(a_block(), a_block(place=2, digest=b"e" * 32, start=0, parent=b""))
     write_index(tmp_path / "index", index)
     assert read_index(tmp_path / "index", EXPECTED, 100) == (index, "")
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
