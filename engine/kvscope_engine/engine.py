@@ -166,6 +166,11 @@ class Engine:
         return self._parts.loaded.tokenizer
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it was asked for, a line each; after `close` also what failed and what could not be kept."""
+        return tuple(self._parts.notes)
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether a step has something to do, or something to say."""
         return self.num_unfinished > 0 or bool(self._streams)

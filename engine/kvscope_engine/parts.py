@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -48,6 +48,8 @@ class Parts:
     hello: Hello
     mover: BlockMover | None = None
     """Of the bytes between the tiers; None without lower ones."""
+    notes: list[str] = field(default_factory=list)
+    """What is not as it was asked for, a line each."""
 
     @property
     def limits(self) -> Limits:
@@ -71,7 +73,8 @@ class Parts:
         """Drop every tensor."""
         self.runner.close()
         if self.mover is not None:
-            self.mover.close()
+            failure = self.mover.failure
+            self.notes += filter(None, (failure, self.mover.close()))
         self.storage.close()
         self.loaded = replace(self.loaded, module=torch.nn.Module())
 
@@ -130,7 +133,10 @@ def _assemble(
     runner = ModelRunner(loaded, storage, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_batched)
     hello = _hello(config, epoch, loaded, storage, max_batched, space, mover)
     progress(Progress(stage="ready"))
-    return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover)
+    notes = [mover.note] if mover is not None and mover.note else []
+    for note in notes:
+        scheduler.note(note, time.monotonic_ns())
+    return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes)
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:

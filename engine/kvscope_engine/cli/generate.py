@@ -14,6 +14,7 @@ import msgspec
 
 from kvscope_engine.cli.answers import Answer, JsonPrinter, Printer, StreamPrinter, TextPrinter
 from kvscope_engine.cli.engine_class import engine_class
+from kvscope_engine.cli.notes import tell_notes
 from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.prompts import read_prompts
 from kvscope_engine.cli.sampling_options import add_sampling_options, sampling_params
@@ -60,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     bar = TerminalProgress()
     with engine_type(config, progress=bar) as engine:
         bar.close()
-        return _generate(engine, submits, _printer(args, submits))
+        code = _generate(engine, submits, _printer(args, submits))
+    tell_notes(engine.notes)
+    return code
 
 
 def _printer(args: argparse.Namespace, submits: list[Submit]) -> Printer:

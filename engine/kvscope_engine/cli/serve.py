@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvscope_engine.cli.engine_class import engine_class
+from kvscope_engine.cli.notes import tell_notes
 from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, FramesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService, Interrupted
+
+if TYPE_CHECKING:
+    from kvscope_engine.engine import Engine
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -57,14 +61,25 @@ def run(args: argparse.Namespace) -> int:
     if args.exit_with_parent is not None:
         watch_parent(args.exit_with_parent or None)
 
+    built: list[Engine] = []
+    told = 0
+
     def build(progress: OnProgress, publish: Publish, frames_dropped: FramesDropped) -> ServedEngine:
         # Torch is imported here, after the sockets are up.
-        return engine_class()(config, progress=progress, publish=publish, frames_dropped=frames_dropped)
+        nonlocal told
+        engine = engine_class()(config, progress=progress, publish=publish, frames_dropped=frames_dropped)
+        built.append(engine)
+        tell_notes(engine.notes)
+        told = len(engine.notes)
+        return engine
 
     from kvscope_engine.model.progress import TerminalProgress
 
     bar = TerminalProgress()
-    return serve(args.endpoint or default_endpoint(), build, curve_key=args.curve_key, on_progress=bar)
+    try:
+        return serve(args.endpoint or default_endpoint(), build, curve_key=args.curve_key, on_progress=bar)
+    finally:
+        tell_notes([note for engine in built for note in engine.notes[told:]])
 
 
 def serve(

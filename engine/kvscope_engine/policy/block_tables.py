@@ -58,7 +58,7 @@ class BlockTables:
         if self._pool.evicted_blocks > evicted_before:
             draft.evicted_for = draft.evicted_for or request.number
 
-    def start(self, request: Request, found: Reusable, step: int) -> int:
+    def start(self, request: Request, found: Reusable, step: int, draft: Draft) -> int:
         """The request starts with what was found for it; returns how many tokens that turned out to be.
 
         What comes from a lower tier gets blocks of its own, which `num_available` must have; what could not be read
@@ -70,7 +70,7 @@ class BlockTables:
             self._pool.hit(found.hits, step)
             table, num_tokens = list(found.sources), found.num_tokens
         else:
-            table, num_tokens = self._load(request, found, step)
+            table, num_tokens = self._load(request, found, step, draft)
         if self._tiers is not None and request.saved_rows:
             self._tiers.let_go(request)
         request.block_table[:] = table
@@ -118,7 +118,7 @@ class BlockTables:
         if self._reserves:
             self._allocation.settle(step)
 
-    def _load(self, request: Request, found: Reusable, step: int) -> tuple[list[int], int]:
+    def _load(self, request: Request, found: Reusable, step: int, draft: Draft) -> tuple[list[int], int]:
         """Hits as they are, and blocks for what comes from below; the table and the tokens in it."""
         assert self._tiers is not None, "rows of a lower tier without one"
         pool, size = self._pool, self._pool.block_size
@@ -126,7 +126,7 @@ class BlockTables:
         rows = [found.sources[place] for place in places]
         self._tiers.hold(rows)
         pool.hit(found.hits, step)
-        own = self._allocation.take(request, len(rows))
+        own = [self._unless_source(block, draft) for block in self._allocation.take(request, len(rows))]
         whole = self._tiers.load(rows, own)
         lost = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
         end = lost[0] if lost else len(found.sources)
@@ -190,10 +190,10 @@ class BlockTables:
         return 1
 
     def _unless_source(self, block: int, draft: Draft) -> int:
-        """`block`, just taken to be copied to, or another when this step copies from it; copies have no order.
+        """`block`, just taken to be copied or loaded to, or another when this step copies from it.
 
-        It was freed in this step, by a preemption: so whoever copies from it may as well keep it, and gives its
-        own target.
+        Copies have no order, and come after loads. It was let go of in this step, so whoever copies from it may as
+        well keep it, and gives its own target.
         """
         undone = draft.undo_copy_from(block)
         if undone is None:

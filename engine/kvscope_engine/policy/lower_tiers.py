@@ -43,8 +43,7 @@ class LowerTiers:
         has_disk = pool.num_disk > 0
         self._num_bounce = min(MAX_BOUNCE, max(1, pool.num_host // BOUNCE_SHARE)) if has_disk else 0
         pool.sinks = self
-        for place, prefix in mover.kept():
-            self._adopt(self.disk.first + place, prefix)
+        self._adopt(mover.kept())
 
     def find(self, digest: bytes) -> int | None:
         """The row of the highest tier that holds the prefix with `digest`, None when none does."""
@@ -269,10 +268,12 @@ class LowerTiers:
         prefixes = [self.disk.forget(row) for row in rows]
         self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
 
-    def _adopt(self, row: int, prefix: Prefix) -> None:
-        """A kept file holds it from before."""
-        self.disk.adopt(row)
-        self.disk.fill([row], [self._pool.block_size], [prefix])
-        self.disk.release([row])
+    def _adopt(self, kept: Sequence[tuple[int, Prefix]]) -> None:
+        """A kept file holds them from before, perhaps very many."""
+        rows, prefixes = [self.disk.first + place for place, _ in kept], [prefix for _, prefix in kept]
+        self.disk.adopt(rows)
+        self.disk.fill(rows, [self._pool.block_size] * len(rows), prefixes)
+        self.disk.release(rows)
         if self._pool.history is not None:
-            self._pool.history.enter(prefix)
+            for prefix in prefixes:
+                self._pool.history.enter(prefix)

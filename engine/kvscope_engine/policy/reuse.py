@@ -56,11 +56,11 @@ def _find_in_all(pool: BlockPool, tiers: LowerTiers, digests: list[bytes]) -> li
 
 
 def _with_saved(pool: BlockPool, request: Request, found: list[int]) -> Reusable:
-    """Its own rows, except where the pool still holds the same."""
-    saved = request.saved_rows
+    """Its own rows, except where the pool still holds the same. A part of a block is its own: it is written to."""
+    in_pool = found[: request.num_saved_tokens // pool.block_size]
     sources = [
-        found[place] if place < len(found) and found[place] < pool.num_blocks else row
-        for place, row in enumerate(saved)
+        in_pool[place] if place < len(in_pool) and in_pool[place] < pool.num_blocks else row
+        for place, row in enumerate(request.saved_rows)
     ]
     return _reusable(pool, sources, request.num_saved_tokens)
 

@@ -144,6 +144,10 @@ class Scheduler:
         self.totals.refused += 1
         self._changes.event(causes.refused(number, now_ns, cause))
 
+    def note(self, what: str, now_ns: int) -> None:
+        """Something that is not as it was asked for, for the events."""
+        self._changes.event(Event(kind="note", time_ns=now_ns, cause=what))
+
     def schedule(self, step: int, now_ns: int) -> StepPlan:
         """Decide the step: blocks for every scheduled token are in the tables when this returns.
 
@@ -267,7 +271,7 @@ class Scheduler:
         """A waiting request gets its place, and what is known of its tokens."""
         pool = self._pool
         evicted_before = pool.evicted_blocks
-        reused = self._tables.start(request, found, pool.step)
+        reused = self._tables.start(request, found, pool.step, draft)
         if pool.evicted_blocks > evicted_before:
             draft.evicted_for = draft.evicted_for or request.number
         request.num_computed_tokens = reused

@@ -70,10 +70,12 @@ class TierPlaces:
             self._activate(row, owner)
         return rows
 
-    def adopt(self, row: int) -> None:
-        """Take this free row, held once."""
-        self._free.remove(row)
-        self._activate(row, 0)
+    def adopt(self, rows: Sequence[int]) -> None:
+        """Take these free rows, each held once."""
+        taken = set(rows)
+        self._free = [row for row in self._free if row not in taken]
+        for row in rows:
+            self._activate(row, 0)
 
     def fill(self, rows: Sequence[int], filled: Sequence[int], prefixes: Sequence[Prefix | None]) -> None:
         """The rows, just taken, hold `filled` slots now; those with a prefix can be found, unless it can be already."""

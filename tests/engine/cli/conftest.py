@@ -38,6 +38,7 @@ class EchoEngine:
     """Says its prompt again, a token a step, from the end of the queue to its front."""
 
     made: ClassVar[list[EchoEngine]] = []
+    notes: tuple[str, ...] = ()
 
     def __init__(self, config: Any, *, progress: Any = None, publish: Any = None) -> None:
         self.config = config

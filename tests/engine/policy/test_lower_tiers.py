@@ -286,3 +286,35 @@ def test_a_held_back_completion_can_be_aborted(drive: Make) -> None:
     assert one.scheduler.num_waiting == 1
     one.run()
     assert requests[2].finish_reason == "length"
+
+
+@pytest.mark.parametrize("num_blocks", [8, 13])
+def test_what_is_loaded_does_not_overwrite_what_is_to_be_copied(
+    drive: Make, expected_completion: Make, num_blocks: int
+) -> None:
+    """Copies come after loads: a block that a last sibling copies from, and that is evicted in the same step."""
+    one = drive(num_blocks=num_blocks, block_size=4, max_num_batched_tokens=200, num_host=60)
+    for prompt in ([9] * (4 * num_blocks - 7), [8] * (4 * num_blocks - 3)):
+        one.submit(prompt, 1)  # the second one evicts what the first left
+        one.run()
+    siblings = [request for family in (5, 6, 7) for request in one.siblings([family] * 4, 1, 1)]
+    one.step()  # the first of each two ends; the others are to copy the block that they shared
+    loading = one.submit([9] * (4 * num_blocks - 16), 1)
+    one.step()
+    assert one.scheduler.totals.loaded_blocks > 0
+    one.run()
+    for request in (*siblings, loading):
+        assert request.output_token_ids == expected_completion(request.prompt_token_ids, 1)
+
+
+def test_a_part_of_a_block_comes_from_where_it_was_saved(drive: Make, expected_completion: Make) -> None:
+    """The pool holds the same text whole, but a shared block had to be copied, for which there is no room."""
+    one = drive(num_blocks=3, block_size=4, max_num_batched_tokens=6, num_host=30)
+    parent = one.submit([1] * 10, 1)
+    one.step()
+    child = one.fork(parent)
+    until_preempted(one, child)
+    assert child.num_saved_tokens == 6
+    one.run()
+    assert child.num_preemptions == 1
+    assert child.output_token_ids == expected_completion([1] * 10, 1)

@@ -86,7 +86,7 @@ def _disk(config: EngineConfig, block_bytes: int, identity: str) -> tuple[DiskTi
         return None, None
     size = record_bytes(block_bytes)
     num_places = _places("--kv-disk", config.disk_kv_memory_bytes, size)
-    path = Path(config.disk_kv_path).resolve() if config.disk_kv_path is not None else None
+    path = Path(os.path.realpath(config.disk_kv_path)) if config.disk_kv_path is not None else None
     file = open_disk_file(path, num_places * size, keep=config.keep_disk_kv)
     try:
         kept = None
@@ -95,6 +95,8 @@ def _disk(config: EngineConfig, block_bytes: int, identity: str) -> tuple[DiskTi
             kept = KeptFile(file, path, Expected(fingerprint, config.block_size, num_places))
         return DiskTier(file, num_places, block_bytes, kept), kept
     except BaseException:
+        if file.path is not None and not file.found_bytes:
+            file.path.unlink(missing_ok=True)
         os.close(file.fd)
         raise
 

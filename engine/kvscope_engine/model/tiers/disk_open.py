@@ -58,7 +58,7 @@ def open_disk_file(path: Path | None, num_bytes: int, *, keep: bool) -> OpenFile
 
     Raises BadInput when there is no such room, when another engine has it, or when it is somebody else's.
     """
-    is_new = path is not None and not path.exists()
+    is_new = path is not None and not os.path.lexists(path)
     with _told(path):
         fd = _temporary() if path is None else os.open(path, _FLAGS, 0o600)
     try:

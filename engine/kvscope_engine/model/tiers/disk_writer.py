@@ -124,7 +124,9 @@ class DiskWriter:
         """All at once, so that neighbours are written together; False when nothing is written any more."""
         with self._changed:
             if not self.failure:
-                self._latest.update((entry.place, entry) for entry in entries)
+                for entry in entries:
+                    self._checksums.pop(entry.place, None)  # a record before may have been stored meanwhile
+                    self._latest[entry.place] = entry
                 self._queue += entries
                 self._changed.notify_all()
             return not self.failure

@@ -16,6 +16,7 @@ from kvscope_engine.model.tiers import disk_tier
 from kvscope_engine.model.tiers.disk_open import OpenFile, open_disk_file
 from kvscope_engine.model.tiers.disk_records import Bytes, DiskRecords
 from kvscope_engine.model.tiers.disk_tier import DiskTier
+from kvscope_engine.model.tiers.disk_writer import DiskWriter
 
 PLACES, BLOCK_BYTES, RECORD = 12, 5000, 8192
 
@@ -226,6 +227,28 @@ def test_a_write_that_fails_later_loses_what_had_counted_as_stored(
     gate.open.set()
     assert not tier.drain()
     assert rise(tier, rows, [0, 1]) == [False, False]
+
+
+def test_an_older_record_is_never_taken_for_one_that_could_not_be_written(
+    tier: DiskTier, rows: Bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The older one of the same place reaches the file while the newer one is on its way into the queue."""
+    gate = Gate(monkeypatch)
+    old = rows[::-1].copy()
+    assert all(sink(tier, old, [0]))
+    assert gate.reached.wait(60)
+    enqueue = DiskWriter._enqueue
+
+    def late(writer: DiskWriter, entries: Any) -> bool:
+        gate.open.set()
+        assert writer.drain(), "the older one is in the file"
+        (tmp_path / "kv").unlink()  # so that the newer one never will be
+        return enqueue(writer, entries)
+
+    monkeypatch.setattr(DiskWriter, "_enqueue", late)
+    assert all(sink(tier, rows, [0]))
+    assert not tier.drain()
+    assert rise(tier, rows, [0]) == [False]
 
 
 def test_a_drive_that_hangs_is_given_up(file: OpenFile, rows: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:

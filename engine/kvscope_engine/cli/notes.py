@@ -1,0 +1,12 @@
+"""Lines on standard error about what went on, but not as it was asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def tell_notes(notes: Sequence[str]) -> None:
+    """A line each."""
+    for note in notes:
+        print(f"kvscope-engine: {note}", file=sys.stderr, flush=True)

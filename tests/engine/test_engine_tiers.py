@@ -1,0 +1,378 @@
+"""Real engines whose requests live in host memory and on disk half of the time: the same tokens, the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, SamplingParams
+from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_telemetry.coalesce import coalesce
+from kvscope_telemetry.commands import Finished, Submit, Tokens
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages import Frame, TelemetryMessage
+from kvscope_telemetry.mirror import Mirror
+
+Make = Callable[..., Engine]
+Said = dict[int, list[int]]
+"""Tokens by completion."""
+RECORD = 4096
+"""On disk a block of the tiny model takes a sector."""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where temporary files of the disk tier go."""
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
+
+
+def tiers(engine_block_bytes: int, num_host: int, num_disk: int, **more: Any) -> dict[str, Any]:
+    """Options for so many places."""
+    sizes = {"host_kv_memory_bytes": num_host * engine_block_bytes, "disk_kv_memory_bytes": num_disk * RECORD}
+    return {"preemption": "swap"} | sizes | more
+
+
+def jobs_of(count: int, seed: int) -> list[Submit]:
+    """One to three completions each, greedy and drawn; half begin alike, and every fourth ends with a block."""
+    draw = random.Random(seed)
+    prefix = draw.choices(range(3, 256), k=20)
+    jobs = []
+    for number in range(count):
+        own = draw.choices(range(3, 256), k=draw.randint(1, 24) if number % 4 else 4 * draw.randint(1, 5))
+        sampling = SamplingParams(
+            temperature=0.0 if number % 2 else 0.8,
+            seed=number,
+            n=draw.choice((1, 1, 2, 3)),
+            max_tokens=draw.choice((1, draw.randint(2, 12), draw.randint(20, 40))),
+            ignore_eos=True,
+        )
+        ids = tuple((prefix if draw.random() < 0.5 else []) + own)
+        jobs.append(Submit(request_id="-", prompt_token_ids=ids, sampling=sampling))
+    return jobs
+
+
+def run_alone(engine: Engine, job: Submit) -> Said:
+    engine.submit(job)
+    said: Said = {}
+    while engine.has_unfinished:
+        for message in engine.step():
+            if isinstance(message, Tokens):
+                said.setdefault(message.index, []).extend(message.token_ids)
+    return said
+
+
+@dataclass
+class Watched:
+    """A mirror that hears every frame, and must be the ledger and the tables after each."""
+
+    frames: list[Frame] = field(default_factory=list)
+    mirror: Mirror = field(default_factory=Mirror)
+    causes: list[str] = field(default_factory=list)
+
+    def hear(self, message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            self.frames.append(message)
+
+    def check(self, engine: Engine) -> None:
+        if not self.mirror.epoch:
+            self.mirror.apply(coalesce((), snapshot=engine.snapshot()))
+            self.frames.clear()
+        for frame in self.frames:
+            self.causes += [event.cause for event in frame.events]
+        frames, self.frames = self.frames, []
+        if frames:
+            self.mirror.apply(coalesce(frames))
+        scheduler = engine._parts.scheduler
+        assert self.mirror.ledger.differences(engine._parts.pool.ledger) == []
+        for number, request in scheduler.requests.items():
+            table = self.mirror.requests.table(number).tolist()
+            assert table == (request.saved_rows or request.block_table)
+            assert not (request.saved_rows and request.block_table)
+
+
+class Storm:
+    """Submits, aborts and resets at random between the steps of one engine."""
+
+    def __init__(self, engine: Engine, watched: Watched, jobs: list[Submit], expected: list[Said], seed: int) -> None:
+        self.engine, self.watched = engine, watched
+        self.jobs, self.expected = jobs, expected
+        self.random = random.Random(seed)
+        self.alive: dict[str, int] = {}
+        self.said: dict[tuple[str, int], list[int]] = {}
+        self.aborted: set[str] = set()
+        self.num_whole = 0
+        self.before_step: Callable[[], None] = lambda: None
+
+    def run(self, num_actions: int) -> None:
+        for action in range(num_actions):
+            if self.alive and self.random.random() < 0.15:
+                name = self.random.choice(list(self.alive))
+                self.engine.abort(name)
+                self.aborted.add(name)
+            elif len(self.alive) < 12:
+                self.submit(f"r{action}")
+            if self.random.random() < 0.02:
+                self.engine.reset_prefix_cache()
+            for _ in range(self.random.choice((0, 1, 2, 5))):
+                self.step()
+        steps = 0
+        while self.engine.has_unfinished:
+            self.step()
+            steps += 1
+            assert steps < 20_000, f"{len(self.alive)} requests never end"
+        assert not self.alive
+
+    def submit(self, name: str) -> None:
+        index = self.random.randrange(len(self.jobs))
+        job = self.jobs[index]
+        priority = self.random.choice((0, 0, 0, 5, -5))
+        ids, sampling = job.prompt_token_ids, job.sampling
+        self.engine.submit(Submit(request_id=name, prompt_token_ids=ids, sampling=sampling, priority=priority))
+        self.alive[name] = index
+        self.said |= {(name, completion): [] for completion in range(sampling.n)}
+
+    def step(self) -> None:
+        self.before_step()
+        for message in self.engine.step():
+            if isinstance(message, Tokens):
+                self.said[message.request_id, message.index] += message.token_ids
+            else:
+                self.end(message)
+        self.engine._parts.scheduler.check_integrity()
+        self.watched.check(self.engine)
+
+    def end(self, last: Finished) -> None:
+        name = last.request_id
+        said = self.said.pop((name, last.index))
+        expected = self.expected[self.alive[name]][last.index]
+        assert said == expected[: len(said)], "whatever ended it, it was right up to there"
+        if name not in self.aborted:
+            assert last.finish_reason == "length"
+            assert said == expected
+            self.num_whole += 1
+        if not any((name, completion) in self.said for completion in range(3)):
+            del self.alive[name]
+
+
+VARIANTS: Mapping[str, dict[str, Any]] = {
+    "host memory for a few blocks, all else to disk": tiers(2048, 6, 400),
+    "as measured": tiers(2048, 30, 100, preemption="auto"),
+    "evicted prefixes alone": tiers(2048, 12, 60, preemption="recompute"),
+    "without prefix caching": tiers(2048, 6, 400, enable_prefix_caching=False),
+    "disk for a few blocks too": tiers(2048, 5, 9),
+    "host memory alone": tiers(2048, 40, 0),
+    "int8": tiers(640, 6, 400, kv_cache_dtype="int8"),
+    "fp8": tiers(640, 6, 400, kv_cache_dtype="fp8"),
+    "blocks of one token": tiers(512, 16, 900, block_size=1, num_gpu_blocks_override=110),
+    "contiguous": {"allocator": "contiguous", "enable_prefix_caching": False, "max_model_len": 128},
+    "buddy": {"allocator": "buddy", "enable_prefix_caching": False},
+    "virtual": {"allocator": "virtual", "enable_prefix_caching": False},
+}
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Submit]:
+    return jobs_of(24, 7)
+
+
+@pytest.fixture(scope="module")
+def expected_of() -> dict[str, list[Said]]:
+    """What the jobs say alone, by the format of the cache."""
+    return {}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_storm_over_all_tiers(
+    make_engine: Make, jobs: list[Submit], expected_of: dict[str, list[Said]], variant: str
+) -> None:
+    options = VARIANTS[variant]
+    dtype = options.get("kv_cache_dtype", "auto")
+    if dtype not in expected_of:
+        alone = make_engine(max_num_seqs=3, enable_prefix_caching=False, kv_cache_dtype=dtype)
+        expected_of[dtype] = [run_alone(alone, job) for job in jobs]
+    watched = Watched()
+    small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    engine = make_engine(publish=watched.hear, **(small | options))
+    storm = Storm(engine, watched, jobs, expected_of[dtype], seed=len(variant))
+    storm.run(150)
+    assert storm.num_whole > 30
+    assert len(storm.aborted) > 8
+    counters = engine.snapshot().counters
+    assert counters.preemptions > 5
+    assert counters.lost_blocks == 0
+    check_what_was_moved(engine, counters, options)
+    engine.reset_prefix_cache()
+    unmapped = {BlockState.UNMAPPED} if options.get("allocator") == "virtual" else set()
+    assert set(engine.snapshot().blocks.state) - unmapped == {BlockState.FREE}
+
+
+def check_what_was_moved(engine: Engine, counters: Any, options: Mapping[str, Any]) -> None:
+    """The variant did what it is for."""
+    ledger = engine._parts.pool.ledger
+    if "preemption" not in options:
+        return
+    assert counters.loaded_blocks > 20
+    if options["preemption"] == "swap":
+        assert counters.swapped_blocks > 10
+    if options.get("enable_prefix_caching", True):
+        assert counters.sunk_blocks > 20
+    if options["disk_kv_memory_bytes"]:
+        assert ledger.last_used_step[ledger.tier == Tier.DISK].any()
+
+
+# Faults while it runs: whatever happens to the file, the tokens are right and nothing is held
+
+
+@pytest.fixture
+def expected(make_engine: Make, jobs: list[Submit], expected_of: dict[str, list[Said]]) -> list[Said]:
+    if "auto" not in expected_of:
+        alone = make_engine(max_num_seqs=3, enable_prefix_caching=False)
+        expected_of["auto"] = [run_alone(alone, job) for job in jobs]
+    return expected_of["auto"]
+
+
+def garbage(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.write(random.Random(1).randbytes(path.stat().st_size))
+
+
+def replace(path: Path) -> None:
+    new = path.with_name("new")
+    new.write_bytes(bytes(path.stat().st_size))
+    new.rename(path)
+
+
+FAULTS: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "garbage": (garbage, ""),
+    "cut": (lambda path: os.truncate(path, path.stat().st_size // 2), ""),
+    "emptied": (lambda path: os.truncate(path, 0), ""),
+    "deleted": (lambda path: path.unlink(missing_ok=True), "was removed or replaced"),
+    "replaced": (replace, "was removed or replaced"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_storm_whose_file_is_damaged_again_and_again(
+    make_engine: Make, jobs: list[Submit], expected: list[Said], tmp_path: Path, fault: str
+) -> None:
+    damage, reason = FAULTS[fault]
+    watched, path = Watched(), tmp_path / "tier"
+    small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    named = {"disk_kv_path": str(path), "keep_disk_kv": True}
+    engine = make_engine(publish=watched.hear, **(small | tiers(2048, 6, 400) | named))
+    storm = Storm(engine, watched, jobs, expected, seed=len(fault))
+    steps = iter(range(10_000))
+
+    def sometimes() -> None:
+        if next(steps) % 20 == 19 and path.exists():
+            assert engine._parts.mover is not None
+            engine._parts.mover.drain()
+            damage(path)
+
+    storm.before_step = sometimes
+    storm.run(80)
+    assert storm.num_whole > 10
+    assert (engine.snapshot().counters.lost_blocks > 0) == (not reason)
+    check_told_once(engine, watched, reason)
+
+
+def test_a_storm_whose_drive_fills_up(
+    make_engine: Make, jobs: list[Submit], expected: list[Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = os.pwritev, [40]
+
+    def full(fd: int, buffers: Any, offset: int) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", full)
+    watched = Watched()
+    small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    engine = make_engine(publish=watched.hear, **(small | tiers(2048, 6, 400)))
+    storm = Storm(engine, watched, jobs, expected, seed=3)
+    storm.run(80)
+    assert storm.num_whole > 10
+    check_told_once(engine, watched, "No space left on device")
+
+
+def check_told_once(engine: Engine, watched: Watched, reason: str) -> None:
+    """An event and, at the end, a note say why the tier is off; every place is given back."""
+    told = [cause for cause in watched.causes if "the disk tier is off" in cause]
+    assert [reason in cause for cause in told] == ([True] if reason else [])
+    engine.reset_prefix_cache()
+    assert set(engine.snapshot().blocks.state) == {BlockState.FREE}
+    engine.close()
+    assert bool(reason) == any(reason in note for note in engine.notes if reason), engine.notes
+
+
+# The bytes
+
+
+def contents(engine: Engine, blocks: list[int]) -> list[bytes]:
+    tensors = engine._parts.storage.block_tensors
+    rows = [[tensor[block].contiguous().view(-1).view(torch.uint8) for tensor in tensors] for block in blocks]
+    return [torch.cat(row).numpy().tobytes() for row in rows]
+
+
+class Journey:
+    """What every request's blocks hold before a step, against what they hold once they came back."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.run = engine._parts.runner.run
+        self.before: dict[int, list[bytes]] = {}
+        self.saved: dict[int, list[bytes]] = {}
+        self.tiers: set[int] = set()
+        self.num_back = 0
+
+    def note(self) -> None:
+        """Before the step is planned."""
+        requests = self.engine._parts.scheduler.requests
+        self.before = {number: contents(self.engine, request.block_table) for number, request in requests.items()}
+
+    def check_and_run(self, plan: StepPlan) -> StepResult:
+        """After it was planned, and before anything is written."""
+        for number, request in self.engine._parts.scheduler.requests.items():
+            if request.saved_rows:
+                self.saved.setdefault(number, self.before[number])
+                self.tiers |= set(self.engine._parts.pool.ledger.tier[request.saved_rows].tolist())
+            elif number in self.saved and request.block_table:
+                was = self.saved.pop(number)
+                assert contents(self.engine, request.block_table[: len(was)]) == was
+                self.num_back += 1
+        return self.run(plan)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("through_disk", [False, True])
+def test_a_block_has_the_same_bytes_after_a_swap(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, dtype: str, through_disk: bool
+) -> None:
+    block_bytes = 2048 if dtype == "auto" else 640
+    engine = make_engine(
+        num_gpu_blocks_override=24,
+        enable_prefix_caching=False,
+        kv_cache_dtype=dtype,
+        **tiers(block_bytes, 14 if through_disk else 60, 100),
+    )
+    journey = Journey(engine)
+    monkeypatch.setattr(engine._parts.runner, "run", journey.check_and_run)
+    for number in range(6):
+        ids = tuple(random.Random(number).choices(range(3, 256), k=17))
+        sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        engine.submit(Submit(request_id=str(number), prompt_token_ids=ids, sampling=sampling))
+    while engine.has_unfinished:
+        journey.note()
+        engine.step()
+    assert journey.num_back >= 3
+    assert journey.tiers == ({Tier.HOST, Tier.DISK} if through_disk else {Tier.HOST})
