@@ -127,10 +127,14 @@ def _tell(args: argparse.Namespace) -> Tell:
 def _text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", f"load average {report['load_average']:.1f}"]
     for one in report["runs"]:
-        threads = "1 thread" if one["num_threads"] == 1 else f"{one['num_threads']} threads"
-        lines.append(f"\n{one['model']}, {one['dtype']}, {one['device']}, {threads}, {one['rounds']} rounds")
+        threads, rounds = _counted(one["num_threads"], "thread"), _counted(one["rounds"], "round")
+        lines.append(f"\n{one['model']}, {one['dtype']}, {one['device']}, {threads}, {rounds}")
         lines += [text(one[case]) for case, text in TEXTS.items() if case in one]
     return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _prefix_text(found: dict[str, Any]) -> str:

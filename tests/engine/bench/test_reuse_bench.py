@@ -48,7 +48,7 @@ def test_json_has_every_way(bench_reuse: Callable[..., list[str]], capsys: pytes
 def test_a_table_for_people(bench_reuse: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(bench_reuse("--only", "preemption", "--only", "completions", "--dtype", "bfloat16")) == 0
     text = capsys.readouterr().out
-    assert "bfloat16, cpu, 1 thread, 1 rounds" in text
+    assert "bfloat16, cpu, 1 thread, 1 round\n" in text
     assert "next token, preempted with 60 tokens in 4 blocks" in text
     assert "one request: 32 tokens computed" in text
     assert "first token" not in text.replace("last first token", "")
