@@ -18,6 +18,7 @@ from kvscope_engine.block_text import with_text
 from kvscope_engine.completion import Completion, collect
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.inputs import prompt_token_ids
+from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.model.tokenizer import Tokenizer
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.parts import Parts, build_parts
@@ -154,6 +155,17 @@ class Engine:
     def memory(self) -> MemoryBreakdown:
         """Where the memory went, in bytes."""
         return self._parts.memory_breakdown()
+
+    @property
+    def tier_stats(self) -> TierStats | None:
+        """What the lower tiers did since the start; None without any."""
+        mover = self._parts.mover
+        return None if mover is None else mover.stats
+
+    def drain_tiers(self) -> bool:
+        """Wait until all that went to the disk tier is on the drive; whether it is. Only measurements need it."""
+        mover = self._parts.mover
+        return mover is None or mover.drain()
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.errors import BadInput
 
-BENCHMARKS: Final = ("decode", "serve", "kernels", "telemetry", "memory", "kv-cache", "scheduler", "costs")
+BENCHMARKS: Final = ("decode", "serve", "kernels", "telemetry", "memory", "kv-cache", "scheduler", "costs", "reuse")
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

@@ -25,6 +25,11 @@ BOUNCE_SHARE: Final = 64
 MAX_BOUNCE: Final = 256
 
 
+def num_bounce(num_host: int) -> int:
+    """Of `num_host` places, those kept free for blocks on their way up, where there is a disk."""
+    return min(MAX_BOUNCE, max(1, num_host // BOUNCE_SHARE))
+
+
 class LowerTiers:
     """Host memory of `pool.num_host` places over a disk of `pool.num_disk` (0: none).
 
@@ -41,7 +46,7 @@ class LowerTiers:
         self._on_table = on_table
         self._swapped: dict[int, Request] = {}
         has_disk = pool.num_disk > 0
-        self._num_bounce = min(MAX_BOUNCE, max(1, pool.num_host // BOUNCE_SHARE)) if has_disk else 0
+        self._num_bounce = num_bounce(pool.num_host) if has_disk else 0
         pool.sinks = self
         self._adopt(mover.kept())
 
