@@ -14,7 +14,8 @@ from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
 from kvscope_app.views.event_model import EventModel, why_text
 
-_REASON_LINES: Final = 3
+_LINES_BELOW_WIDTH: Final = ((420, 4), (640, 3))
+_FEWEST_LINES: Final = 2
 _MARGIN: Final = 8
 _GAP: Final = 10
 _PADDING: Final = 4
@@ -28,9 +29,9 @@ class EventCard(QStyledItemDelegate):
         self._events = model
 
     @staticmethod
-    def height(line: int) -> int:
-        """Of a card, for a font whose lines are `line` pixels high."""
-        return (1 + _REASON_LINES) * line + 2 * _PADDING
+    def height(line: int, width: int) -> int:
+        """Of a card that is `width` wide, for a font whose lines are `line` pixels high."""
+        return (1 + _num_lines(width)) * line + 2 * _PADDING
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
@@ -58,6 +59,11 @@ class EventCard(QStyledItemDelegate):
         painter.restore()
 
 
+def _num_lines(width: int) -> int:
+    """Of the reason: what is usual fits."""
+    return next((lines for below, lines in _LINES_BELOW_WIDTH if width < below), _FEWEST_LINES)
+
+
 def _word(painter: QPainter, box: QRect, text: str, color: QColor) -> int:
     """Where the next word begins."""
     painter.setPen(color)
@@ -71,13 +77,14 @@ def _reason(painter: QPainter, box: QRect, text: str) -> None:
     layout = QTextLayout(text, painter.font())
     layout.setTextOption(QTextOption(Qt.AlignmentFlag.AlignLeft))
     layout.beginLayout()
-    for number in range(_REASON_LINES):
+    num_lines = max(1, box.height() // metrics.height())
+    for number in range(num_lines):
         line = layout.createLine()
         if not line.isValid():
             break
         line.setLineWidth(box.width())
         begin, top = line.textStart(), box.top() + number * metrics.height()
-        is_last = number == _REASON_LINES - 1
+        is_last = number == num_lines - 1
         words = text[begin:] if is_last else text[begin : begin + line.textLength()]
         painter.drawText(
             QPointF(box.left(), top + metrics.ascent()),

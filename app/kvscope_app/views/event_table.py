@@ -39,26 +39,27 @@ class EventTable(QTableView):
             self.setColumnWidth(column, digits.horizontalAdvance(sample) + 22)
         self._events = model
         self._card = EventCard(model, self)
-        self._is_narrow = False
-        self._show_narrow(False)
+        self._row_height = 0
+        self._fit(self.width())
         self.activated.connect(self._on_chosen)
         self.clicked.connect(self._on_chosen)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        is_narrow = self.width() < NARROW
-        if is_narrow != self._is_narrow:
-            self._show_narrow(is_narrow)
+        self._fit(self.width())
 
-    def _show_narrow(self, is_narrow: bool) -> None:
+    def _fit(self, width: int) -> None:
         """Columns, or where these leave no room for the reason a card an event. All rows have one height."""
-        self._is_narrow = is_narrow
+        is_narrow, line = width < NARROW, self.fontMetrics().height()
+        height = self._card.height(line, width) if is_narrow else line + 6
+        if height == self._row_height:
+            return
+        self._row_height = height
         for column in range(WHY):
             self.setColumnHidden(column, is_narrow)
         self.horizontalHeader().setVisible(not is_narrow)
         self.setItemDelegateForColumn(WHY, self._card if is_narrow else None)  # type: ignore[arg-type]
-        line = self.fontMetrics().height()
-        self.verticalHeader().setDefaultSectionSize(self._card.height(line) if is_narrow else line + 6)
+        self.verticalHeader().setDefaultSectionSize(height)
 
     def _on_chosen(self, index: QModelIndex) -> None:
         entry = self._events.entry_at(index.row())

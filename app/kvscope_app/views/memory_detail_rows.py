@@ -62,8 +62,8 @@ def _fragmentation(detail: KVDetail) -> list[Row]:
         ),
         (
             "Largest free run",
-            f"{count(use.largest_free_run)} of {count(use.num_free)} free slots",
-            "Slots of the most free blocks in a row; under virtual all, as any page can be mapped anywhere",
+            f"{count(use.largest_free_run)} of {count(use.num_free)}",
+            "Slots of the most free blocks in a row, of all free slots; under virtual any page can be mapped anywhere",
         ),
     ]
 
@@ -96,17 +96,8 @@ def _others(detail: KVDetail) -> list[Row]:
             UNKNOWN if detail.token_bytes is None else num_bytes(detail.token_bytes),
             "Keys and values over all layers, with their scales where they are quantized",
         ),
-        (
-            "Block",
-            ", ".join(
-                [
-                    f"{detail.block_size} slots",
-                    num_bytes(detail.block_bytes or None),
-                    *([detail.dtype] * bool(detail.dtype)),
-                ]
-            ),
-            "The unit of allocation, and the type of its numbers (--kv-cache-dtype)",
-        ),
+        ("Block", f"{detail.block_size} slots, {num_bytes(detail.block_bytes or None)}", "The unit of allocation"),
+        ("KV type", detail.dtype or UNKNOWN, "The type of the numbers in blocks (--kv-cache-dtype)"),
     ]
 
 

@@ -20,12 +20,11 @@ import numpy.typing as npt
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages import Hello
 from kvscope_telemetry.mirror import Mirror
-from kvscope_telemetry.what_if import PAGE_BYTES
+from kvscope_telemetry.what_if import HOST_PAGE_BYTES, PAGE_BYTES
 
 VIRTUAL: Final = "virtual"
 RESERVING: Final = frozenset({"contiguous", "buddy", "oracle"})
 """Allocators under which a request holds blocks that are not in its table yet."""
-_HOST_PAGE_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ def _of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
 def _blocks_by_page(hello: Hello) -> Fraction:
     """Blocks that one page in the tensor of each layer backs, at least one."""
     layers, block_bytes = hello.model.num_layers, hello.cache.block_bytes
-    page_bytes = PAGE_BYTES if hello.device.kind == "cuda" else _HOST_PAGE_BYTES
+    page_bytes = PAGE_BYTES if hello.device.kind == "cuda" else HOST_PAGE_BYTES
     return max(Fraction(page_bytes * layers, block_bytes), Fraction(1)) if layers and block_bytes else Fraction(1)
 
 

@@ -280,7 +280,7 @@ def summary(mirror: Mirror, cache: CacheInfo) -> str:
     active, cached = f"{count(mirror.num_active)} active", f"{count(mirror.num_cached)} cached"
     if cache.num_physical_blocks:  # rows are addresses: what there is memory for is what counts
         counts = [
-            f"memory for {plural(cache.num_physical_blocks, 'block')} in {count(cache.num_blocks)} places",
+            f"{plural(cache.num_physical_blocks, 'block')} of memory in {count(cache.num_blocks)} places",
             active,
             *([cached] if mirror.num_cached else []),
             f"{count(mirror.num_free)} more mapped",
