@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from typing import Final
 
 import numpy as np
@@ -97,10 +98,12 @@ def _of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
 
 
 def _blocks_by_page(hello: Hello) -> Fraction:
-    """Blocks that one page in the tensor of each layer backs, at least one."""
-    layers, block_bytes = hello.model.num_layers, hello.cache.block_bytes
+    """Blocks that one page in the tensor of each layer backs, or as many pages as one block takes; at least one."""
+    if not hello.model.num_layers or not hello.cache.block_bytes:
+        return Fraction(1)
+    in_layer = Fraction(hello.cache.block_bytes, hello.model.num_layers)
     page_bytes = PAGE_BYTES if hello.device.kind == "cuda" else HOST_PAGE_BYTES
-    return max(Fraction(page_bytes * layers, block_bytes), Fraction(1)) if layers and block_bytes else Fraction(1)
+    return max(1, ceil(in_layer / page_bytes)) * page_bytes / in_layer
 
 
 def _beyond_limits(mirror: Mirror, active: npt.NDArray[np.bool_], block_size: int) -> int:

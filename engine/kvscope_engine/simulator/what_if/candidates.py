@@ -58,8 +58,7 @@ def _virtual(memory: Memory) -> Candidate:
     block of the engine takes where that is more: the groups of `policy/address_space`."""
     in_layer = Fraction(memory.block_bytes, memory.num_layers)
     num_pages = max(1, ceil(in_layer / memory.page_bytes))
-    blocks = max(Fraction(1), memory.page_bytes / in_layer)
-    tokens = max(1, int(blocks * memory.block_size))
+    tokens = int(num_pages * memory.page_bytes / in_layer * memory.block_size)
     group_bytes = num_pages * memory.page_bytes * memory.num_layers
     num_groups = memory.num_blocks * memory.block_bytes // group_bytes
     return Candidate(VIRTUAL, tokens, min(num_groups, memory.num_slots // tokens))
