@@ -150,8 +150,8 @@ ENGINE_OPTIONS: Final = (
     EngineOption(
         "--allocator",
         "A",
-        "how a request gets its blocks: paged, contiguous or buddy",
-        _one_of("paged", "contiguous", "buddy"),
+        "how a request gets its blocks: paged, contiguous, buddy or virtual",
+        _one_of("paged", "contiguous", "buddy", "virtual"),
     ),
     EngineOption("--seed", "N", "for requests that bring none (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
     EngineOption("--num-threads", "N", "CPU threads (default: torch's choice)", _whole(1, _MANY)),

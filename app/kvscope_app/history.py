@@ -54,7 +54,7 @@ class BlockCounts(Protocol):
     @property
     def epoch(self) -> int | None: ...
     @property
-    def num_free(self) -> int: ...
+    def num_room(self) -> int: ...
     @property
     def num_active(self) -> int: ...
     @property
@@ -212,5 +212,5 @@ class History:
 
     def _add_blocks(self, mirror: BlockCounts, bin_number: int) -> None:
         if mirror.epoch is not None:
-            counts = (mirror.num_active, mirror.num_cached, mirror.num_free)
+            counts = (mirror.num_active, mirror.num_cached, mirror.num_room)
             self.ring.put_one(bin_number, dict(zip(BLOCK_GAUGES, counts, strict=True)))

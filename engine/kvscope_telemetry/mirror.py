@@ -64,6 +64,13 @@ class Mirror:
         return self.count(BlockState.FREE)
 
     @property
+    def num_room(self) -> int:
+        """Blocks that there is memory for and nobody holds or caches: free ones, and where not every row has memory
+        those whose memory is behind no row yet, too."""
+        physical = 0 if self.hello is None else self.hello.cache.num_physical_blocks
+        return max(0, physical - self.num_active - self.num_cached) if physical else self.num_free
+
+    @property
     def num_active(self) -> int:
         """Blocks of the pool that a request holds."""
         return self.count(BlockState.ACTIVE)

@@ -23,6 +23,8 @@ MAX_CELLS: Final = 2000
 """Of a map."""
 PAGE_BYTES: Final = 2 << 20
 """The physical page that `virtual` maps, one in each layer's tensor at a time: CUDA's."""
+HOST_PAGE_BYTES: Final = 4 << 10
+"""The same on a CPU."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 CountOrUnknown = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -53,6 +55,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_model_len: Tokens = 0
     allocator: str = "paged"
     """The engine's own."""
+    page_bytes: CountOrUnknown = PAGE_BYTES
+    """What `virtual` would map on this device."""
 
     @property
     def num_slots(self) -> int:
@@ -83,7 +87,7 @@ class PolicyUse(msgspec.Struct, frozen=True, kw_only=True):
 
     allocator: str
     block_size: int
-    """Slots a block; under `virtual`, tokens whose KV of one layer is a physical page."""
+    """Slots a block; under `virtual`, tokens whose KV of one layer is a physical page (or pages, of a larger block)."""
     is_current: bool
     """Whether the engine runs with just this."""
     num_slots: int
@@ -126,6 +130,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     slot_bytes: float = 0.0
     """Of one slot over all layers, 0 when unknown."""
     slots_per_cell: int = 1
+    page_bytes: int = PAGE_BYTES
+    """Of `virtual`."""
 
 
 class Complaint(msgspec.Struct, frozen=True):

@@ -81,3 +81,8 @@ def test_the_engine_has_the_same_options():
         "--kv-disk-keep",
     }
     assert ours == engines
+    checks = {option.flag: option.check for option in ENGINE_OPTIONS}
+    for action in parser._actions:
+        for flag in checks.keys() & set(action.option_strings):
+            for choice in action.choices or ():
+                assert checks[flag](choice) == choice

@@ -32,7 +32,7 @@ START = 100 * SECOND
 
 
 def mirror(epoch=7, free=6, active=3, cached=1):
-    return SimpleNamespace(epoch=epoch, num_free=free, num_active=active, num_cached=cached)
+    return SimpleNamespace(epoch=epoch, num_room=free, num_active=active, num_cached=cached)
 
 
 def frame(seq, time_ns, *, decode=0, prefill=0, preemptions=0, running=0, **more):

@@ -1,144 +1,25 @@
-"""Events as a table, newest first: when, what, which request, and why. Owns the model and the filter."""
+"""Events as a table of columns, or where it is too narrow for these as cards. Choosing one tells its request."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtCore import QModelIndex, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
-from kvscope_app.event_log import EventLog, LoggedEvent
-from kvscope_app.theme import DARK, Theme
-from kvscope_app.views.format import count, plural
-from kvscope_telemetry.messages import Event
+from kvscope_app.views.event_card import EventCard
+from kvscope_app.views.event_model import WHY, EventModel
 
-Index = QModelIndex | QPersistentModelIndex
-MAX_SHOWN: Final = 2_000
-_HEADERS: Final = ("Time", "Event", "Request", "Why")
-_COLORS: Final = {
-    "admitted": "accent",
-    "resumed": "accent",
-    "finished": "good",
-    "preempted": "bad",
-    "refused": "bad",
-    "aborted": "warn",
-    "evicted": "muted",
-    "note": "muted",
-}
-
-
-class EventFilter(StrEnum):
-    """Which events a person wants to see."""
-
-    ALL = "All events"
-    PREEMPTIONS = "Preemptions"
-    FAILURES = "Refused and aborted"
-
-
-_KINDS: Final[dict[EventFilter, tuple[str, ...]]] = {
-    EventFilter.ALL: tuple(_COLORS),
-    EventFilter.PREEMPTIONS: ("preempted", "resumed"),
-    EventFilter.FAILURES: ("refused", "aborted"),
-}
-
-
-class EventModel(QAbstractTableModel):
-    """The newest `MAX_SHOWN` events of a log, or of one request in it."""
-
-    def __init__(self, wall_offset_ns: int, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self.theme: Theme = DARK
-        self._wall_offset_ns = wall_offset_ns
-        self._entries: list[LoggedEvent] = []
-        self._filter = EventFilter.ALL
-        self._serial = 0
-
-    def follow(self, log: EventLog) -> None:
-        """Add what the log got since the last call."""
-        fresh = [entry for entry in log.since(self._serial, MAX_SHOWN) if self._is_wanted(entry)]
-        self._serial = log.last_serial
-        self._prepend(fresh)
-
-    def show_only(self, wanted: EventFilter, log: EventLog) -> None:
-        """Show one kind of events."""
-        self._filter = wanted
-        self.show_entries(log.of_kinds(_KINDS[wanted], MAX_SHOWN))
-        self._serial = log.last_serial
-
-    def show_entries(self, entries: Sequence[LoggedEvent]) -> None:
-        """Show `entries`, oldest first, instead of what is shown."""
-        newest_first = list(reversed(entries))[:MAX_SHOWN]
-        if [e.serial for e in newest_first] == [e.serial for e in self._entries]:
-            return
-        self.beginResetModel()
-        self._entries = newest_first
-        self.endResetModel()
-
-    def entry_at(self, row: int) -> LoggedEvent | None:
-        """The event in a row."""
-        return self._entries[row] if 0 <= row < len(self._entries) else None
-
-    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
-        return 0 if parent.isValid() else len(self._entries)
-
-    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
-        return 0 if parent.isValid() else len(_HEADERS)
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
-        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(_HEADERS):
-            return None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-        return _HEADERS[section] if role == Qt.ItemDataRole.DisplayRole else None
-
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        entry = self.entry_at(index.row())
-        if entry is None:
-            return None
-        if role == Qt.ItemDataRole.DisplayRole:
-            return self._text(entry, index.column())
-        if role == Qt.ItemDataRole.ToolTipRole and index.column() == len(_HEADERS) - 1:
-            return why_text(entry.event)
-        if role == Qt.ItemDataRole.ForegroundRole:
-            return (
-                self.theme.color((_COLORS.get(entry.event.kind, "text"), "muted")[index.column() == 0])
-                if (index.column() < 2)
-                else None
-            )
-        return None
-
-    def _text(self, entry: LoggedEvent, column: int) -> str:
-        if column == 0:
-            return clock_text(entry.time_ns + self._wall_offset_ns)
-        if column == 1:
-            return entry.event.kind
-        if column == 2:
-            return f"#{count(entry.event.number)}" if entry.event.number else ""
-        return why_text(entry.event)
-
-    def _is_wanted(self, entry: LoggedEvent) -> bool:
-        return entry.event.kind in _KINDS[self._filter]
-
-    def _prepend(self, fresh: list[LoggedEvent]) -> None:
-        if not fresh:
-            return
-        self.beginInsertRows(QModelIndex(), 0, len(fresh) - 1)
-        self._entries[:0] = reversed(fresh)
-        self.endInsertRows()
-        if len(self._entries) > MAX_SHOWN:
-            self.beginRemoveRows(QModelIndex(), MAX_SHOWN, len(self._entries) - 1)
-            del self._entries[MAX_SHOWN:]
-            self.endRemoveRows()
+NARROW: Final = 900
+"""Below this width a reason of usual length (120 to 200 characters) does not fit beside the other columns."""
 
 
 class EventTable(QTableView):
     """The events; choosing one tells its request."""
 
-    request_chosen = Signal(int, int)
-    """Epoch and number."""
+    request_chosen = Signal(object, object)
+    """Epoch and number: as objects, since a signal's int has 32 bits and an epoch 63."""
 
     def __init__(self, model: EventModel, name: str) -> None:
         super().__init__()
@@ -150,34 +31,37 @@ class EventTable(QTableView):
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.setTabKeyNavigation(False)
         self.verticalHeader().hide()
-        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 6)
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.horizontalHeader().setStretchLastSection(True)
         self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         digits = self.fontMetrics()
         for column, sample in enumerate(("00:00:00.000", "preempted", "#12 345")):
             self.setColumnWidth(column, digits.horizontalAdvance(sample) + 22)
         self._events = model
+        self._card = EventCard(model, self)
+        self._row_height = 0
+        self._fit(self.width())
         self.activated.connect(self._on_chosen)
         self.clicked.connect(self._on_chosen)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit(self.width())
+
+    def _fit(self, width: int) -> None:
+        """Columns, or where these leave no room for the reason a card an event. All rows have one height."""
+        is_narrow, line = width < NARROW, self.fontMetrics().height()
+        height = self._card.height(line, width) if is_narrow else line + 6
+        if height == self._row_height:
+            return
+        self._row_height = height
+        for column in range(WHY):
+            self.setColumnHidden(column, is_narrow)
+        self.horizontalHeader().setVisible(not is_narrow)
+        self.setItemDelegateForColumn(WHY, self._card if is_narrow else None)  # type: ignore[arg-type]
+        self.verticalHeader().setDefaultSectionSize(height)
 
     def _on_chosen(self, index: QModelIndex) -> None:
         entry = self._events.entry_at(index.row())
         if entry is not None and entry.event.number:
             self.request_chosen.emit(entry.epoch, entry.event.number)
-
-
-def clock_text(wall_ns: int) -> str:
-    """`14:03:20.125`, local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000)) + f".{wall_ns // 1_000_000 % 1000:03d}"
-
-
-def why_text(event: Event) -> str:
-    """The cause in one line, and what it moved."""
-    parts = [event.cause] if event.cause else []
-    if event.other and str(event.other) not in event.cause:
-        parts.append(f"for request #{event.other}")
-    if event.num_blocks:
-        parts.append(plural(event.num_blocks, "block"))
-    if event.num_tokens:
-        parts.append(plural(event.num_tokens, "token"))
-    return " · ".join(parts)

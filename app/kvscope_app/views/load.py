@@ -37,6 +37,8 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.source import SourceState
 
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
+_FEWEST_LETTERS = 6
+_MIN_FIELD_WIDTH = 72
 _CAN_TAKE = (SourceState.LIVE, SourceState.STUCK, SourceState.STALE)
 
 
@@ -58,6 +60,7 @@ class LoadView(View):
         self.rate.setDecimals(1)
         self.rate.setValue(LoadSettings().rate)
         self.rate.setSuffix(" requests/s")
+        self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
         self.rate.setAccessibleName("Requests per second")
         self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Output tokens from")
         self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, " tokens", "Output tokens to")
@@ -116,7 +119,7 @@ class LoadView(View):
             return (
                 "Watch the page map, and the requests that wait."
                 " For more pressure: long prompts, or more at once. When no block is free, a request is preempted:"
-                " it gives its blocks back and begins again later."
+                " its blocks are computed again later, or moved to a lower tier until then."
             )
         if self.generator.is_stopping:
             return "Waiting for the engine to stop them…"
@@ -212,6 +215,8 @@ def _choice(texts: list[str], name: str) -> QComboBox:
     box = QComboBox()
     box.addItems(texts)
     box.setAccessibleName(name)
+    box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+    box.setMinimumContentsLength(_FEWEST_LETTERS)  # in a narrow dock: the list itself is as wide as it needs
     return box
 
 
@@ -220,6 +225,7 @@ def _whole(low: int, high: int, value: int, suffix: str, name: str) -> QSpinBox:
     box.setRange(low, high)
     box.setValue(value)
     box.setSuffix(suffix)
+    box.setMinimumWidth(_MIN_FIELD_WIDTH)
     box.setAccessibleName(name)
     return box
 

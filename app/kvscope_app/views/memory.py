@@ -24,9 +24,10 @@ from PySide6.QtWidgets import (
 from kvscope_app.session import Session
 from kvscope_app.theme import Theme, mix
 from kvscope_app.views.base import View
-from kvscope_app.views.format import UNKNOWN, count, num_bytes, percent, plural
-from kvscope_app.views.memory_account import Account, KVDetail, Part, account, kv_detail
+from kvscope_app.views.format import UNKNOWN, num_bytes, percent
+from kvscope_app.views.memory_account import Account, Part, account, kv_detail
 from kvscope_app.views.memory_bar import Segment, StackedBar, Swatch
+from kvscope_app.views.memory_detail_rows import detail_rows
 from kvscope_app.views.memory_tier_table import TierTable
 from kvscope_app.views.memory_tiers import tier_uses
 from kvscope_app.views.widgets import empty_state, label, set_look
@@ -72,7 +73,7 @@ class MemoryView(View):
         self.tiers.show_uses(tier_uses(mirror), mirror.counters)
         if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
             self._detailed_s = time.monotonic()
-            self.details.show_rows(detail_rows(kv_detail(mirror)))
+            self.details.show_rows(detail_rows(kv_detail(mirror, history.memory)))
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -192,18 +193,22 @@ class DetailTable(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._grid = _grid(self)
-        self._values: dict[str, QLabel] = {}
+        self._rows: dict[str, tuple[QLabel, QLabel]] = {}
 
     def show_rows(self, rows: list[tuple[str, str, str]]) -> None:
-        """Rows of name, value and meaning; the names stay the same."""
-        for name, value, meaning in rows:
-            if name not in self._values:
+        """Rows of name, value and meaning. A name has its place from when it was first shown."""
+        shown = {name for name, *_ in rows}
+        for name, (text, value) in self._rows.items():
+            text.setVisible(name in shown)
+            value.setVisible(name in shown)
+        for name, value_text, meaning in rows:
+            if name not in self._rows:
                 self._add_row(name, meaning)
-            _show_value(self._values[name], value)
+            _show_value(self._rows[name][1], value_text)
 
     def value(self, name: str) -> str:
         """The value shown for `name`."""
-        return self._values[name].text()
+        return self._rows[name][1].text()
 
     def _add_row(self, name: str, meaning: str) -> None:
         row = self._grid.rowCount()
@@ -212,7 +217,7 @@ class DetailTable(QWidget):
         value.setToolTip(meaning)
         self._grid.addWidget(text, row, 1)
         self._grid.addWidget(value, row, 2)
-        self._values[name] = value
+        self._rows[name] = text, value
 
 
 def part_color(part: Part, theme: Theme) -> str:
@@ -222,47 +227,6 @@ def part_color(part: Part, theme: Theme) -> str:
     if part.color == "kv_free":  # the pool's, so a shade of the blocks in use
         return mix(theme.block_active, theme.base, 0.72)
     return theme.raised if part.color == "free" else str(getattr(theme, part.color))
-
-
-def detail_rows(detail: KVDetail) -> list[tuple[str, str, str]]:
-    """Name, value and meaning of each line about the pool."""
-    return [
-        (
-            "Tokens held / slots reserved",
-            f"{count(detail.num_held_tokens)} / {count(detail.num_reserved_slots)}",
-            "Tokens in blocks in use, and the slots those blocks have",
-        ),
-        (
-            "Internal fragmentation",
-            "nothing in use" if detail.empty_share is None else percent(detail.empty_share),
-            "Empty slots of the blocks in use: the ends of requests that do not fill their last block",
-        ),
-        (
-            "Cached tokens",
-            f"{count(detail.num_cached_tokens)} tokens",
-            "Kept for prompts that begin the same",
-        ),
-        (
-            "Room left",
-            f"{count(detail.num_room_tokens)} tokens",
-            "Slots of free and cached blocks: what fits before a request waits or is preempted",
-        ),
-        (
-            "Saved by sharing",
-            f"{num_bytes(detail.saved_bytes)} ({plural(detail.num_saved_blocks, 'block')})",
-            "What would be needed more if requests with the same beginning did not share its blocks",
-        ),
-        (
-            "KV of one token",
-            UNKNOWN if detail.token_bytes is None else num_bytes(detail.token_bytes),
-            "Keys and values over all layers",
-        ),
-        (
-            "Block",
-            f"{detail.block_size} slots, {num_bytes(detail.block_bytes or None)}",
-            "The unit of allocation",
-        ),
-    ]
 
 
 def _tip(now: Account, part: Part) -> str:

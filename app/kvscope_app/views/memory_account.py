@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages import DeviceSample, MemoryBreakdown
+from kvscope_app.views.pool_use import PoolUse, pool_use
+from kvscope_telemetry.messages import CacheInfo, DeviceSample, MemoryBreakdown
 from kvscope_telemetry.mirror import Mirror
 
 
@@ -93,20 +93,13 @@ class KVDetail:
 
     block_size: int
     block_bytes: int
-    num_active_blocks: int
-    num_held_tokens: int
-    num_reserved_slots: int
-    num_cached_tokens: int
-    num_room_tokens: int
+    use: PoolUse
     num_saved_blocks: int
     """Blocks that would be needed more if nothing were shared."""
-
-    @property
-    def empty_share(self) -> float | None:
-        """Internal fragmentation: empty slots of the blocks in use; None when none is in use."""
-        if not self.num_reserved_slots:
-            return None
-        return 1.0 - self.num_held_tokens / self.num_reserved_slots
+    resident_bytes: int | None = None
+    """Memory behind blocks now, measured (allocator `virtual`)."""
+    dtype: str = ""
+    allocator: str = ""
 
     @property
     def token_bytes(self) -> float | None:
@@ -119,21 +112,18 @@ class KVDetail:
         return self.num_saved_blocks * self.block_bytes if self.block_bytes else None
 
 
-def kv_detail(mirror: Mirror) -> KVDetail:
+def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail:
     """Of the pool alone, read from the ledger, O(blocks)."""
-    ledger, hello, pool = mirror.ledger, mirror.hello, slice(mirror.num_blocks)
-    block_size = hello.cache.block_size if hello else 0
-    active = ledger.state[pool] == BlockState.ACTIVE
-    ref_count = ledger.ref_count[pool]
+    cache = mirror.hello.cache if mirror.hello else CacheInfo(num_blocks=0, block_size=0)
+    ref_count = mirror.ledger.ref_count[: mirror.num_blocks]
     return KVDetail(
-        block_size=block_size,
-        block_bytes=hello.cache.block_bytes if hello else 0,
-        num_active_blocks=mirror.num_active,
-        num_held_tokens=int((ledger.filled[pool] * active).sum(dtype=np.int64)),  # a mask costs ten times as much
-        num_reserved_slots=mirror.num_active * block_size,
-        num_cached_tokens=mirror.num_cached * block_size,
-        num_room_tokens=(mirror.num_free + mirror.num_cached) * block_size,
+        block_size=cache.block_size,
+        block_bytes=cache.block_bytes,
+        use=pool_use(mirror),
         num_saved_blocks=int(ref_count.sum(dtype=np.int64)) - int(np.count_nonzero(ref_count)),
+        resident_bytes=_known(memory.kv_resident_bytes) if memory else None,
+        dtype=cache.dtype,
+        allocator=cache.allocator,
     )
 
 
@@ -145,7 +135,10 @@ def host_tier_bytes(mirror: Mirror) -> int:
 
 
 def _block_counts(mirror: Mirror) -> tuple[int, int, int]:
-    return mirror.num_active, mirror.num_cached, mirror.num_free
+    """Active, cached and free blocks. Pages are all made at the start on a GPU, and on a CPU when they are touched:
+    there those behind no block take nothing of the device."""
+    is_gpu = mirror.hello is not None and mirror.hello.device.kind == "cuda"
+    return mirror.num_active, mirror.num_cached, mirror.num_room if is_gpu else mirror.num_free
 
 
 def _total(mirror: Mirror, sample: DeviceSample | None) -> int | None:

@@ -6,12 +6,15 @@ import numpy as np
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabWidget, QVBoxLayout, QWidget
 
+from kvscope_app.event_log import LoggedEvent
 from kvscope_app.session import Session
 from kvscope_app.theme import Theme
 from kvscope_app.views.block_strip import BlockStrip, IntArray
-from kvscope_app.views.event_table import EventFilter, EventModel, EventTable
+from kvscope_app.views.event_model import EventFilter, EventModel
+from kvscope_app.views.event_table import EventTable
 from kvscope_app.views.format import count, num_bytes, plural
 from kvscope_app.views.places import is_swapped_out, num_by_tier, places_text
+from kvscope_app.views.reuse_words import prompt_of, reuse_text
 from kvscope_app.views.widgets import label
 from kvscope_telemetry.ledger import BlockState
 
@@ -21,7 +24,7 @@ NOTHING_SELECTED = "Select a request to see its blocks."
 class RequestDetail(QTabWidget):
     """Three tabs: blocks, events of the request, events of all."""
 
-    request_chosen = Signal(int, int)
+    request_chosen = Signal(object, object)
     """Epoch and number of the request of an event the person chose."""
 
     def __init__(self, session: Session) -> None:
@@ -29,6 +32,8 @@ class RequestDetail(QTabWidget):
         self._session = session
         self.setDocumentMode(True)
         self.summary = label(look="muted", wraps=True)
+        self.reuse = label(wraps=True)
+        """What it need not compute, and why not more."""
         self.strip = BlockStrip()
         offset_ns = session.history.wall_ns(0)
         self.own_events = EventModel(offset_ns, self)
@@ -99,6 +104,13 @@ class RequestDetail(QTabWidget):
         epoch = self._session.mirror.epoch
         entries = [] if number is None or epoch is None else history.events.of_request(epoch, number)
         self.own_events.show_entries(entries)
+        self._show_reuse(number, entries)
+
+    def _show_reuse(self, number: int | None, entries: list[LoggedEvent]) -> None:
+        prompt = None if number is None else prompt_of(self._session.mirror, number)
+        text = "" if number is None or prompt is None else reuse_text([e.event for e in entries], number, prompt)
+        self.reuse.setText(text)
+        self.reuse.setVisible(bool(text))
 
     def _on_filter(self, text: str) -> None:
         self.all_events.show_only(EventFilter(text), self._session.history.events)
@@ -110,7 +122,16 @@ class RequestDetail(QTabWidget):
 
     def _blocks_page(self) -> QWidget:
         scroll = QScrollArea()
-        scroll.setWidget(self.strip)
+        body = QWidget()
+        below = QVBoxLayout(body)
+        below.setContentsMargins(0, 0, 0, 0)
+        below.setSpacing(0)
+        self.reuse.setContentsMargins(10, 4, 10, 4)
+        self.reuse.hide()
+        below.addWidget(self.reuse)
+        below.addWidget(self.strip)
+        below.addStretch(1)
+        scroll.setWidget(body)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         return _column(self.summary, scroll)

@@ -16,7 +16,9 @@ def admitted(request: Request, now_ns: int, found: Reusable, num_reused: int, nu
     returns = request.num_preemptions > 0
     since_ns = request.preempted_ns if returns else request.arrival_ns
     waited = (
-        f"came back {_ms(now_ns - since_ns)} after its preemption" if returns else f"waited {_ms(now_ns - since_ns)}"
+        f"came back {_time(now_ns - since_ns)} after its preemption"
+        if returns
+        else f"waited {_time(now_ns - since_ns)}"
     )
     parts = [waited, f"{_blocks(num_blocks)} needed", *_reused(request, found, num_reused)]
     if missed:
@@ -153,5 +155,5 @@ def _blocks(count: int) -> str:
     return "1 block" if count == 1 else f"{count} blocks"
 
 
-def _ms(duration_ns: int) -> str:
-    return f"{duration_ns / 1e6:.1f} ms"
+def _time(duration_ns: int) -> str:
+    return f"{duration_ns / 1e9:.1f} s" if duration_ns >= 1_000_000_000 else f"{duration_ns / 1e6:.1f} ms"

@@ -8,7 +8,7 @@ from kvscope_app.theme import DARK, LIGHT
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.flash_kinds import MOVES
 from kvscope_app.views.page_map.legend import Legend
-from kvscope_app.views.page_map.legend_items import Shown, swatches
+from kvscope_app.views.page_map.legend_items import Shown, shown_in, swatches
 from kvscope_telemetry.ledger import Tier
 
 ALL = Shown(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)
@@ -56,3 +56,10 @@ def test_every_mode_explains_flashes_and_missing_memory(legend, mode, theme):
         assert word in legend.accessibleName()
     assert ("host: swapped" in legend.accessibleName()) == (mode is ColorMode.STATE)
     assert legend.grab().toImage().width() > 0
+
+
+def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make_session):
+    legend.show_mode(ColorMode.STATE, DARK, Shown(reserved=True))
+    assert "held, empty" in legend.accessibleName()
+    assert "shared" not in legend.accessibleName()
+    assert not shown_in(make_session(make_engine()).mirror, ()).reserved

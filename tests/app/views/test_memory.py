@@ -64,11 +64,11 @@ def test_a_pool_that_is_not_resident_leaves_the_rest_unknown(mirror):
 
 def test_detail_counts_tokens_slots_and_what_sharing_saves(mirror):
     detail = kv_detail(mirror)
-    assert detail.num_held_tokens == 3 * 16 + 4
-    assert detail.num_reserved_slots == 64
-    assert detail.empty_share == pytest.approx(12 / 64)
-    assert detail.num_cached_tokens == 32
-    assert detail.num_room_tokens == 60 * 16
+    assert detail.use.num_used == 3 * 16 + 4
+    assert detail.use.num_held == 64
+    assert detail.use.internal_fragmentation == pytest.approx(12 / 64)
+    assert detail.use.num_cached == 32
+    assert detail.use.num_free + detail.use.num_cached == 60 * 16
     assert detail.num_saved_blocks == 2
     assert detail.saved_bytes == 2 * BLOCK
     assert detail.token_bytes == BLOCK / 16

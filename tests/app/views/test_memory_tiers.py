@@ -53,10 +53,9 @@ def test_uses_add_up(tiered, make_session):
 
 def test_the_pool_in_detail_leaves_lower_tiers_out(tiered, make_session):
     detail = kv_detail(make_session(tiered).mirror)
-    assert detail.num_active_blocks == 3
-    assert detail.num_held_tokens == detail.num_reserved_slots == 48
-    assert detail.empty_share == 0.0
-    assert detail.num_room_tokens == 61 * 16
+    assert detail.use.num_used == detail.use.num_held == 48
+    assert detail.use.internal_fragmentation == 0.0
+    assert detail.use.num_free == 61 * 16
     assert detail.num_saved_blocks == 0
 
 
@@ -67,7 +66,7 @@ def test_address_space_without_memory_is_no_memory(engine, make_session):
     parts = {part.key: part.num_bytes for part in account(session.mirror, None, None).parts}
     assert parts["kv_active"] == BLOCK
     assert parts["kv_free"] == 23 * BLOCK
-    assert kv_detail(session.mirror).num_room_tokens == 23 * 16
+    assert kv_detail(session.mirror).use.num_free == 23 * 16
 
 
 def test_a_cpus_account_has_the_host_tier_and_a_gpus_has_not(tiered, make_engine, make_session):

@@ -8,7 +8,7 @@ from PySide6.QtCore import QPoint, Qt
 
 from kvscope_app.theme import THEMES
 from kvscope_app.views.block_strip import BlockStrip
-from kvscope_app.views.event_table import EventFilter, why_text
+from kvscope_app.views.event_model import EventFilter, why_text
 from kvscope_app.views.request_table.columns import Filter, order_rows, read_columns
 from kvscope_app.views.request_table.model import COLUMNS, PROGRESS_ROLE
 from kvscope_app.views.requests import RequestsView

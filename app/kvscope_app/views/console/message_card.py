@@ -25,8 +25,8 @@ _ENDING_TEXT = {
 class MessageCard(QFrame):
     """Shows one message; an answer that is being written grows."""
 
-    request_wanted = Signal(int, int)
-    """Epoch and number of the request the person wants to see in the engine."""
+    request_wanted = Signal(object, object)
+    """Epoch and number of the request the person wants to see in the engine. Objects: an int has 32 bits here."""
     again_wanted = Signal()
     edit_wanted = Signal()
 

@@ -20,7 +20,7 @@ _NEAR_END_PX: Final = 24
 class Transcript(QScrollArea):
     """Shows one conversation at a time."""
 
-    request_wanted = Signal(int, int)
+    request_wanted = Signal(object, object)
     again_wanted = Signal(int)
     """Index of the answer to write anew."""
     edit_wanted = Signal(int)

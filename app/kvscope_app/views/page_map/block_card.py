@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from kvscope_app.fonts import mono
 from kvscope_app.theme import DARK, Theme
 from kvscope_app.views.page_map.block_facts import BlockFacts
+from kvscope_app.views.page_map.ink import lower_cached
 from kvscope_telemetry.commands import BlockContent
 
 _GAP: Final = 14
@@ -49,7 +50,9 @@ class BlockCard(QFrame):
         """Fill in a block; `waiting`: its text was asked for."""
         self._title.setText(facts.title)
         self._state.setText(facts.state)
-        color = getattr(self._theme, facts.color)
+        color = str(getattr(self._theme, facts.color))
+        if facts.is_cached_below:  # as its cell
+            color = lower_cached(color, self._theme)
         self._state.setStyleSheet(
             f"background: {color}; color: {_ink_on(color)}; border-radius: 7px; padding: 1px 8px; font-weight: 600;"
             f" border: 1px solid {self._theme.border};"

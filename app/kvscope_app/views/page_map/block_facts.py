@@ -53,6 +53,11 @@ class BlockFacts:
     """What there is to say of one that holds nothing, otherwise ""."""
 
     @property
+    def is_cached_below(self) -> bool:
+        """A prefix in a lower tier, whose cell is duller than one of a request's."""
+        return self.state == "cached" and self.color in _COLORS.values()
+
+    @property
     def sentence(self) -> str:
         """All of it in one line."""
         return ", ".join([f"{self.title}: {self.state}", *(f"{k.lower()} {v}" for k, v in self.rows)])

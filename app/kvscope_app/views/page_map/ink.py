@@ -46,16 +46,20 @@ class Ink:
         self.glyph: int = pixel(theme.base)
         """The sign in a cell that flashes for a move."""
         colors = key_colors(mode, theme)
-        hollow = [mix(color, theme.block_free, _HOLLOW) for color in colors]
         self.solid: Pixels = _table(colors, theme)
         """Shape (coverage, flash level, rank)."""
-        self.hollow: Pixels = _table(hollow, theme)
+        self.hollow: Pixels = _table([hollow(color, theme) for color in colors], theme)
         """The same for the part of a cell whose slots hold no token."""
 
 
 def pixel(color: str) -> int:
     """`#rrggbb` as an opaque RGB32 pixel."""
     return 0xFF000000 | int(color[1:], 16)
+
+
+def hollow(color: str, theme: Theme) -> str:
+    """Of the part of a cell whose slots hold no token, where the other is `color`."""
+    return mix(color, theme.block_free, _HOLLOW)
 
 
 def key_colors(mode: ColorMode, theme: Theme) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 from kvscope_app.theme import Theme, mix
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.page_map.ink import age_stops, fill_stops, lower_cached, sharing_stops
+from kvscope_app.views.page_map.ink import age_stops, fill_stops, hollow, lower_cached, sharing_stops
 from kvscope_app.views.places import section_sizes
+from kvscope_app.views.pool_use import RESERVING
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.mirror import Mirror
 
@@ -39,12 +40,14 @@ class Shown:
     tiers: frozenset[Tier] = frozenset()
     """Lower tiers alone."""
     unmapped: bool = False
+    reserved: bool = False
+    """Blocks are held before a token is in them."""
     flashes: tuple[FlashKind, ...] = ()
 
     @property
     def is_plain(self) -> bool:
         """Whether one line says it all."""
-        return not (self.tiers or self.unmapped or self.flashes)
+        return not (self.tiers or self.unmapped or self.reserved or self.flashes)
 
 
 _FLASH_WORDS: Final = {
@@ -67,7 +70,8 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> Shown:
         return Shown()
     tiers = [tier for tier in section_sizes(mirror.hello.cache) if tier is not Tier.HBM]
     kinds = tuple(kind for kind in MOVES if kind in flashes)
-    return Shown(frozenset(tiers), mirror.count(BlockState.UNMAPPED) > 0, kinds)
+    reserved = mirror.hello.cache.allocator in RESERVING
+    return Shown(frozenset(tiers), mirror.count(BlockState.UNMAPPED) > 0, reserved, kinds)
 
 
 def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
@@ -80,6 +84,8 @@ def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
         return [Swatch(mix(theme.block_cached, theme.block_free, 0.62), "cached, held by none")]
     if mode is not ColorMode.STATE:
         return []
+    if shown.reserved:  # nothing is shared or cached then
+        return [Swatch(theme.block_active, "active"), Swatch(hollow(theme.block_active, theme), "held, empty")]
     pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
     return [Swatch(*told) for told in pool] + _lower(theme, shown)
 

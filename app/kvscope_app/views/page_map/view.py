@@ -228,7 +228,7 @@ class PageMapView(View):
         mirror = self.session.mirror
         if mirror.hello is None or not self.isVisible():
             return
-        self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_free)
+        self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
         self._summary.setText(summary(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
         self._show_legend()
@@ -277,14 +277,21 @@ class PageMapView(View):
 
 def summary(mirror: Mirror, cache: CacheInfo) -> str:
     """The pool in one line."""
-    parts = [
-        plural(cache.num_blocks, "block"),
-        f"{count(mirror.num_active)} active",
-        f"{count(mirror.num_cached)} cached",
-        f"{count(mirror.num_free)} free",
-        *([f"{count(unmapped)} without memory"] if (unmapped := mirror.count(BlockState.UNMAPPED)) else []),
-        f"{plural(cache.block_size, 'token')} each",
-    ]
+    active, cached = f"{count(mirror.num_active)} active", f"{count(mirror.num_cached)} cached"
+    if cache.num_physical_blocks:  # rows are addresses: what there is memory for is what counts
+        counts = [
+            f"{plural(cache.num_physical_blocks, 'block')} of memory in {count(cache.num_blocks)} places",
+            active,
+            *([cached] if mirror.num_cached else []),
+            f"{count(mirror.num_free)} more mapped",
+        ]
+    else:
+        counts = [plural(cache.num_blocks, "block"), active, cached, f"{count(mirror.num_free)} free"]
+        unmapped = mirror.count(BlockState.UNMAPPED)
+        counts += [f"{count(unmapped)} without memory"] if unmapped else []
+    sizes = [f"{plural(cache.block_size, 'token')} each"]
     if cache.block_bytes:
-        parts.append(f"{num_bytes(cache.block_bytes)} each")
-    return "  ·  ".join(parts)
+        sizes.append(f"{num_bytes(cache.block_bytes)} each")
+    if mirror.hello is not None and cache.dtype != mirror.hello.model.dtype:  # quantized
+        sizes.append(f"{cache.dtype} KV")
+    return "  ·  ".join([*counts, *sizes])

@@ -10,7 +10,8 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.theme import DARK, Theme
-from kvscope_app.views.what_if.words import PAGE_NOTE, legend
+from kvscope_app.views.what_if.words import legend, page_note
+from kvscope_telemetry.what_if import PAGE_BYTES
 
 _SWATCH: Final = 11
 _GAP: Final = 6
@@ -23,6 +24,7 @@ class Legend(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._theme = DARK
+        self._page_bytes = PAGE_BYTES
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
@@ -32,6 +34,13 @@ class Legend(QWidget):
         """Take the colours of `theme`."""
         self._theme = theme
         self.update()
+
+    def show_pages(self, page_bytes: int) -> None:
+        """The note on the pages of `virtual` names this size."""
+        if page_bytes != self._page_bytes:
+            self._page_bytes = page_bytes
+            self.updateGeometry()
+            self.update()
 
     def hasHeightForWidth(self) -> bool:
         return True
@@ -63,7 +72,7 @@ class Legend(QWidget):
     def _places(self, width: int) -> Iterator[tuple[QPoint, str, str]]:
         """Where each swatch goes, and the note on pages, which has none."""
         x = y = 0
-        for color, word in [*legend(self._theme), ("", PAGE_NOTE)]:
+        for color, word in [*legend(self._theme), ("", page_note(self._page_bytes))]:
             wide = _swatch_width(color) + self.fontMetrics().horizontalAdvance(word)
             if x and x + wide > width:
                 x, y = 0, y + self._line_height()

@@ -92,6 +92,7 @@ class WhatIfView(View):
 
     def _on_answer(self, answer: Answer) -> None:
         if self._asked is not None and self._asked[-1]:
+            self.legend.show_pages(answer.page_bytes)
             self.grid.show_answer(answer)
             self._stack.setCurrentIndex(1)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvscope_app.theme import Theme, mix
 from kvscope_app.views.format import count, num_bytes, percent, plural
-from kvscope_telemetry.what_if import PAGE_BYTES, Answer, MapKind, PolicyUse
+from kvscope_telemetry.what_if import Answer, MapKind, PolicyUse
 
 HEADING: Final = "The requests running now, placed by other policies into the same memory."
 HEADING_TIP: Final = (
@@ -40,7 +40,9 @@ def map_colors(theme: Theme) -> dict[MapKind, str]:
     }
 
 
-PAGE_NOTE: Final = f"virtual: pages of {PAGE_BYTES >> 20} MiB"
+def page_note(page_bytes: int) -> str:
+    """What `virtual` maps at a time."""
+    return f"virtual: pages of {_page_size(page_bytes)}"
 
 
 def legend(theme: Theme) -> list[tuple[str, str]]:
@@ -106,13 +108,19 @@ def tip(use: PolicyUse, answer: Answer) -> str:
     ]
     lines = [f"{what}: {_both(slots, answer)}" for what, slots in rows if slots]
     if use.allocator == "virtual":
-        lines.insert(0, f"A page of {num_bytes(PAGE_BYTES)} holds {plural(use.block_size, 'token')} of one layer")
+        pages = f"pages of {_page_size(answer.page_bytes)} in each layer"
+        lines.insert(0, f"Mapped for {plural(use.block_size, 'token')} at a time, in {pages}")
     if use.num_held:
         lines.append(f"Wasted of what is held: {percent(use.wasted_share)}")
     if use.num_external:
         scattered = percent(use.external_fragmentation)
         lines.append(f"Free memory that is not in its largest piece: {scattered}")
     return "\n".join([meaning, *lines])
+
+
+def _page_size(page_bytes: int) -> str:
+    """Whole KiB or MiB."""
+    return f"{page_bytes >> 20} MiB" if page_bytes >= 1 << 20 else f"{page_bytes >> 10} KiB"
 
 
 def _amount(slots: int, answer: Answer) -> str:

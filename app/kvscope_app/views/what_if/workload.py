@@ -7,7 +7,7 @@ import numpy as np
 from kvscope_app.views.what_if.process import Rows
 from kvscope_telemetry.mirror import Mirror
 from kvscope_telemetry.requests import RequestState
-from kvscope_telemetry.what_if import MAX_REQUESTS, Memory
+from kvscope_telemetry.what_if import HOST_PAGE_BYTES, MAX_REQUESTS, PAGE_BYTES, Memory
 
 
 def memory_of(mirror: Mirror) -> Memory | None:
@@ -16,12 +16,13 @@ def memory_of(mirror: Mirror) -> Memory | None:
         return None
     cache, model = mirror.hello.cache, mirror.hello.model
     return Memory(
-        num_blocks=cache.num_blocks,
+        num_blocks=cache.num_physical_blocks or cache.num_blocks,
         block_size=cache.block_size,
         block_bytes=cache.block_bytes,
         num_layers=model.num_layers,
         max_model_len=model.max_model_len,
         allocator=cache.allocator,
+        page_bytes=PAGE_BYTES if mirror.hello.device.kind == "cuda" else HOST_PAGE_BYTES,
     )
 
 

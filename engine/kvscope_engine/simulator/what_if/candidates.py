@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.what_if import PAGE_BYTES, Memory
+from kvscope_telemetry.what_if import Memory
 
 PAGED_BLOCK_SIZES: Final = (8, 16, 32, 64, 128)
 VIRTUAL: Final = "virtual"
@@ -35,7 +37,7 @@ def candidates(memory: Memory) -> list[Candidate]:
     own = memory.block_size
     sizes = sorted({*PAGED_BLOCK_SIZES, own} if memory.allocator == "paged" else PAGED_BLOCK_SIZES)
     runs = [_of(memory, name, own) for name in ("contiguous", "buddy")] if memory.max_model_len else []
-    pages = [_virtual(memory)] if memory.block_bytes and memory.num_layers else []
+    pages = [_virtual(memory)] if memory.block_bytes and memory.num_layers and memory.page_bytes else []
     return [*runs, *pages, *(_of(memory, "paged", size) for size in sizes)]
 
 
@@ -52,7 +54,11 @@ def _of(memory: Memory, allocator: str, block_size: int) -> Candidate:
 
 
 def _virtual(memory: Memory) -> Candidate:
-    """A block is one page in the tensor of each layer, K and V side by side in it."""
-    tokens = max(1, PAGE_BYTES * memory.block_size * memory.num_layers // memory.block_bytes)
-    num_pages = memory.num_blocks * memory.block_bytes // PAGE_BYTES
-    return Candidate(VIRTUAL, tokens, min(num_pages // memory.num_layers, memory.num_slots // tokens))
+    """A block is what one page in the tensor of each layer backs, K and V side by side in it, or as many pages as a
+    block of the engine takes where that is more: the groups of `policy/address_space`."""
+    in_layer = Fraction(memory.block_bytes, memory.num_layers)
+    num_pages = max(1, ceil(in_layer / memory.page_bytes))
+    tokens = int(num_pages * memory.page_bytes / in_layer * memory.block_size)
+    group_bytes = num_pages * memory.page_bytes * memory.num_layers
+    num_groups = memory.num_blocks * memory.block_bytes // group_bytes
+    return Candidate(VIRTUAL, tokens, min(num_groups, memory.num_slots // tokens))

@@ -37,6 +37,7 @@ class Comparison:
             policies=[self._told(candidate, shadow) for candidate, shadow in self._shadows],
             slot_bytes=self._slot_bytes,
             slots_per_cell=slots_per_cell(self._memory.num_slots),
+            page_bytes=self._memory.page_bytes,
         )
 
     def _shadow(self, candidate: Candidate) -> Shadow | str:

@@ -191,6 +191,17 @@ def test_an_engine_that_was_replaced_does_not_answer_for_the_old_one(talk, qtbot
     assert talk.page.notice.text() == "Request #3 is no longer known to the engine."
 
 
+def test_the_link_tells_an_epoch_of_63_bits(talk, qtbot, poll):
+    talk.engine.begin(epoch=4_812_049_538_478_226_247)
+    poll(talk.session)
+    talk.session.status_changed.emit()
+    type_and_send(talk, qtbot, "x")
+    talk.accept()
+    with qtbot.waitSignal(talk.page.transcript.request_wanted) as told:
+        talk.card.link.click()
+    assert told.args == [4_812_049_538_478_226_247, 3]
+
+
 def test_two_conversations_are_answered_at_once(talk, qtbot):
     type_and_send(talk, qtbot, "first")
     first = talk.request_id

@@ -17,7 +17,7 @@ from kvscope_app.views.what_if.view import NO_ENGINE, NOTHING, WhatIfView
 from kvscope_app.views.what_if.workload import memory_of, running_rows
 from kvscope_telemetry.messages import ModelInfo
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.what_if import Answer, MapKind, PolicyUse
+from kvscope_telemetry.what_if import HOST_PAGE_BYTES, PAGE_BYTES, Answer, MapKind, PolicyUse
 
 ANSWER = Answer(
     policies=[
@@ -110,6 +110,17 @@ def test_what_is_asked(busy):
     memory = memory_of(busy)
     assert (memory.num_blocks, memory.block_size, memory.block_bytes, memory.allocator) == (64, 16, 368_640, "paged")
     assert running_rows(busy) == [[1, 24, 84, 20], [2, 32, 0, 28]]
+
+
+def test_memory_is_what_there_is_of_it_and_pages_are_the_devices(engine, session, busy, poll):
+    cache = msgspec.structs.replace(engine.hello.cache, num_physical_blocks=10, allocator="virtual")
+    engine.hello = msgspec.structs.replace(engine.hello, cache=cache)
+    engine.source.updates.append(Update(snapshot=engine._snapshot()))
+    poll(session)
+    memory = memory_of(session.mirror)
+    assert (memory.num_blocks, memory.page_bytes) == (10, HOST_PAGE_BYTES)
+    assert words.page_note(memory.page_bytes) == "virtual: pages of 4 KiB"
+    assert words.page_note(PAGE_BYTES) == "virtual: pages of 2 MiB"
 
 
 def test_nothing_is_started_while_it_is_hidden_or_nothing_runs(make_view, engine, session, poll):

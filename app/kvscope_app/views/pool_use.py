@@ -1,0 +1,129 @@
+"""What each slot of the KV pool is used for, and how scattered the free ones are, read from a mirror. No Qt.
+
+The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.06180): slots that hold a token, slots
+reserved for tokens that will come, slots held for nothing, and free ones. What a request may yet write is known from
+its limit of tokens; beyond it lies waste. Without reservations every empty slot of a last block counts as waste.
+
+Under `virtual` a request holds its pages, so slots are those of memory and not of the rows, which are address space.
+O(blocks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages import Hello
+from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.what_if import HOST_PAGE_BYTES, PAGE_BYTES
+
+VIRTUAL: Final = "virtual"
+RESERVING: Final = frozenset({"contiguous", "buddy", "oracle"})
+"""Allocators under which a request holds blocks that are not in its table yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """Counts of slots, apart from each other; together they are all slots that there is memory for."""
+
+    num_used: int = 0
+    """Hold a token of a request; shared ones count once."""
+    num_reserved: int = 0
+    """Empty, and set aside for tokens of their request that may come."""
+    num_wasted: int = 0
+    """Empty, held, and never to be used by anyone else meanwhile."""
+    num_cached: int = 0
+    num_free: int = 0
+    largest_free_run: int = 0
+    """Slots of the most free blocks in a row; all of them where any piece of memory will do (`virtual`)."""
+
+    @property
+    def num_held(self) -> int:
+        """Slots that requests hold."""
+        return self.num_used + self.num_reserved + self.num_wasted
+
+    @property
+    def num_slots(self) -> int:
+        """All of them."""
+        return self.num_held + self.num_cached + self.num_free
+
+    @property
+    def internal_fragmentation(self) -> float | None:
+        """Wasted slots of those held; None when none is."""
+        return self.num_wasted / self.num_held if self.num_held else None
+
+    @property
+    def external_fragmentation(self) -> float | None:
+        """1 - largest free run / free; None when nothing is free."""
+        return 1 - self.largest_free_run / self.num_free if self.num_free else None
+
+
+def pool_use(mirror: Mirror) -> PoolUse:
+    """Of the pool alone: lower tiers are left out."""
+    if mirror.hello is None:
+        return PoolUse()
+    ledger, pool, size = mirror.ledger, slice(mirror.num_blocks), mirror.hello.cache.block_size
+    active = ledger.state[pool] == BlockState.ACTIVE
+    used = int((ledger.filled[pool] * active).sum(dtype=np.int64))  # a mask costs ten times as much
+    if mirror.hello.cache.allocator == VIRTUAL:
+        return _of_pages(mirror, mirror.hello, used)
+    empty = mirror.num_active * size - used
+    wasted = _beyond_limits(mirror, active, size) if mirror.hello.cache.allocator in RESERVING else empty
+    wasted = min(wasted, empty)
+    return PoolUse(
+        num_used=used,
+        num_reserved=empty - wasted,
+        num_wasted=wasted,
+        num_cached=mirror.num_cached * size,
+        num_free=mirror.num_free * size,
+        largest_free_run=_longest_run(ledger.state[pool] == BlockState.FREE) * size,
+    )
+
+
+def _of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
+    """Requests hold whole pages; the others can be mapped anywhere, so they are one piece."""
+    cache, by_page = hello.cache, _blocks_by_page(hello)
+    blocks = mirror.requests.num_blocks[mirror.requests.num_blocks > 0].astype(np.int64)
+    pages = -(-blocks * by_page.denominator // by_page.numerator)
+    held = int((pages * by_page.numerator * cache.block_size // by_page.denominator).sum())
+    held = max(held, mirror.num_active * cache.block_size)
+    free = max(0, (cache.num_physical_blocks or cache.num_blocks) * cache.block_size - held)
+    return PoolUse(num_used=used, num_wasted=held - used, num_free=free, largest_free_run=free)
+
+
+def _blocks_by_page(hello: Hello) -> Fraction:
+    """Blocks that one page in the tensor of each layer backs, or as many pages as one block takes; at least one."""
+    if not hello.model.num_layers or not hello.cache.block_bytes:
+        return Fraction(1)
+    in_layer = Fraction(hello.cache.block_bytes, hello.model.num_layers)
+    page_bytes = PAGE_BYTES if hello.device.kind == "cuda" else HOST_PAGE_BYTES
+    return max(1, ceil(in_layer / page_bytes)) * page_bytes / in_layer
+
+
+def _beyond_limits(mirror: Mirror, active: npt.NDArray[np.bool_], block_size: int) -> int:
+    """Slots of runs where no token of their request will come; a request's run is the rows it owns."""
+    owner, requests = mirror.ledger.owner[: mirror.num_blocks], mirror.requests
+    starts = np.flatnonzero(np.diff(np.where(active, owner, -2), prepend=-3))
+    is_held = active[starts]
+    lengths = np.diff(np.append(starts, owner.size))[is_held]
+    numbers, inverse = np.unique(owner[starts][is_held], return_inverse=True)
+    held = np.bincount(inverse, lengths, len(numbers)).astype(np.int64) * block_size
+    rows = np.minimum(np.searchsorted(requests.number, numbers), max(0, len(requests) - 1))
+    if not len(requests):
+        return 0
+    limit = requests.num_prompt_tokens[rows] + requests.max_tokens[rows]
+    is_known = (requests.number[rows] == numbers) & (requests.max_tokens[rows] > 0)
+    will_be = np.maximum(limit, requests.num_computed_tokens[rows])
+    return int(np.maximum(held - will_be, 0)[is_known].sum())
+
+
+def _longest_run(mask: npt.NDArray[np.bool_]) -> int:
+    """The most True in a row."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0

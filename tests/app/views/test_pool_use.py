@@ -1,0 +1,117 @@
+"""What the slots of the pool are used for, under each kind of allocator."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvscope_app.views.memory_account import account, kv_detail
+from kvscope_app.views.memory_detail_rows import detail_rows
+from kvscope_app.views.page_map.view import summary
+from kvscope_app.views.pool_use import pool_use
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages import MemoryBreakdown
+from kvscope_telemetry.source import Update
+
+BLOCK = 368_640
+
+
+@pytest.fixture
+def make_mirror(engine, session, poll):
+    """A mirror of the engine as it is, which says `cache` of its pool."""
+
+    def make(num_layers=30, device="cpu", **cache):
+        engine.hello = msgspec.structs.replace(
+            engine.hello,
+            cache=msgspec.structs.replace(engine.hello.cache, **cache),
+            model=msgspec.structs.replace(engine.hello.model, num_layers=num_layers),
+            device=msgspec.structs.replace(engine.hello.device, kind=device),
+        )
+        engine.source.updates.appendleft(Update(snapshot=engine._snapshot()))
+        poll(session)
+        return session.mirror
+
+    return make
+
+
+def test_paged_wastes_the_ends_of_last_blocks(engine, make_mirror):
+    engine.hold([0, 1, 9], filled=16)
+    engine.hold([5], filled=4)
+    engine.hold([6, 7], state=BlockState.CACHED, ref_count=0)
+    use = pool_use(make_mirror())
+    assert (use.num_used, use.num_reserved, use.num_wasted) == (52, 0, 12)
+    assert (use.num_cached, use.num_free, use.num_slots) == (32, 58 * 16, 64 * 16)
+    assert use.internal_fragmentation == pytest.approx(12 / 64)
+    assert use.largest_free_run == 54 * 16
+    assert use.external_fragmentation == pytest.approx(1 - 54 / 58)
+
+
+def test_a_reservation_is_split_where_its_request_must_end(engine, make_mirror):
+    engine.request(1, blocks=(0, 1), num_prompt_tokens=20, num_output_tokens=4, max_tokens=30)
+    engine.hold([0], owner=1, filled=16)
+    engine.hold([1], owner=1, filled=8)
+    engine.hold(range(2, 8), owner=1, filled=0)
+    engine.request(2, blocks=(8,), num_prompt_tokens=10, num_output_tokens=0, max_tokens=0)
+    engine.hold([8], owner=2, filled=10)
+    engine.hold([9], owner=2, filled=0)
+    use = pool_use(make_mirror(allocator="contiguous"))
+    assert use.num_held == 10 * 16
+    assert use.num_used == 34
+    assert use.num_wasted == 8 * 16 - 50  # beyond prompt and limit of request 1; the limit of 2 is not known
+    assert use.num_reserved == (50 - 24) + (32 - 10)
+    assert use.external_fragmentation == 0.0
+
+
+def test_a_run_whose_request_is_not_known_is_reserved(engine, make_mirror):
+    engine.hold([3, 4], owner=77, filled=0)
+    use = pool_use(make_mirror(allocator="buddy"))
+    assert (use.num_reserved, use.num_wasted) == (32, 0)
+
+
+def test_under_virtual_slots_are_those_of_memory(engine, make_mirror):
+    engine.hold(range(64), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
+    engine.request(1, blocks=(0, 1), num_prompt_tokens=20, num_output_tokens=4)
+    engine.hold([0], filled=16)
+    engine.hold([1], filled=8)
+    engine.hold([2, 3], state=BlockState.FREE, ref_count=0, owner=-1, filled=0)  # mapped, of one that ended
+    mirror = make_mirror(allocator="virtual", num_physical_blocks=10)
+    use = pool_use(mirror)
+    assert (use.num_used, use.num_wasted, use.num_free) == (24, 8, 8 * 16)
+    assert use.external_fragmentation == 0.0
+    assert mirror.num_room == 8
+    assert summary(mirror, mirror.hello.cache).startswith("10 blocks of memory in 64 places  ·  2 active  ·  2 more")
+
+
+def test_under_virtual_on_a_gpu_a_request_holds_whole_pages(engine, make_mirror):
+    engine.hold(range(64), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
+    engine.request(1, blocks=(0,), num_prompt_tokens=3, num_output_tokens=1)
+    engine.hold([0], filled=4)
+    cache = {"allocator": "virtual", "num_physical_blocks": 40, "block_bytes": 2 * (2 << 20) // 20}
+    mirror = make_mirror(num_layers=2, device="cuda", **cache)  # 20 blocks a page
+    use = pool_use(mirror)
+    assert (use.num_held, use.num_wasted, use.num_free) == (20 * 16, 20 * 16 - 4, 20 * 16)
+    parts = {part.key: part.num_bytes for part in account(mirror, None, None).parts}
+    assert parts["kv_free"] == 39 * cache["block_bytes"]  # all pages were made at the start
+
+
+def test_the_lines_name_every_part_and_what_was_measured(engine, make_mirror):
+    engine.hold([0], filled=4)
+    mirror = make_mirror(dtype="int8")
+    lines = {name.strip(): value for name, value, _ in detail_rows(kv_detail(mirror))}
+    assert lines["used"] == "4 (25.0 %)"
+    assert lines["reserved"] == "0 (0.0 %)"
+    assert lines["wasted"] == "12 (75.0 %)"
+    assert lines["KV type"] == "int8"
+    assert "Memory behind blocks" not in lines
+    memory = MemoryBreakdown(epoch=7, time_ns=1, kv_resident_bytes=2 * BLOCK)
+    mirror = make_mirror(allocator="virtual", num_physical_blocks=10)
+    lines = {name: value for name, value, _ in detail_rows(kv_detail(mirror, memory))}
+    assert lines["Memory behind blocks"] == "720.0 KiB"
+
+
+def test_before_an_engine_there_is_nothing(make_engine, make_session):
+    engine = make_engine()
+    engine.source.updates.clear()
+    use = pool_use(make_session(engine).mirror)
+    assert use.num_slots == 0
+    assert use.internal_fragmentation is use.external_fragmentation is None
