@@ -102,8 +102,8 @@ class EngineConfig:
             raise BadInput("preemption='swap' is not accepted without host memory to swap to (--kv-host-memory)")
         if self.disk_kv_memory_bytes and not self.host_kv_memory_bytes:
             raise BadInput(
-                f"disk_kv_memory_bytes={self.disk_kv_memory_bytes} is not accepted without host memory above it"
-                " (--kv-host-memory)"
+                f"disk_kv_memory_bytes={self.disk_kv_memory_bytes} (--kv-disk) is not accepted without host memory"
+                " above it (--kv-host-memory)"
             )
         if self.disk_kv_path is not None and not self.disk_kv_memory_bytes:
             raise BadInput(f"disk_kv_path={self.disk_kv_path!r} is not accepted without a size (--kv-disk)")

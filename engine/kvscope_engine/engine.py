@@ -113,7 +113,7 @@ class Engine:
         self.step_count += 1
         result = self._parts.runner.run(plan)
         ran_ns = time.monotonic_ns()
-        self._parts.scheduler.rate.observe(plan, (ran_ns - scheduled_ns) / 1e9)
+        self._parts.scheduler.rate.observe(plan, result.forward_ns / 1e9)
         self._commit(plan, result, ran_ns)
         committed_ns = time.monotonic_ns()
         timings = Timings(

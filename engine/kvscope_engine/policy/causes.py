@@ -125,10 +125,12 @@ def refused(number: int, now_ns: int, cause: str) -> Event:
     return Event(kind="refused", time_ns=now_ns, number=number, cause=cause)
 
 
-def evicted(count: int, needy: int, now_ns: int) -> Event:
-    """Cached blocks were given away in a step, the first of them to request `needy`."""
+def evicted(count: int, num_sunk: int, needy: int, now_ns: int) -> Event:
+    """Cached blocks were given away in a step, the first of them to request `needy`; `num_sunk` went to a lower tier."""
     verb = "was" if count == 1 else "were"
     cause = f"no block was free; {count} cached, unused for longest, {verb} evicted, first for request {needy}"
+    if num_sunk:
+        cause += f"; {num_sunk} went to host memory"
     return Event(kind="evicted", time_ns=now_ns, other=needy, cause=cause, num_blocks=count)
 
 

@@ -199,9 +199,13 @@ class LowerTiers:
         return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
 
     def _to_disk(self, rows: list[int]) -> list[bool]:
-        """Copy host rows with a prefix to disk, unless they are there; which are there now."""
+        """Copy host rows with a prefix to disk, unless they are there; which are there now.
+
+        A drive that is behind gets only what it takes at once: nobody waits for what is merely cached.
+        """
         missing = [row for row in rows if not self._is_on_disk_too(row)]
-        targets = self._write_to_disk(missing[len(missing) - self._make_disk_room(len(missing)) :])
+        room = self._make_disk_room(min(len(missing), self._mover.num_sinkable))
+        targets = self._write_to_disk(missing[len(missing) - room :])
         self.disk.release([target for target in targets if target is not None])
         return [self._is_on_disk_too(row) for row in rows]
 

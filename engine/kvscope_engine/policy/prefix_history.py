@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from kvscope_engine.policy.prefix_index import Prefix
@@ -54,7 +55,7 @@ class PrefixHistory:
             return f"the block from token {start} was evicted at step {evicted_at}"
         siblings = self._following.get(parent)
         if siblings:
-            nearest = list(siblings.values())[-MAX_SIBLINGS:]
+            nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # the newest: there may be very many
             same = max(_num_same(tokens, other) for other in nearest)
             return f"it first differs from what is cached at token {start + same}"
         if start:

@@ -155,13 +155,14 @@ class Scheduler:
         """
         self._pool.step = step
         draft = Draft(self._max_num_batched_tokens, now_ns)
-        evicted_before = self._pool.evicted_blocks
+        evicted_before, sunk_before = self._pool.evicted_blocks, self.totals.sunk_blocks
         self._continue_prefills(self._continue_decodes(draft), draft)
         if not draft.has_preempted:
             self._admit(draft)
         if draft.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
-            self._changes.event(causes.evicted(count, draft.evicted_for, now_ns))
+            num_sunk = self.totals.sunk_blocks - sunk_before
+            self._changes.event(causes.evicted(count, num_sunk, draft.evicted_for, now_ns))
         self.totals.copied_blocks += draft.num_copied
         if self._tiers is not None:
             self._flush(self._tiers, now_ns)

@@ -28,6 +28,10 @@ class TierMover(Protocol):
     def has_disk(self) -> bool:
         """Whether the disk tier can be written; False once it failed (full, vanished), for good."""
 
+    @property
+    def num_sinkable(self) -> int:
+        """How many places `sink` takes now without waiting for the drive."""
+
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """Blocks of the pool to places in host memory."""
 

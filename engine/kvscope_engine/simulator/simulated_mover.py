@@ -18,7 +18,7 @@ from kvscope_telemetry.ledger import Tier
 
 STAGING_BYTES: Final = 64 << 20
 """Of saves that are under way while the forward pass runs: the engine's two staging buffers."""
-QUEUE_BYTES: Final = 64 << 20
+QUEUE_BYTES: Final = 256 << 20
 """Of blocks on their way to disk: the engine's queue."""
 
 
@@ -85,6 +85,12 @@ class SimulatedMover:
         self._writing.add(self.now_ns, len(places))
         self.moved.sink_ns += self._wait(self._writing, self._queue_blocks)
         return [True] * len(places)
+
+    @property
+    def num_sinkable(self) -> int:
+        """How many places `sink` takes now without waiting for the drive."""
+        behind_s = max(0, self._writing.free_ns - self.now_ns) / 1e9
+        return max(0, int(self._queue_blocks - behind_s * self._writing.blocks_per_s))
 
     def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
         """Places on disk to places in host memory: all of them come back whole."""

@@ -170,6 +170,22 @@ def test_evicted_prefixes_sink_and_come_back(drive: Make) -> None:
     )
 
 
+def test_a_drive_that_is_behind_is_not_waited_for(drive: Make, expected_completion: Make) -> None:
+    """Prefixes are dropped rather; what a swapped request needs is written all the same."""
+    one = drive(num_blocks=14, block_size=4, num_host=6, num_disk=20)
+    one.mover.num_sinkable = 0
+    for family in range(5):
+        one.submit([family] * 40 + [9], 1)
+        one.run()
+    assert (one.pool.ledger.state[14 + 6 :] == BlockState.FREE).all()
+    requests = [one.submit([family] * 9, 12) for family in range(5, 12)]
+    one.run()
+    assert one.scheduler.totals.swapped_blocks > 3
+    assert one.pool.ledger.last_used_step[14 + 6 :].any()
+    for request in requests:
+        assert request.output_token_ids == expected_completion(request.prompt_token_ids, 12)
+
+
 def test_loading_that_costs_more_than_computing_is_left(drive: Make) -> None:
     one = drive(num_blocks=8, block_size=4, num_host=40)
     one.mover.seconds_per_block = 1.0

@@ -10,7 +10,7 @@ from kvscope_engine.simulator.cost_model import CostModel
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_telemetry.ledger import Tier
 
-BLOCK_BYTES = 16 << 20  # so four of them are in the staging buffers, and four in the queue
+BLOCK_BYTES = 16 << 20  # so four of them are in the staging buffers, and 16 in the queue
 SECOND_NS = 1_000_000_000
 
 
@@ -60,14 +60,16 @@ def test_loads_are_waited_for_behind_what_is_under_way(mover: SimulatedMover) ->
 
 def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: SimulatedMover) -> None:
     mover.begin(0)
-    assert mover.sink(range(4), range(4), [None] * 4) == [True] * 4
+    assert mover.num_sinkable == 16
+    assert mover.sink(range(16), range(16), [None] * 16) == [True] * 16
     assert now_s(mover) == 0
-    assert mover.sink([4], [4], [None]) == [True]
+    assert mover.num_sinkable == 0
+    assert mover.sink([16], [16], [None]) == [True]
     assert now_s(mover) == 1
     assert mover.rise([0, 1, 2], [9, 8, 7]) == [True] * 3
     assert now_s(mover) == 2.5
     moved = mover.moved
-    assert (moved.sunk_blocks, moved.sink_ns, moved.risen_blocks, moved.rise_ns) == (5, SECOND_NS, 3, 1.5 * SECOND_NS)
+    assert (moved.sunk_blocks, moved.sink_ns, moved.risen_blocks, moved.rise_ns) == (17, SECOND_NS, 3, 1.5 * SECOND_NS)
 
 
 def test_where_a_block_came_from_is_known_until_the_next_step(mover: SimulatedMover) -> None:

@@ -188,7 +188,8 @@ def test_hash_ids_come_back_from_lower_tiers(write: Callable[..., Path]) -> None
     block_bytes = 16 * 131_072
     assert hit_rate() < most / 4
     assert most / 4 < hit_rate(kv_host_memory=1000 * block_bytes) < most
-    assert hit_rate(kv_host_memory=1000 * block_bytes, kv_disk=4000 * block_bytes) == pytest.approx(most)
+    # A prompt evicts a little more at once than the drive takes without a wait: the rest is dropped.
+    assert 0.95 * most < hit_rate(kv_host_memory=1000 * block_bytes, kv_disk=4000 * block_bytes) <= most
 
 
 def test_only_as_many_as_asked_for(write: Callable[..., Path]) -> None:

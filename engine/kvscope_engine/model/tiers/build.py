@@ -16,7 +16,7 @@ from kvscope_engine.model.tiers.block_words import BlockWords, layout_text
 from kvscope_engine.model.tiers.copies import Copies, PlainCopies
 from kvscope_engine.model.tiers.disk_open import open_disk_file
 from kvscope_engine.model.tiers.disk_records import record_bytes
-from kvscope_engine.model.tiers.disk_tier import DiskTier
+from kvscope_engine.model.tiers.disk_tier import QUEUE_BYTES, DiskTier
 from kvscope_engine.model.tiers.host_slab import CudaPinner, HostSlab
 from kvscope_engine.model.tiers.kept_file import KeptFile
 from kvscope_engine.model.tiers.kept_index import Expected
@@ -27,6 +27,8 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 
 STAGING_BYTES: Final = 32 * MIB
 """Of each of the two staging buffers on a GPU; beyond this the link is as fast as it gets."""
+QUEUE_SHARE: Final = 4
+"""One part in so many of the host tier's size again, at most, is taken by records on their way to disk."""
 PRACTICE_BYTES: Final = 4 * MIB
 """Copied there and back at the start, to know what a swap costs: a few milliseconds."""
 
@@ -93,7 +95,8 @@ def _disk(config: EngineConfig, block_bytes: int, identity: str) -> tuple[DiskTi
         if path is not None and config.keep_disk_kv:
             fingerprint = hashlib.sha256(identity.encode()).hexdigest()
             kept = KeptFile(file, path, Expected(fingerprint, config.block_size, num_places))
-        return DiskTier(file, num_places, block_bytes, kept), kept
+        queue_bytes = min(QUEUE_BYTES, config.host_kv_memory_bytes // QUEUE_SHARE)
+        return DiskTier(file, num_places, block_bytes, kept, max_queue_bytes=queue_bytes), kept
     except BaseException:
         if file.path is not None and not file.found_bytes:
             file.path.unlink(missing_ok=True)

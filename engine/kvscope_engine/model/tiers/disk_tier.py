@@ -22,8 +22,8 @@ from kvscope_engine.model.tiers.disk_writer import DiskWriter
 from kvscope_engine.model.tiers.kept_file import KeptFile
 from kvscope_engine.policy.prefix_index import Prefix
 
-QUEUE_BYTES: Final = 64 * MIB
-"""Of records on their way to the drive."""
+QUEUE_BYTES: Final = 256 * MIB
+"""Of records on their way to the drive, at most: what a long prompt evicts at once."""
 ASSUMED_READ_RATE: Final = 1e9
 """Bytes a second."""
 READ_BYTES: Final = 8 * MIB
@@ -33,7 +33,15 @@ READ_BYTES: Final = 8 * MIB
 class DiskTier:
     """`num_places` blocks of `block_bytes` in `file`, which it owns. With `kept` the file's content outlives it."""
 
-    def __init__(self, file: OpenFile, num_places: int, block_bytes: int, kept: KeptFile | None = None) -> None:
+    def __init__(
+        self,
+        file: OpenFile,
+        num_places: int,
+        block_bytes: int,
+        kept: KeptFile | None = None,
+        *,
+        max_queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
         size = record_bytes(block_bytes)
         self.num_places = num_places
         self.is_direct = file.is_direct
@@ -45,7 +53,7 @@ class DiskTier:
         self._kept = kept
         self._records = DiskRecords(file, size)
         self._read_buffers = record_buffers(_count(READ_BYTES, size, min(num_places, MAX_NEIGHBOURS)), size)
-        self._writer = DiskWriter(self._records, size, block_bytes, _count(QUEUE_BYTES, size, num_places))
+        self._writer = DiskWriter(self._records, size, block_bytes, _count(max_queue_bytes, size, num_places))
         if kept is not None:
             self._writer.adopt({block.place: block.checksum for block in kept.found})
 
@@ -59,8 +67,12 @@ class DiskTier:
     @property
     def failure(self) -> str:
         """Why nothing can be written any more; empty while all is well."""
-        reason = self._writer.failure
-        return f"the disk tier is given up: {reason}" if reason else ""
+        return self._writer.failure
+
+    @property
+    def num_sinkable(self) -> int:
+        """How many places `sink` takes now without waiting."""
+        return self._writer.num_free
 
     @property
     def num_written(self) -> int:

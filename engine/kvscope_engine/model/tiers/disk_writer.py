@@ -49,6 +49,12 @@ class DiskWriter:
         self._thread = threading.Thread(target=self._run, name="kvscope-disk-tier", daemon=True)
         self._thread.start()
 
+    @property
+    def num_free(self) -> int:
+        """How many records `put` takes now without waiting."""
+        with self._changed:
+            return len(self._free)
+
     def put(self, places: Sequence[int], payloads: Sequence[Bytes]) -> list[bool]:
         """Take blocks' bytes for `places`; which were. Waits only while the queue is full.
 

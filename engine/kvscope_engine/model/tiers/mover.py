@@ -41,6 +41,11 @@ class BlockMover:
         """Why the disk tier was given up; empty while all is well."""
         return self._disk.failure if self._disk is not None else ""
 
+    @property
+    def num_sinkable(self) -> int:
+        """How many places `sink` takes now without waiting for the drive."""
+        return self._disk.num_sinkable if self._disk is not None else 0
+
     def kept(self) -> list[tuple[int, Prefix]]:
         """Places on disk that hold prefixes from an earlier run."""
         return self._disk.kept() if self._disk is not None else []
