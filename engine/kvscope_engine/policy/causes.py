@@ -126,7 +126,7 @@ def refused(number: int, now_ns: int, cause: str) -> Event:
 
 
 def evicted(count: int, num_sunk: int, needy: int, now_ns: int) -> Event:
-    """Cached blocks were given away in a step, the first of them to request `needy`; `num_sunk` went to a lower tier."""
+    """Cached blocks were given away in a step, the first to request `needy`; `num_sunk` went to a lower tier."""
     verb = "was" if count == 1 else "were"
     cause = f"no block was free; {count} cached, unused for longest, {verb} evicted, first for request {needy}"
     if num_sunk:
@@ -149,8 +149,13 @@ def _choice(victim: Request, needy: Request) -> str:
     if victim.priority < needy.priority:
         return f"request {victim.number} was chosen for its low priority ({victim.priority})"
     if victim.num_preemptions < needy.num_preemptions:
-        return f"request {victim.number} was chosen: it was preempted {victim.num_preemptions} times so far"
+        return f"request {victim.number} was chosen: it was {_times(victim.num_preemptions)} preempted"
     return f"request {victim.number} was chosen as the newest"
+
+
+def _times(count: int) -> str:
+    """Fewer times than who needed its blocks."""
+    return {0: "never", 1: "only once"}.get(count, f"only {count} times")
 
 
 def _blocks(count: int) -> str:
