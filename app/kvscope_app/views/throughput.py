@@ -46,6 +46,7 @@ class ThroughputView(View):
         self._hover_s: float | None = None
         self._turn = 0
         self._num_columns = 0
+        self._drawn_until_ns = 0
         self._drawn: dict[str, Drawn] = {}
         self._lay_out()
         self._connect()
@@ -133,6 +134,8 @@ class ThroughputView(View):
     def _on_status(self) -> None:
         """Without an engine nothing changes but the time: curves move on, and their values go."""
         silent = self.session.status.state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
+        if self.session.player is not None:  # it may have stood still since; the panels are drawn one at a time
+            silent, self._drawn_until_ns = self.session.shown_until_ns != self._drawn_until_ns, self.session.shown_until_ns
         if silent and self.is_following and self.isVisible() and not self.session.paused:
             self.refresh_all()
 
