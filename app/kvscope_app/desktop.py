@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
@@ -26,9 +26,10 @@ from kvscope_app.session import Session
 from kvscope_app.theme_keeper import ThemeKeeper
 from kvscope_telemetry.commands import Control
 from kvscope_telemetry.live_source import LiveSource
-from kvscope_telemetry.recordings.playback_source import PlaybackSource
-from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Source
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.reader import Recording
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
 """Environment variable with a monotonic time in ns: at the first exposure the time since is printed, as JSON."""
@@ -50,6 +51,8 @@ class Desktop(QObject):
 
     def open_recording(self, recording: Recording) -> MainWindow:
         """Play `recording`."""
+        from kvscope_telemetry.recordings.playback_source import PlaybackSource  # most windows need none of it
+
         return self._open(PlaybackSource(recording))
 
     def attach(self, endpoint: str) -> None:
@@ -89,7 +92,7 @@ def _spare_the_collector() -> None:
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, recordings: Sequence[Recording] = ()) -> int:
-    """Open the windows, one for each engine or recording, and run until the last is closed; ends `engine` unless it is to be kept."""
+    """Open a window for each engine or recording and run until the last is closed; ends `engine` unless it is kept."""
     app = make_application()
     _tell_exceptions_in_one_line(options.debug)
     desktop = Desktop(app, options, QSettings())

@@ -24,7 +24,6 @@ from kvscope_telemetry.source import Source, SourceStatus, Update
 
 FRAME_MS: Final = 16
 STATUS_EVERY_NS: Final = 250_000_000
-NO_ENGINE_TO_TALK_TO: Final = "A recording is played: there is no engine to talk to."
 
 
 @runtime_checkable
@@ -55,9 +54,11 @@ class Player(Protocol):
     @property
     def now_ns(self) -> int:
         """The position, on this machine's monotonic clock."""
+
     @property
     def taken_ns(self) -> int:
         """The same of the update taken last."""
+
     @property
     def is_playing(self) -> bool: ...
     @property

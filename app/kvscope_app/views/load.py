@@ -28,7 +28,7 @@ from kvscope_app.load_settings import (
     Mix,
     Pace,
 )
-from kvscope_app.session import NO_ENGINE_TO_TALK_TO, Session
+from kvscope_app.session import Session
 from kvscope_app.theme import Theme
 from kvscope_app.views.base import View
 from kvscope_app.views.format import count
@@ -112,8 +112,6 @@ class LoadView(View):
         self.refresh()
 
     def _hint(self) -> str:
-        if self.session.player is not None:
-            return NO_ENGINE_TO_TALK_TO
         if self.generator.is_running:
             return (
                 "Watch the page map, and the requests that wait."

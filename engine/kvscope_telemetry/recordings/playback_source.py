@@ -99,6 +99,12 @@ class PlaybackSource:
             return self._clock.is_playing
 
     @property
+    def is_seeking(self) -> bool:
+        """Whether a seek is not done yet: what there is to take is not yet of the position."""
+        with self._changed:
+            return self._wanted is not None
+
+    @property
     def is_at_end(self) -> bool:
         """Whether nothing comes after the position."""
         return self.position >= self.duration
@@ -193,8 +199,11 @@ class PlaybackSource:
                     self._go_on()
         except Exception as error:  # told in the status: a source that died silently looks like a quiet one
             words = error.strerror if isinstance(error, OSError) else repr(error)
-            self._failure = f"the file cannot be read: {words}"[:200]
-            self.pause()
+            with self._changed:
+                self._failure = f"the file cannot be read: {words}"[:200]
+                self._wanted = None
+                self._clock.pause()
+                self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
         """Until there is something to do; False when it is over."""

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
-from kvscope_app.session import NO_ENGINE_TO_TALK_TO, Session
+from kvscope_app.session import Session
 from kvscope_app.theme import Theme
 from kvscope_app.views.console.answer import Phase
 from kvscope_app.views.console.chat import Chat
@@ -102,8 +102,6 @@ class ChatPage(QWidget):
         self.context.show_fill(stats.context_tokens if stats else 0, hello.model.max_model_len if hello else 0)
 
     def _blocked(self) -> str:
-        if self.session.player is not None:
-            return NO_ENGINE_TO_TALK_TO
         if not self.session.takes_commands:
             return "This source takes no prompts"
         if self.options.problem:
