@@ -47,13 +47,15 @@ class MainWindow(QMainWindow):
         settings: QSettings,
         keeper: EngineKeeper | None = None,
         attach: Callable[[str], None] | None = None,
+        open_file: Callable[[str], None] | None = None,
     ) -> None:
-        """`attach` opens another window on an endpoint; without it that is not offered."""
+        """`attach` opens another window on an endpoint, `open_file` one on a recording; without, it is not offered."""
         super().__init__()
         self.session = session
         self.keeper = keeper
         self.themes = themes
         self.attach = attach
+        self.open_file = open_file
         self.views: dict[str, View] = {}
         self.docks: dict[str, Dock] = {}
         self._settings = settings

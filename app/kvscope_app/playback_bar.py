@@ -45,8 +45,7 @@ class TimeSlider(QSlider):
         self.setSliderDown(False)
 
     def event(self, event: QEvent) -> bool:
-        is_press = event.type() is QEvent.Type.KeyPress and isinstance(event, QKeyEvent)
-        if is_press and event.key() == Qt.Key.Key_Space:
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress and event.key() == Qt.Key.Key_Space:
             self.space_pressed.emit()
             return True
         return super().event(event)

@@ -48,6 +48,10 @@ class Player(Protocol):
     """Whether the update taken last is the first after a seek."""
 
     @property
+    def note(self) -> str:
+        """What is wrong with the file, empty when nothing is known to be."""
+
+    @property
     def position(self) -> float: ...
     @property
     def duration(self) -> float: ...

@@ -97,8 +97,10 @@ class StatusBar(QStatusBar):
         self._set("state", "Ready" if is_ready else (_WORDS[status.state] + reason)[:80])
         self._set("model", _model(mirror.hello))
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
-        if status.state is SourceState.PLAYBACK:
-            self._set("frames", f"{plural(status.frames_received, 'frame')} recorded")
+        if self._session.player is not None:
+            note = self._session.player.note
+            self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
+            self._color_frames("warn" if note else "muted")
             return
         lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"
         rejected = f", {count(status.messages_rejected)} unreadable" if status.messages_rejected else ""

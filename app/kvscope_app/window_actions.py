@@ -12,6 +12,7 @@ from kvscope_app.actions import Actions, ActionSpec
 from kvscope_app.attach_sheet import AttachSheet
 from kvscope_app.command_palette import CommandPalette
 from kvscope_app.layout import DOCKS
+from kvscope_app.open_file import ask_file
 from kvscope_app.playback_actions import PLAYBACK, playback_actions
 from kvscope_app.sheets import about_sheet, shortcut_sheet
 from kvscope_app.theme_keeper import CHOICES
@@ -70,7 +71,9 @@ def _engine(window: MainWindow) -> list[ActionSpec]:
             "attach", "Attach to an engine…", ENGINE, partial(_ask_endpoint, window), ("Ctrl+Shift+A",), "attach"
         )
     ]
+    recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
     end = [
+        *(recording if window.open_file else []),
         ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
         ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
     ]

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QLabel
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
 from kvscope_app.main import main
+from kvscope_app.open_file import try_to_open
 from kvscope_app.playback import SPEEDS, time_text
 from kvscope_app.session import Session
 from kvscope_telemetry.commands import Control
@@ -136,6 +137,16 @@ def test_the_window_says_what_it_plays(session, make_window):
     assert sentences == ["A recording is played: there is no engine to talk to."]
 
 
+def test_a_file_that_was_cut_short_is_said_to_be(path, make_window, tmp_path):
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    session = Session(PlaybackSource(Recording.open(cut), is_playing=False))
+    window = make_window(session)
+    settle(session)
+    assert "frames recorded, cut short" in window._status._labels["frames"].text()
+    session.close()
+
+
 def test_its_layout_is_remembered_apart(session, make_window, settings):
     window = make_window(session)
     window.close()
@@ -213,11 +224,17 @@ def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, t
     desktop = Desktop(qapp, Options(theme="light"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
     window = desktop.open_recording(Recording.open(path))
     window._unloaded.clear()
+    assert window.actions_by_name["open"].isEnabled()
     assert window.keeper is None
     qtbot.waitUntil(lambda: window.session.mirror.num_blocks == 120, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: window.session.mirror.seq > 0, timeout=WAIT_MS)
-    window.close()
-    window.deleteLater()
+    try_to_open(window, str(path))
+    assert len(desktop.windows) == 2
+    try_to_open(window, str(tmp_path / "nowhere.mcap"))
+    assert "nowhere.mcap" in window.banner._detail.text()
+    for opened in list(desktop.windows):
+        opened.close()
+        opened.deleteLater()
     desktop.close()
     desktop.deleteLater()
 

@@ -72,6 +72,13 @@ class PlaybackSource:
         return SourceStatus(SourceState.PLAYBACK, self._reason(), frames_received=num_frames)
 
     @property
+    def note(self) -> str:
+        """What is wrong with the file, in words; empty when nothing was found so far."""
+        if self.recording.num_damaged:
+            return "damaged in places, which are left out"
+        return "" if self.recording.info.is_complete else "cut short: ends with its last whole chunk"
+
+    @property
     def duration(self) -> float:
         """Seconds of the whole recording."""
         return self._duration_ns / 1e9

@@ -22,8 +22,8 @@ from kvscope_telemetry.messages import (
 from kvscope_telemetry.recordings.sequence import Sequence
 from kvscope_telemetry.source import Update
 
-SPAN_NS: Final = 500_000_000
-"""Recorded time that one update covers at most: a curve drawn from it has no coarser steps."""
+SPAN_NS: Final = 1_000_000_000
+"""An update ends with the first frame that is so much later than the one before it: curves have no coarser steps."""
 BEAT_NS: Final = 500_000_000
 """Where nothing happens for this long, a heartbeat says so."""
 
@@ -93,7 +93,7 @@ class Spans:
 
     def pass_time(self, until_ns: int) -> None:
         """Nothing more until `until_ns`: where the recording has no heartbeats this says that all stayed as it was."""
-        if not self._is_short or until_ns - self._told_ns < BEAT_NS:
+        if not self._is_short or until_ns - max(self._until_ns, self._told_ns) < BEAT_NS:
             return
         self.close()
         while not self._has_heartbeats and until_ns - self._told_ns >= BEAT_NS and not self.sequence.is_lost:
