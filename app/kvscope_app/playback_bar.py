@@ -74,10 +74,12 @@ class PlaybackBar(QFrame):
         self.speed = QComboBox()
         self._build(buttons)
         self.slider.valueChanged.connect(self._on_slider)
+        self.slider.sliderPressed.connect(self._on_press)
         self.slider.sliderReleased.connect(self._on_release)
         self.slider.space_pressed.connect(self._play.trigger)
         self.speed.activated.connect(lambda index: player.set_speed(SPEEDS[index]))
         self._is_shown_playing: bool | None = None
+        self._goes_on = False
         self._clock = QTimer(self, interval=_REFRESH_MS)
         self._clock.timeout.connect(self.refresh)
         self._clock.start()
@@ -114,8 +116,15 @@ class PlaybackBar(QFrame):
         """By the mouse or a key. While it is dragged the states alone will do, they come sooner."""
         self._player.seek(value / 1000, with_past=not self.slider.isSliderDown())
 
+    def _on_press(self) -> None:
+        """As long as it is held it stands still where the person puts it."""
+        self._goes_on = self._player.is_playing
+        self._player.pause()
+
     def _on_release(self) -> None:
         self._player.seek(self.slider.value() / 1000)
+        if self._goes_on and self.slider.value() < self.slider.maximum():  # from the end it would begin again
+            self._player.play()
 
     def _build(self, buttons: tuple[QAction, QAction, QAction]) -> None:
         row = QHBoxLayout(self)

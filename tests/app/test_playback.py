@@ -188,6 +188,24 @@ def test_the_bar_follows_and_leads(session, make_window, qtbot):
     assert session.mirror.seq == NUM_FRAMES
 
 
+def test_while_the_slider_is_held_it_stands_still(session, make_window, qtbot):
+    slider, player = make_window(session).playback.slider, session.player
+    player.set_speed(0.25)
+    player.play()
+    qtbot.mousePress(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() // 2, 5))
+    assert not player.is_playing
+    assert player.position == slider.value() / 1000
+    qtbot.mouseRelease(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() // 2, 5))
+    assert player.is_playing
+    player.pause()
+    settle(session)
+    assert player.position == pytest.approx(slider.value() / 1000, abs=0.5)
+    player.play()
+    qtbot.mousePress(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() - 1, 5))
+    qtbot.mouseRelease(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() - 1, 5))
+    assert player.position == player.duration
+
+
 def test_actions_jump_and_change_the_speed(session, make_window):
     window = make_window(session)
     actions, player = window.actions_by_name, session.player
