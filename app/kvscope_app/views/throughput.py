@@ -139,9 +139,9 @@ class ThroughputView(View):
             self.refresh_all()
 
     def _is_elsewhere(self) -> bool:
-        """Whether a recording has moved since the last call, and perhaps stands still now with a panel not drawn."""
+        """Whether a recording stands still somewhere else than at the last look: not every panel is drawn yet."""
         player = self.session.player
-        if player is None:
+        if player is None or player.is_playing:
             return False
         before, self._place = self._place, (player.now_ns, player.taken_ns)
         return before != self._place
