@@ -44,7 +44,7 @@ class ActionSpec:
     tip: str = ""
 
 
-_KEYS: Final = {"Space": Qt.Key.Key_Space, "End": Qt.Key.Key_End}
+_KEYS: Final = {"Space": Qt.Key.Key_Space, "End": Qt.Key.Key_End, "Home": Qt.Key.Key_Home}
 
 
 class YieldingAction(QAction):

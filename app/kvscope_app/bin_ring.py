@@ -8,12 +8,14 @@ curve, never a zero. Knows no messages and no Qt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+NONE: Final = -(1 << 62)
 
 
 class BinRing:
@@ -21,8 +23,8 @@ class BinRing:
 
     def __init__(self, sums: Sequence[str], gauges: Sequence[str], num_bins: int) -> None:
         self.num_bins = num_bins
-        self.newest = -1
-        """Absolute number of the newest bin, -1 while there is none."""
+        self.newest = NONE
+        """Absolute number of the newest bin, `NONE` while there is none. Before this machine's boot it is negative."""
         self._sums = tuple(sums)
         self._gauges = tuple(gauges)
         self._row = {name: row for row, name in enumerate((*sums, *gauges))}
@@ -38,11 +40,11 @@ class BinRing:
         when `carry`, NaN otherwise. An older number changes nothing."""
         if bin_number <= self.newest:
             return
-        first = max(self.newest + 1, bin_number - self.num_bins + 1) if self.newest >= 0 else bin_number
+        first = max(self.newest + 1, bin_number - self.num_bins + 1) if self.newest != NONE else bin_number
         fresh = np.arange(first, bin_number + 1) % self.num_bins
         gauges = self._data[len(self._sums) :, self.newest % self.num_bins].copy()
         self._data[:, fresh] = np.nan
-        if carry and self.newest >= 0:
+        if carry and self.newest != NONE:
             self._data[: len(self._sums), fresh] = 0.0
             self._data[len(self._sums) :, fresh] = gauges[:, None]
         else:

@@ -26,6 +26,8 @@ class Options:
     theme: str | None = None
     """None: what was chosen last time."""
     debug: bool = False
+    recordings: tuple[str, ...] = ()
+    """Files to play instead of watching an engine."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,9 +44,11 @@ def parse(arguments: Sequence[str]) -> Options:
     if args.attach and (engine or args.keep_engine):
         given = engine[0].partition("=")[0] if engine else "--keep-engine"
         raise BadInput(f"{given} is for an engine of our own and cannot go with --attach")
+    if args.open:
+        _check_alone(args, engine)
     for endpoint in args.attach:
         _check_endpoint(endpoint)
-    return Options(tuple(args.attach), tuple(engine), args.keep_engine, args.theme, args.debug)
+    return Options(tuple(args.attach), tuple(engine), args.keep_engine, args.theme, args.debug, tuple(args.open))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,11 +68,26 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         help="watch an engine that runs: ipc:///DIR/telemetry or tcp://HOST:PORT; each gets a window (repeatable)",
     )
+    parser.add_argument(
+        "--open",
+        metavar="FILE.mcap",
+        action="append",
+        default=[],
+        help="play a recording instead of starting an engine; each gets a window (repeatable)",
+    )
     parser.add_argument("--keep-engine", action="store_true", help="leave the engine running when the desktop closes")
     parser.add_argument("--theme", choices=THEME_CHOICES, help="colours (default: as last time, at first auto)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_engine_options(parser)
     return parser
+
+
+def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
+    if args.attach:
+        raise BadInput("--open plays recordings and cannot go with --attach, which watches an engine")
+    if engine or args.keep_engine:
+        given = engine[0].partition("=")[0] if engine else "--keep-engine"
+        raise BadInput(f"{given} is for an engine of our own and cannot go with --open, which starts none")
 
 
 def _check_endpoint(endpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""The buttons at the right end of the menu bar, and the words that tell what the window shows: live or paused."""
+"""The buttons at the right end of the menu bar, and what the window shows in a word: live, paused or playback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_telemetry.source import SourceState
 class Corner(QWidget):
     """Live state and a few buttons."""
 
-    def __init__(self, session: Session, live: QAction, buttons: list[QAction], parent: QWidget) -> None:
+    def __init__(self, session: Session, live: QAction | None, buttons: list[QAction], parent: QWidget) -> None:
         super().__init__(parent)
         self._session = session
         self._theme = DARK
@@ -28,8 +28,9 @@ class Corner(QWidget):
         self._state.setFixedWidth(self.fontMetrics().horizontalAdvance("PAUSED  +8888.8 s  ") + 24)
         self._state.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self._live = QPushButton("Go live")
-        self._live.setToolTip(live.toolTip())
-        self._live.clicked.connect(live.trigger)
+        if live is not None:
+            self._live.setToolTip(live.toolTip())
+            self._live.clicked.connect(live.trigger)
         kept = self._live.sizePolicy()
         kept.setRetainSizeWhenHidden(True)
         self._live.setSizePolicy(kept)
@@ -54,6 +55,8 @@ class Corner(QWidget):
             self._show(f"PAUSED  +{self._session.behind_seconds:.1f} s", self._theme.warn)
         elif self._session.status.state is SourceState.LIVE:
             self._show("LIVE", self._theme.good)
+        elif self._session.player is not None:
+            self._show("PLAYBACK", self._theme.accent)
         else:
             self._show("", self._theme.muted)
 

@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
@@ -25,13 +26,17 @@ from kvscope_app.session import Session
 from kvscope_app.theme_keeper import ThemeKeeper
 from kvscope_telemetry.commands import Control
 from kvscope_telemetry.live_source import LiveSource
+from kvscope_telemetry.source import Source
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.reader import Recording
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
 """Environment variable with a monotonic time in ns: at the first exposure the time since is printed, as JSON."""
 
 
 class Desktop(QObject):
-    """Opens a window an engine; the application ends with the last of them."""
+    """Opens a window for each engine or recording; the application ends with the last of them."""
 
     def __init__(self, app: QApplication, options: Options, settings: QSettings) -> None:
         super().__init__(app)
@@ -42,16 +47,19 @@ class Desktop(QObject):
 
     def open_window(self, endpoint: str, engine: EngineProcess | None = None) -> MainWindow:
         """Watch `endpoint`; `engine` is the process behind it when it is ours."""
-        session = Session(LiveSource(endpoint), self)
-        keeper = None if engine is None else EngineKeeper(engine, self)
-        window = MainWindow(session, self._themes, self._settings, keeper, self.attach)
-        window.closing.connect(lambda: self._closed(window))
-        window.views_loaded.connect(_spare_the_collector)
-        self.windows.append(window)
-        self.sessions.append(session)
-        session.start()
-        window.show()
-        return window
+        return self._open(LiveSource(endpoint), None if engine is None else EngineKeeper(engine, self))
+
+    def open_recording(self, recording: Recording) -> MainWindow:
+        """Play `recording`."""
+        from kvscope_telemetry.recordings.playback_source import PlaybackSource  # most windows need none of it
+
+        return self._open(PlaybackSource(recording))
+
+    def open_file(self, path: str) -> None:
+        """Another window on a recording. Raises BadInput for a file that is none."""
+        from kvscope_telemetry.recordings.reader import Recording
+
+        self.open_recording(Recording.open(path))
 
     def attach(self, endpoint: str) -> None:
         """Another window on another engine."""
@@ -61,6 +69,17 @@ class Desktop(QObject):
         """End all sessions."""
         for session in self.sessions:
             session.close()
+
+    def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
+        session = Session(source, self)
+        window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_file)
+        window.closing.connect(lambda: self._closed(window))
+        window.views_loaded.connect(_spare_the_collector)
+        self.windows.append(window)
+        self.sessions.append(session)
+        session.start()
+        window.show()
+        return window
 
     def _closed(self, window: MainWindow) -> None:
         if window not in self.windows:
@@ -78,13 +97,15 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
-def run_desktop(options: Options, engine: EngineProcess | None) -> int:
-    """Open the windows and run until the last is closed; ends `engine` unless it is to be kept."""
+def run_desktop(options: Options, engine: EngineProcess | None, recordings: Sequence[Recording] = ()) -> int:
+    """Open a window for each engine or recording and run until the last is closed; ends `engine` unless it is kept."""
     app = make_application()
     _tell_exceptions_in_one_line(options.debug)
     desktop = Desktop(app, options, QSettings())
     for endpoint in options.attach or ((engine.endpoint,) if engine is not None else ()):
         desktop.open_window(endpoint, engine)
+    for recording in recordings:
+        desktop.open_recording(recording)
     _quit_on_signals(app)
     _probe_startup(app, desktop.windows[0])
     code = app.exec()

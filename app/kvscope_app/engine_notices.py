@@ -38,7 +38,8 @@ class EngineNotices(QObject):
             keeper.ended.connect(self.engine_ended)
             keeper.started.connect(self._engine_started)
         else:
-            window.welcome.show_waiting("Connecting", session.source.name)
+            doing = "Connecting" if session.player is None else "Opening the recording"
+            window.welcome.show_waiting(doing, session.source.name)
 
     def forget(self) -> None:
         """The window closes."""

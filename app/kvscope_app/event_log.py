@@ -20,7 +20,7 @@ _CODES: Final[dict[str, int]] = {kind: code for code, kind in enumerate(get_args
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event. `time_ns` is this machine's monotonic clock; `serial` counts from 1 and never repeats.
+    """One event. `time_ns` is this machine's monotonic clock; `serial` counts from 1, anew when the log is cleared.
 
     Nothing in it can be part of a cycle: the garbage collector, which stops the window, need not look at any.
     """
@@ -39,6 +39,7 @@ class EventLog:
 
     def __init__(self, max_events: int) -> None:
         self.last_serial = 0
+        self.num_clears = 0
         self._max_events = max_events
         self._events: list[LoggedEvent] = []
         """Slot `(serial - 1) % max_events`; shorter until the ring is full."""
@@ -53,6 +54,12 @@ class EventLog:
 
     def __iter__(self) -> Iterator[LoggedEvent]:
         return iter(self.since(0))
+
+    def clear(self) -> None:
+        """Forget all: serials count from 1 again."""
+        self.last_serial = 0
+        self.num_clears += 1
+        self._events.clear()
 
     def extend(self, events: Iterable[Event], epoch: int, offset_ns: int) -> None:
         """Append events whose clock is `offset_ns` behind this machine's."""

@@ -1,8 +1,8 @@
 """What happened lately: bounded rings by time and bytes, fed with updates, read by the views. No Qt.
 
-The clock is this machine's monotonic one. Frame times of an epoch are moved onto it by the smallest
-difference seen between receipt and frame, so times go on over engine restarts and across machines; an
-engine that was away leaves a gap. Nothing of an older epoch is thrown away.
+The clock is this machine's monotonic one; a recording's times are on it as well, negative from before the boot. Frame
+times of an epoch are moved onto it by the smallest difference seen between receipt and frame, so times go on over
+engine restarts and across machines; an engine that was away leaves a gap. Nothing of an older epoch is thrown away.
 """
 
 from __future__ import annotations
@@ -89,10 +89,18 @@ class History:
     def __init__(self, max_seconds: int = 600, max_bytes: int = 64 << 20) -> None:
         bytes_per_bin = 8 * len(SUMS + GAUGES + LATENCIES)
         num_bins = min(max_seconds * 1_000_000_000 // BIN_NS, max_bytes // 4 // bytes_per_bin)
-        self.ring = BinRing(SUMS, GAUGES + LATENCIES, max(num_bins, 2))
+        self._num_bins = max(num_bins, 2)
         self.events = EventLog(max(max_bytes // 4 // EventLog.BYTES_PER_EVENT, 1))
         self.samples: deque[DeviceSample] = deque(maxlen=max_seconds * 2)
         """Device samples as they came, newest last."""
+        self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all: what comes next does not follow from what was."""
+        self.ring = BinRing(SUMS, GAUGES + LATENCIES, self._num_bins)
+        self.events.clear()
+        self.samples.clear()
         self.memory: MemoryBreakdown | None = None
         self.first_token = LatencyWindow(_LATENCY_VALUES)
         self.inter_token = LatencyWindow(_LATENCY_VALUES)
@@ -101,7 +109,6 @@ class History:
         self._offset_ns: int | None = None
         self._last_heard_ns = 0
         self._totals: dict[str, int] = {}
-        self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
 
     @property
     def max_seconds(self) -> float:

@@ -89,23 +89,23 @@ def _is_small(window: QMainWindow) -> bool:
     return window.width() < 1200 or window.height() < 640
 
 
-def save(window: QMainWindow, settings: QSettings) -> None:
-    """Remember the window's place and layout."""
-    settings.setValue("window/geometry", window.saveGeometry())
-    settings.setValue("window/state", window.saveState(LAYOUT_VERSION))
+def save(window: QMainWindow, settings: QSettings, kind: str = "window") -> None:
+    """Remember the window's place and layout, as that of its kind."""
+    settings.setValue(f"{kind}/geometry", window.saveGeometry())
+    settings.setValue(f"{kind}/state", window.saveState(LAYOUT_VERSION))
 
 
-def restore(window: QMainWindow, settings: QSettings) -> bool:
+def restore(window: QMainWindow, settings: QSettings, kind: str = "window") -> bool:
     """Put the window as it was; False when nothing fitting is remembered."""
-    geometry = settings.value("window/geometry")
+    geometry = settings.value(f"{kind}/geometry")
     if isinstance(geometry, QByteArray):
         window.restoreGeometry(geometry)
-    return restore_docks(window, settings)
+    return restore_docks(window, settings, kind)
 
 
-def restore_docks(window: QMainWindow, settings: QSettings) -> bool:
+def restore_docks(window: QMainWindow, settings: QSettings, kind: str = "window") -> bool:
     """Put the docks as they were; False when nothing fitting is remembered."""
-    state = settings.value("window/state")
+    state = settings.value(f"{kind}/state")
     if not isinstance(state, QByteArray):
         return False
     return window.restoreState(state, LAYOUT_VERSION) or _restore_older(window, state)

@@ -10,9 +10,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvscope_app.command_line import PROGRAM, Options, parse
 from kvscope_telemetry.errors import KvscopeError
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.reader import Recording
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,9 +40,10 @@ def run(options: Options) -> int:
     """Open the windows; returns when the last one is closed."""
     from kvscope_app.display import require_display, require_qt, require_sound_qt
 
+    recordings = _open(options.recordings)  # a bad file is told before anything is begun
     require_display(os.environ)
     engine = None
-    if not options.attach:
+    if not options.attach and not options.recordings:
         from kvscope_app.engine_process import EngineProcess
 
         engine = EngineProcess(options.engine, options.keep_engine)
@@ -48,12 +53,20 @@ def run(options: Options) -> int:
         require_sound_qt()
         from kvscope_app.desktop import run_desktop
 
-        return run_desktop(options, engine)
+        return run_desktop(options, engine, recordings)
     finally:
         if engine is not None:
             engine.close()  # nothing is left to do after an orderly end
             if engine.keep and engine.is_running:
                 print(f"The engine runs on; watch it with: {PROGRAM} --attach {engine.endpoint}")
+
+
+def _open(paths: Sequence[str]) -> list[Recording]:
+    if not paths:
+        return []
+    from kvscope_telemetry.recordings.reader import Recording
+
+    return [Recording.open(path) for path in paths]
 
 
 def _failed(arguments: Sequence[str], message: str, exit_code: int) -> int:

@@ -21,6 +21,7 @@ from kvscope_app.engine_keeper import EngineKeeper
 from kvscope_app.engine_notices import EngineNotices
 from kvscope_app.layout import DOCKS, DockSpec
 from kvscope_app.model_name import model_name
+from kvscope_app.playback_bar import PlaybackBar
 from kvscope_app.refresher import Refresher
 from kvscope_app.session import Session
 from kvscope_app.status_bar import StatusBar
@@ -46,13 +47,15 @@ class MainWindow(QMainWindow):
         settings: QSettings,
         keeper: EngineKeeper | None = None,
         attach: Callable[[str], None] | None = None,
+        open_file: Callable[[str], None] | None = None,
     ) -> None:
-        """`attach` opens another window on an endpoint; without it that is not offered."""
+        """`attach` opens another window on an endpoint, `open_file` one on a recording; without, it is not offered."""
         super().__init__()
         self.session = session
         self.keeper = keeper
         self.themes = themes
         self.attach = attach
+        self.open_file = open_file
         self.views: dict[str, View] = {}
         self.docks: dict[str, Dock] = {}
         self._settings = settings
@@ -68,6 +71,7 @@ class MainWindow(QMainWindow):
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
         build_menus(self, self.actions_by_name)
+        self.playback = self._build_playback()
         self._corner = self._build_corner()
         self._status = StatusBar(session, self)
         self.setStatusBar(self._status)
@@ -88,6 +92,7 @@ class MainWindow(QMainWindow):
     def reset_layout(self) -> None:
         """Everything where it was at the first start."""
         layout.arrange(self, self.docks)
+        self.docks["console"].setVisible(self.session.takes_commands)
 
     def focus_view(self, name: str) -> None:
         """Bring a dock up and give it the keyboard."""
@@ -106,7 +111,7 @@ class MainWindow(QMainWindow):
             QTimer.singleShot(40, self, self._load_next_view)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        layout.save(self, self._settings)
+        layout.save(self, self._settings, self._kind)
         self.notices.forget()
         for view in self.views.values():
             view.shut_down()
@@ -126,6 +131,7 @@ class MainWindow(QMainWindow):
         column.setSpacing(0)
         column.addWidget(self.banner)
         column.addWidget(self._stack, 1)
+        self._body = column
         self.setCentralWidget(body)
 
     def _build_docks(self) -> None:
@@ -137,20 +143,36 @@ class MainWindow(QMainWindow):
 
     def _build_corner(self) -> Corner:
         actions = self.actions_by_name
-        names = ("pause", "palette", "theme_toggle", "shortcuts")
-        corner = Corner(self.session, actions["go_live"], [actions[name] for name in names], self)
+        is_live = self.session.player is None
+        names = ("pause" if is_live else "play", "palette", "theme_toggle", "shortcuts")
+        live = actions["go_live"] if is_live else None
+        corner = Corner(self.session, live, [actions[name] for name in names], self)
         self.menuBar().setCornerWidget(corner, Qt.Corner.TopRightCorner)
         return corner
 
+    def _build_playback(self) -> PlaybackBar | None:
+        """Under the page map, where a recording is played."""
+        player, actions = self.session.player, self.actions_by_name
+        if player is None:
+            return None
+        bar = PlaybackBar(self.session, player, (actions["to_start"], actions["play"], actions["to_end"]))
+        self._body.addWidget(bar)
+        return bar
+
     def _restore_layout(self) -> None:
         layout.default_size(self)
-        layout.arrange(self, self.docks)
-        self._has_own_layout = layout.restore(self, self._settings)
+        self.reset_layout()
+        self._has_own_layout = layout.restore(self, self._settings, self._kind)
+
+    @property
+    def _kind(self) -> str:
+        """Whose layout is remembered: where there is nobody to talk to, a person wants another one."""
+        return "window" if self.session.takes_commands else "playback"
 
     def _keep_sizes(self) -> None:
         """Views bring sizes of their own when they are loaded: the docks take back theirs."""
         if self._has_own_layout:
-            layout.restore_docks(self, self._settings)
+            layout.restore_docks(self, self._settings, self._kind)
         else:
             layout.share_out(self, self.docks)
 
@@ -172,7 +194,7 @@ class MainWindow(QMainWindow):
         self._add_view(spec.name, view)
         view.apply_theme(self.themes.theme)
         self._keep_sizes()
-        if spec is DOCKS[0]:
+        if spec is DOCKS[0] and self.session.takes_commands:
             view.setFocus()  # the prompt is where one begins
 
     def _add_view(self, name: str, view: View) -> None:
@@ -187,6 +209,8 @@ class MainWindow(QMainWindow):
         self.actions_by_name.apply_theme(theme)
         for part in (self._corner, self._status, self.banner, self.welcome):
             part.apply_theme(theme)
+        if self.playback is not None:
+            self.playback.apply_theme(theme)
         for dock in self.docks.values():
             dock.apply_theme(theme)
         for view in self.views.values():
@@ -196,4 +220,6 @@ class MainWindow(QMainWindow):
     def _title(self) -> str:
         name = model_name(self.session.live_mirror.hello)
         where = "" if self.keeper is not None else f" at {self.session.source.name}"
+        if self.session.player is not None:
+            where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"

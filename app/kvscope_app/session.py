@@ -5,7 +5,7 @@ and tells the views. Knows no widget.
 
 LIVE and PAUSED: while paused everything is still taken and applied, so nothing is lost, but the views see a
 copy of the mirror as it was. There is no recording to play on from in between, so resuming shows the present,
-as going live does.
+as going live does. A recording is paused at its source instead: then its time stands still.
 """
 
 from __future__ import annotations
@@ -40,6 +40,40 @@ class LiveLink(Protocol):
         """What came could not be applied: ask for the whole state."""
 
 
+@runtime_checkable
+class Player(Protocol):
+    """The part of a recording's source that a live one has not: time is what the person makes of it, in seconds."""
+
+    has_jumped: bool
+    """Whether the update taken last is the first after a seek."""
+
+    @property
+    def note(self) -> str:
+        """What is wrong with the file, empty when nothing is known to be."""
+
+    @property
+    def position(self) -> float: ...
+    @property
+    def duration(self) -> float: ...
+    @property
+    def now_ns(self) -> int:
+        """The position, on this machine's monotonic clock."""
+
+    @property
+    def taken_ns(self) -> int:
+        """The same of the update taken last."""
+
+    @property
+    def is_playing(self) -> bool: ...
+    @property
+    def speed(self) -> float: ...
+    def play(self) -> None: ...
+    def pause(self) -> None: ...
+    def seek(self, seconds: float, *, with_past: bool = True) -> None: ...
+    def set_speed(self, factor: float) -> None: ...
+    def resync(self) -> None: ...
+
+
 class Session(QObject):
     """Owns `source`, its `mirror` and `history`. Signals are emitted on the GUI thread."""
 
@@ -55,6 +89,8 @@ class Session(QObject):
         super().__init__(parent)
         self.source = source
         self._link = source if isinstance(source, LiveLink) else None
+        self.player = source if isinstance(source, Player) else None
+        """There when a recording is played."""
         self.history = History()
         self.status: SourceStatus = source.status
         self.selected_request: int | None = None
@@ -91,7 +127,9 @@ class Session(QObject):
 
     @property
     def shown_until_ns(self) -> int:
-        """Our monotonic time of what is shown: now, or the moment of the pause."""
+        """Our monotonic time of what is shown: now, the moment of the pause, or where a recording is."""
+        if self.player is not None:
+            return self.player.now_ns
         return self._paused_at_ns if self.paused else time.monotonic_ns()
 
     @property
@@ -135,21 +173,26 @@ class Session(QObject):
     def poll(self) -> None:
         """Take what came, apply it, and tell. Called by the timer each display frame."""
         update = self.source.take()
-        if update is not None:
+        while update is not None:
             self._apply(update)
+            update = None if self.player is None else self.source.take()  # a recording gives short spans
         if self._link is not None and (replies := self._link.take_replies()):
             self.replies.emit(replies)
         self._tell_status()
 
     def _apply(self, update: Update) -> None:
         epoch = self._live.epoch
+        if self.player is not None and self.player.has_jumped:
+            self._live = Mirror()  # what ended after this time has not ended yet
+            self.history.clear()
         try:
             self._live.apply(update)
         except ProtocolError:  # refused whole: a snapshot makes it good
-            if self._link is not None:
-                self._link.resync()
+            other_end = self._link or self.player
+            if other_end is not None:
+                other_end.resync()
             return
-        self.history.add(update, self._live, time.monotonic_ns())
+        self.history.add(update, self._live, time.monotonic_ns() if self.player is None else self.player.taken_ns)
         if self._live.epoch != epoch:
             self.select_request(None)  # numbers of requests start again with an epoch
         self.updated.emit(update)

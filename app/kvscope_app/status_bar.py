@@ -23,6 +23,7 @@ _WORDS: Final = {
     SourceState.STUCK: "Stuck",
     SourceState.STALE: "No word",
     SourceState.ENDED: "Ended",
+    SourceState.PLAYBACK: "Playback",
 }
 _COLORS: Final = {
     SourceState.CONNECTING: "muted",
@@ -31,6 +32,7 @@ _COLORS: Final = {
     SourceState.STUCK: "warn",
     SourceState.STALE: "warn",
     SourceState.ENDED: "bad",
+    SourceState.PLAYBACK: "accent",
 }
 _TIPS: Final = {
     "state": "Connection to the engine",
@@ -95,6 +97,11 @@ class StatusBar(QStatusBar):
         self._set("state", "Ready" if is_ready else (_WORDS[status.state] + reason)[:80])
         self._set("model", _model(mirror.hello))
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
+        if self._session.player is not None:
+            note = self._session.player.note
+            self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
+            self._color_frames("warn" if note else "muted")
+            return
         lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"
         rejected = f", {count(status.messages_rejected)} unreadable" if status.messages_rejected else ""
         self._set("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")

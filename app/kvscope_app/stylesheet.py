@@ -1,8 +1,8 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
 Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
-QLabel, `card`, `current` (a card that is marked), `tip` and `banner` for a QFrame, `primary` and `danger` for a
-QPushButton.
+QLabel, `card`, `current` (a card that is marked), `tip`, `banner` and `playback` for a QFrame, `primary` and `danger`
+for a QPushButton.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ QFrame[look="segments"] QToolButton:checked { color: $text; background: $raised;
 QFrame[look="card"] { background: $panel; border: 1px solid $border; border-radius: 10px; }
 QFrame[look="current"] { background: $panel; border: 1px solid $accent; border-radius: 10px; }
 QFrame[look="tip"] { background: $raised; border: 1px solid $border; border-radius: 8px; }
+QFrame[look="playback"] { background: $panel; border: none; border-top: 1px solid $border; }
 QFrame[look="banner"] { background: $banner; border: 1px solid $bad; border-radius: 8px; }
 QLabel[look="muted"] { color: $muted; }
 QLabel[look="warning"] { color: $warn; }

@@ -12,6 +12,8 @@ from kvscope_app.actions import Actions, ActionSpec
 from kvscope_app.attach_sheet import AttachSheet
 from kvscope_app.command_palette import CommandPalette
 from kvscope_app.layout import DOCKS
+from kvscope_app.open_file import ask_file
+from kvscope_app.playback_actions import PLAYBACK, playback_actions
 from kvscope_app.sheets import about_sheet, shortcut_sheet
 from kvscope_app.theme_keeper import CHOICES
 from kvscope_app.views.page_map.color_modes import ColorMode
@@ -30,6 +32,9 @@ HELP: Final = "Help"
 
 def add_actions(window: MainWindow, actions: Actions) -> None:
     """Everything a person can do in `window`."""
+    player = window.session.player
+    for spec in playback_actions(player) if player is not None else ():
+        actions.add(spec)
     for spec in (*_engine(window), *_view(window), *_map(window), *_panels(window), *_theme(window)):
         actions.add(spec)
     _add_dock_toggles(window, actions)
@@ -42,6 +47,8 @@ def build_menus(window: MainWindow, actions: Actions) -> None:
     """Menus in the order of the groups."""
     bar = window.menuBar()
     _fill(bar.addMenu("&Engine"), actions, ENGINE)
+    if window.session.player is not None:
+        _fill(bar.addMenu("&Playback"), actions, PLAYBACK)
     view = bar.addMenu("&View")
     _fill(view, actions, VIEW)
     for group in (MAP, PANELS, THEME):
@@ -64,7 +71,9 @@ def _engine(window: MainWindow) -> list[ActionSpec]:
             "attach", "Attach to an engine…", ENGINE, partial(_ask_endpoint, window), ("Ctrl+Shift+A",), "attach"
         )
     ]
+    recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
     end = [
+        *(recording if window.open_file else []),
         ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
         ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
     ]
@@ -73,7 +82,7 @@ def _engine(window: MainWindow) -> list[ActionSpec]:
 
 def _view(window: MainWindow) -> list[ActionSpec]:
     session = window.session
-    return [
+    live = [
         ActionSpec(
             "pause",
             "Pause",
@@ -95,6 +104,9 @@ def _view(window: MainWindow) -> list[ActionSpec]:
             yields=True,
             tip="Show the present again",
         ),
+    ]
+    return [
+        *(live if session.player is None else []),
         ActionSpec("clear", "Clear selection", VIEW, partial(session.select_request, None), ("Esc",)),
         ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
     ]
@@ -175,12 +187,15 @@ def _keep_checks(window: MainWindow, actions: Actions) -> None:
     def theme() -> None:
         actions[f"theme_{themes.choice}"].setChecked(True)
 
-    session.paused_changed.connect(paused)
+    if session.player is None:
+        session.paused_changed.connect(paused)
+        paused()
+    for name in ("hold", "resume", "reset_cache"):
+        actions[name].setEnabled(session.takes_commands)
     themes.changed.connect(theme)
     window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
     actions["flash"].setChecked(True)
     actions[f"color_{window.page_map.mode}"].setChecked(True)
-    paused()
     theme()
 
 

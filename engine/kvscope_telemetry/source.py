@@ -41,6 +41,8 @@ class SourceState(StrEnum):
     """No heartbeat for 1.5 s."""
     ENDED = "ended"
     """The engine said goodbye, or its process is gone; the reason is in `SourceStatus`."""
+    PLAYBACK = "playback"
+    """A recording is played; there is no other end. The reason says when it stands still, and why."""
 
 
 @dataclass(frozen=True, slots=True)

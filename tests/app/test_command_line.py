@@ -25,6 +25,10 @@ def test_attach_repeats():
     assert options.attach == ("ipc:///tmp/a/telemetry", "tcp://127.0.0.1:5555")
 
 
+def test_open_repeats():
+    assert parse(["--open", "a.mcap", "--open", "b.mcap"]).recordings == ("a.mcap", "b.mcap")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -44,6 +48,10 @@ def test_attach_repeats():
         (["--attach", "ipc://relative"], "ipc://relative"),
         (["--attach", "ipc:///tmp/a", "--model", "x"], "--model"),
         (["--attach", "ipc:///tmp/a", "--keep-engine"], "--keep-engine"),
+        (["--open", "a.mcap", "--attach", "ipc:///tmp/a"], "cannot go with --attach"),
+        (["--open", "a.mcap", "--model", "x"], "--model is for an engine of our own"),
+        (["--open", "a.mcap", "--keep-engine"], "--keep-engine"),
+        (["--open"], "--open"),
         (["extra"], "extra"),
     ],
 )

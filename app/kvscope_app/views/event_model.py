@@ -60,9 +60,13 @@ class EventModel(QAbstractTableModel):
         self._entries: list[LoggedEvent] = []
         self._filter = EventFilter.ALL
         self._serial = 0
+        self._num_clears = 0
 
     def follow(self, log: EventLog) -> None:
         """Add what the log got since the last call."""
+        if log.num_clears != self._num_clears:
+            self._num_clears, self._serial = log.num_clears, 0
+            self.show_entries([])
         fresh = [entry for entry in log.since(self._serial, MAX_SHOWN) if self._is_wanted(entry)]
         self._serial = log.last_serial
         self._prepend(fresh)
@@ -76,7 +80,7 @@ class EventModel(QAbstractTableModel):
     def show_entries(self, entries: Sequence[LoggedEvent]) -> None:
         """Show `entries`, oldest first, instead of what is shown."""
         newest_first = list(reversed(entries))[:MAX_SHOWN]
-        if [e.serial for e in newest_first] == [e.serial for e in self._entries]:
+        if newest_first == self._entries:
             return
         self.beginResetModel()
         self._entries = newest_first

@@ -48,7 +48,7 @@ class RequestDetail(QTabWidget):
         ]
         for table in self._tables:
             table.request_chosen.connect(self.request_chosen)
-        self._own_seen: tuple[int | None, int] = (None, -1)
+        self._own_seen: tuple[int | None, int, int] = (None, -1, -1)
         self._lay_out()
 
     def refresh(self) -> None:
@@ -97,7 +97,7 @@ class RequestDetail(QTabWidget):
 
     def _show_own_events(self) -> None:
         history, number = self._session.history, self._session.selected_request
-        seen = (number, history.events.last_serial)
+        seen = (number, history.events.num_clears, history.events.last_serial)
         if seen == self._own_seen:
             return
         self._own_seen = seen

@@ -46,6 +46,8 @@ class ThroughputView(View):
         self._hover_s: float | None = None
         self._turn = 0
         self._num_columns = 0
+        self._place = (0, 0)
+        """Of a recording: where it was at the last look, and what of it was taken."""
         self._drawn: dict[str, Drawn] = {}
         self._lay_out()
         self._connect()
@@ -133,8 +135,16 @@ class ThroughputView(View):
     def _on_status(self) -> None:
         """Without an engine nothing changes but the time: curves move on, and their values go."""
         silent = self.session.status.state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
-        if silent and self.is_following and self.isVisible() and not self.session.paused:
+        if (silent or self._is_elsewhere()) and self.is_following and self.isVisible() and not self.session.paused:
             self.refresh_all()
+
+    def _is_elsewhere(self) -> bool:
+        """Whether a recording stands still somewhere else than at the last look: not every panel is drawn yet."""
+        player = self.session.player
+        if player is None or player.is_playing:
+            return False
+        before, self._place = self._place, (player.now_ns, player.taken_ns)
+        return before != self._place
 
     def _on_hover(self, x: float | None) -> None:
         self._hover_s = x

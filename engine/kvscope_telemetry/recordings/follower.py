@@ -1,6 +1,6 @@
 """A mirror that follows recorded messages, and knows when it no longer can.
 
-Owns the mirror and the sequence; frames are applied in batches, as that costs least. Knows no files.
+Owns the mirror; frames are applied in batches, as that costs least. Knows no files.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from kvscope_telemetry.coalesce import coalesce
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.recordings.sequence import Sequence
 
 MAX_PENDING: Final = 256
 
@@ -24,20 +25,21 @@ class Follower:
     def __init__(self) -> None:
         self.mirror = Mirror()
         self._pending: list[Frame] = []
-        self._seq = 0
-        self._is_lost = True
+        self._sequence = Sequence()
 
     @property
     def is_lost(self) -> bool:
         """Whether the state is not known: no snapshot came yet, or frames are missing since."""
-        return self._is_lost
+        return self._sequence.is_lost
 
     def feed(self, message: TelemetryMessage) -> None:
         """The next message; all but snapshots and frames change nothing."""
         if isinstance(message, Snapshot):
             self._reset(message)
-        elif isinstance(message, Frame):
-            self._follow(message)
+        elif isinstance(message, Frame) and self._sequence.takes(message):
+            self._pending.append(message)
+            if len(self._pending) >= MAX_PENDING:
+                self.settle()
 
     def settle(self) -> None:
         """Bring the mirror up to date."""
@@ -46,30 +48,12 @@ class Follower:
             try:
                 self.mirror.apply(coalesce(pending))
             except ProtocolError:
-                self._is_lost = True
+                self._sequence.lose()
 
     def _reset(self, snapshot: Snapshot) -> None:
         self.settle()
-        if self._is_at(snapshot.hello.epoch) and snapshot.seq <= self._seq:
-            return
-        try:
-            self.mirror.reset(snapshot)
-        except ProtocolError:
-            self._is_lost = True
-        else:
-            self._seq, self._is_lost = snapshot.seq, False
-
-    def _follow(self, frame: Frame) -> None:
-        if self._is_lost or (self._is_at(frame.epoch) and frame.seq <= self._seq):
-            return
-        if not self._is_at(frame.epoch) or frame.seq != self._seq + 1:
-            self.settle()
-            self._is_lost = True
-            return
-        self._seq = frame.seq
-        self._pending.append(frame)
-        if len(self._pending) >= MAX_PENDING:
-            self.settle()
-
-    def _is_at(self, epoch: int) -> bool:
-        return not self._is_lost and self.mirror.epoch == epoch
+        if self._sequence.takes(snapshot):
+            try:
+                self.mirror.reset(snapshot)
+            except ProtocolError:
+                self._sequence.lose()

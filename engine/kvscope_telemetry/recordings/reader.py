@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kvscope_telemetry.errors import BadInput, ProtocolError
-from kvscope_telemetry.messages import Frame, Hello, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.mirror import Mirror
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, find_chunks, read_chunk
 from kvscope_telemetry.recordings.follower import Follower
@@ -74,15 +74,22 @@ class Recording:
         """A file that a `RecordingWriter` wrote or was writing. Raises BadInput, in one line, for any other."""
         return cls(Path(path))
 
+    @property
+    def start_ns(self) -> int:
+        """When it begins, by the wall clock: nanoseconds since 1970."""
+        return self._start_ns
+
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
         """Frames from `from_s` until `until_s`, both included."""
         for _, message in self.messages(from_s, until_s):
             if isinstance(message, Frame):
                 yield message
 
-    def messages(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[tuple[float, TelemetryMessage]]:
-        """Seconds and message of all that was recorded in this time, as it came: without keyframes."""
-        kinds = (FRAMES, STATE, OTHERS)
+    def messages(
+        self, from_s: float = 0.0, until_s: float | None = None, *, keyframes: bool = False
+    ) -> Iterator[tuple[float, TelemetryMessage]]:
+        """Seconds and message of all that was recorded in this time, as it came: without keyframes, unless asked."""
+        kinds = (FRAMES, STATE, OTHERS, KEYFRAMES) if keyframes else (FRAMES, STATE, OTHERS)
         from_ns, until_ns = self._log_time_ns(from_s), self._log_time_ns(until_s)
         first = max(0, bisect_right(self._starts, from_ns) - 1)
         while first and self._chunks[first - 1].end_ns >= from_ns:
@@ -108,6 +115,18 @@ class Recording:
             follower.feed(message)
         follower.settle()
         return follower.mirror
+
+    def snapshot_before(self, seconds: float) -> float | None:
+        """When the newest snapshot or keyframe not after `seconds` was; None before the first."""
+        channels = {self._channels[STATE], self._channels[KEYFRAMES]}
+        return next((at for at, found in self._backwards(channels, seconds) if isinstance(found, Snapshot)), None)
+
+    def memory_before(self, seconds: float, epoch: int) -> MemoryBreakdown | None:
+        """Where the memory went, as an epoch told last not after `seconds`."""
+        for _, message in self._backwards({self._channels[OTHERS]}, seconds):
+            if isinstance(message, MemoryBreakdown) and message.epoch == epoch:
+                return message
+        return None
 
     def requests(self) -> list[RecordedRequest]:
         """Every request, in the order they were announced; reads the whole recording."""
@@ -137,6 +156,14 @@ class Recording:
                 yield message.log_time_ns, decode_telemetry(message.data)
             except ProtocolError as error:
                 self._note_damage(chunk, str(error))
+
+    def _backwards(self, channels: set[int], seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
+        """Seconds and messages of these channels, the newest first, from `seconds` on."""
+        until_ns = self._log_time_ns(seconds)
+        with self.path.open("rb") as file:
+            for chunk in reversed(self._chunks[: bisect_right(self._starts, until_ns)]):
+                for log_time_ns, message in reversed(list(self._messages(file, chunk, channels, until_ns))):
+                    yield (log_time_ns - self._start_ns) / 1e9, message
 
     def _begins_state(self, chunk: Chunk, until_ns: int) -> bool:
         """Whether a snapshot is in the chunk, not after `until_ns`."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvscope_engine.simulator.cost_model import PRESETS
@@ -21,6 +23,7 @@ from kvscope_telemetry.coalesce import coalesce
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages import Frame, MemoryBreakdown
 from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.recordings.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.requests import RequestState
 
@@ -68,6 +71,22 @@ def test_the_recording_ends_where_the_simulation_did(
     assert mirror.counters.generation_tokens == simulation.tally.num_output_tokens
     memory = [message for _, message in recording.messages(0, 0) if isinstance(message, MemoryBreakdown)]
     assert memory[0].weights_bytes == pytest.approx(2 * 12.85e9)
+
+
+@pytest.mark.parametrize("allocator", ["paged", "buddy"])
+def test_played_to_its_end_the_mirror_is_the_simulations_pool(
+    record: Record, workload: Workload, tmp_path: Path, allocator: str
+) -> None:
+    simulation = record(workload, allocator)
+    mirror = Mirror()
+    with PlaybackSource(Recording.open(tmp_path / "run.mcap"), clock=count(0, 100_000_000).__next__) as source:
+        source.set_speed(1000.0)
+        assert source.wait(lambda: source.is_at_end, 20.0)
+        while (update := source.take()) is not None:
+            mirror.apply(update)
+    assert mirror.ledger.differences(simulation.pool.ledger) == []
+    assert (mirror.step, mirror.time_ns) == (simulation.step_count, simulation.now_ns)
+    assert not np.count_nonzero(mirror.requests.state != RequestState.FINISHED)
 
 
 def test_every_frame_fits_the_state_before_it(record: Record, workload: Workload, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from PySide6.QtCore import QCoreApplication, QStandardPaths
 from PySide6.QtGui import QHideEvent
@@ -16,10 +16,16 @@ from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_app.views.load import LoadView
+from kvscope_app.views.widgets import empty_state
+
+NO_ENGINE_TO_TALK_TO: Final = "A recording is played: there is no engine to talk to."
 
 
 class ConsoleView(View):
-    """Two tabs. `folder`: where conversations are kept, the application's data folder by default."""
+    """Two tabs, or a sentence where a recording is played.
+
+    `folder`: where conversations are kept, the application's data folder by default.
+    """
 
     title: ClassVar[str] = "Console"
     object_name: ClassVar[str] = "console"
@@ -37,6 +43,9 @@ class ConsoleView(View):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(self._tabs)
+        if session.player is not None:
+            layout.addWidget(empty_state(NO_ENGINE_TO_TALK_TO))
+            self._tabs.hide()
         self.setFocusProxy(self.page.composer.edit)
         application = QCoreApplication.instance()
         if application is not None:

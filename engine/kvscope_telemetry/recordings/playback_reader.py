@@ -1,0 +1,92 @@
+"""Reads a recording forward from any time of it, as spans of updates.
+
+Owns the place in the file. Used by one thread; knows neither clock nor speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from kvscope_telemetry.messages import MemoryBreakdown, TelemetryMessage
+from kvscope_telemetry.recordings.playback_spans import Span, Spans
+from kvscope_telemetry.recordings.reader import Recording
+
+PAST_NS: Final = 60_000_000_000
+"""How much of what was before a jump is read along, so that curves have a past."""
+_LOOK_EVERY: Final = 64
+
+
+class PlaybackReader:
+    """At no time of the recording before the first `jump`."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._spans = Spans(self._memory_before)
+        self._messages: Iterator[tuple[float, TelemetryMessage]] = iter(())
+        self._ahead: tuple[int, TelemetryMessage] | None = None
+        self._memories: dict[int, MemoryBreakdown] = {}
+
+    def jump(self, to_ns: int, *, with_past: bool, is_wanted: Callable[[], bool] = lambda: True) -> list[Span] | None:
+        """The state at `to_ns` since the start, beginning with a snapshot; with its past in short spans.
+
+        Before the first snapshot it is the state there, later than asked. None as soon as it is no longer wanted; empty
+        when there is no state at all.
+        """
+        base_ns = max(0, to_ns - PAST_NS) if with_past else to_ns
+        begin_s = self._recording.snapshot_before(base_ns / 1e9)
+        if begin_s is None:
+            begin_s = 0.0
+        self._spans = Spans(self._memory_before)
+        self._messages = self._recording.messages(begin_s, keyframes=True)
+        self._advance()
+        if not self._read(base_ns, is_wanted):
+            return None
+        self._spans.begin_short(base_ns)
+        if not self._read(to_ns, is_wanted):
+            return None
+        while self._spans.sequence.epoch is None and self._ahead is not None:
+            self._take_ahead(self._ahead)
+        self._spans.pass_time(to_ns)
+        spans = self._spans.take()
+        return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
+
+    def read_until(self, until_ns: int) -> list[Span]:
+        """What comes next up to `until_ns`, included."""
+        self._read(until_ns, lambda: True)
+        self._spans.pass_time(until_ns)
+        return self._spans.take()
+
+    def lose(self) -> None:
+        """What was given did not fit: the next snapshot makes it good."""
+        self._spans.sequence.lose()
+
+    def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
+        """False when it was given up."""
+        num_read = 0
+        while self._ahead is not None and self._ahead[0] <= until_ns:
+            self._take_ahead(self._ahead)
+            num_read += 1
+            if num_read % _LOOK_EVERY == 0 and not is_wanted():
+                return False
+        return True
+
+    def _take_ahead(self, ahead: tuple[int, TelemetryMessage]) -> None:
+        at_ns, message = ahead
+        if isinstance(message, MemoryBreakdown):
+            self._memories[message.epoch] = message
+        self._spans.add(at_ns, message)
+        self._advance()
+
+    def _advance(self) -> None:
+        following = next(self._messages, None)
+        self._ahead = None if following is None else (round(following[0] * 1e9), following[1])
+
+    def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
+        """Of the epoch, what was met last; before any was, what the file says."""
+        if epoch not in self._memories:
+            found = self._recording.memory_before(time_ns / 1e9, epoch)
+            if found is not None:
+                self._memories[epoch] = found
+        return self._memories.get(epoch)

@@ -1,0 +1,253 @@
+"""A recording as a `Source`: played at the pace it was recorded in, times a speed; stopped, and moved in.
+
+Owns the thread and what it handed out. The thread reads and coalesces; whoever takes has only to apply. It never
+skips: where the taker stays away, or the machine cannot keep up, it plays slower.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recordings.playback_clock import MAX_SPEED, MIN_SPEED, PlaybackClock
+from kvscope_telemetry.recordings.playback_reader import PlaybackReader
+from kvscope_telemetry.recordings.playback_spans import Span
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.source import SourceState, SourceStatus, Update
+
+TICK_S: Final = 0.008
+MAX_WAITING: Final = 400
+"""Updates that wait to be taken; with as many it stands still. A jump brings its past besides."""
+
+
+class PlaybackSource:
+    """Plays `recording` from its start; a context manager that closes at the end.
+
+    Positions are seconds since the start. `clock` is monotonic, in ns.
+    """
+
+    def __init__(
+        self, recording: Recording, *, is_playing: bool = True, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.recording = recording
+        self.has_jumped = False
+        """Whether the update taken last is the first after a seek: what was before is not its past."""
+        self._duration_ns = round(recording.info.duration_s * 1e9)
+        self._start_ns = recording.start_ns - (time.time_ns() - time.monotonic_ns())
+        self._reader = PlaybackReader(recording)
+        self._clock = PlaybackClock(self._duration_ns, clock)
+        self._clock.is_playing = is_playing
+        self._spans: deque[Span] = deque()
+        self._position_ns = 0  # up to where everything is in `_spans`, or was taken
+        self._taken_ns = 0
+        self._wanted: tuple[int, bool] | None = (0, True)  # a seek that was not done: where to, with its past
+        self._is_refused = False
+        self._is_closing = False
+        self._failure = ""
+        self._changed = threading.Condition()
+        """Guards all of the above but the reader, which is the thread's."""
+        self._thread = threading.Thread(target=self._run, name="kvscope-playback", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(cls, path: Path | str) -> PlaybackSource:
+        """Raises BadInput, in one line, for what is no recording."""
+        return cls(Recording.open(path))
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.recording.path.name
+
+    @property
+    def status(self) -> SourceStatus:
+        """Always PLAYBACK; the reason says when and why it stands still."""
+        num_frames = self.recording.info.num_frames
+        return SourceStatus(SourceState.PLAYBACK, self._reason(), frames_received=num_frames)
+
+    @property
+    def note(self) -> str:
+        """What is wrong with the file, in words; empty when nothing was found so far."""
+        if self.recording.num_damaged:
+            return "damaged in places, which are left out"
+        return "" if self.recording.info.is_complete else "cut short: ends with its last whole chunk"
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the whole recording."""
+        return self._duration_ns / 1e9
+
+    @property
+    def position(self) -> float:
+        """Seconds since the start up to which everything was handed out, or where it was told to go."""
+        with self._changed:
+            return (self._position_ns if self._wanted is None else self._wanted[0]) / 1e9
+
+    @property
+    def now_ns(self) -> int:
+        """`position` on this machine's monotonic clock: when it was, by the wall clock. Negative before the boot."""
+        return self._start_ns + round(self.position * 1e9)
+
+    @property
+    def taken_ns(self) -> int:
+        """The same of the update taken last."""
+        return self._start_ns + self._taken_ns
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether it goes on by itself."""
+        with self._changed:
+            return self._clock.is_playing
+
+    @property
+    def is_seeking(self) -> bool:
+        """Whether a seek is not done yet: what there is to take is not yet of the position."""
+        with self._changed:
+            return self._wanted is not None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing comes after the position."""
+        return self.position >= self.duration
+
+    @property
+    def speed(self) -> float:
+        """Recorded seconds a second."""
+        return self._clock.speed
+
+    def play(self) -> None:
+        """Go on; from the end, begin again."""
+        if self.is_at_end:
+            self.seek(0.0)
+        with self._changed:
+            self._clock.play()
+            self._changed.notify_all()
+
+    def pause(self) -> None:
+        """Stand still."""
+        with self._changed:
+            self._clock.pause()
+
+    def set_speed(self, factor: float) -> None:
+        """Play `factor` times as fast as it was. Raises BadInput for one that is not accepted."""
+        if not MIN_SPEED <= factor <= MAX_SPEED:
+            raise BadInput(f"speed {factor!r} is not accepted: a number from {MIN_SPEED} to {MAX_SPEED:.0f}")
+        with self._changed:
+            self._clock.speed = factor
+
+    def seek(self, seconds: float, *, with_past: bool = True) -> None:
+        """Go to `seconds`, or as near as there is; what is taken next begins with a snapshot of the state there.
+
+        `with_past`: the minute before it comes along, in short updates, for curves. Without, it is quicker.
+        """
+        wanted_ns = max(0, min(round(seconds * 1e9), self._duration_ns))
+        with self._changed:
+            self._wanted = (wanted_ns, with_past)
+            self._spans.clear()
+            self._changed.notify_all()
+
+    def resync(self) -> None:
+        """What was taken could not be applied: nothing more until a snapshot."""
+        with self._changed:
+            self._is_refused = True
+
+    def take(self) -> Update | None:
+        """The next update, None when there is none yet. Take until then: each covers a short span of time."""
+        with self._changed:
+            if not self._spans:
+                return None
+            span = self._spans.popleft()
+            self._taken_ns, self.has_jumped = span.until_ns, span.jumped
+            return span.update
+
+    def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `predicate()` holds, looking again whenever the thread did something; whether it did in time."""
+        with self._changed:
+            return self._changed.wait_for(predicate, timeout_s)
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _reason(self) -> str:
+        with self._changed:
+            if self._failure:
+                return self._failure
+            if self._clock.is_playing or self._wanted is not None:
+                return ""
+            return "at the end" if self._clock.is_at_end else "paused"
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                wanted = self._wanted
+                if wanted is not None:
+                    self._jump(wanted)
+                else:
+                    self._go_on()
+        except Exception as error:  # told in the status: a source that died silently looks like a quiet one
+            words = error.strerror if isinstance(error, OSError) else repr(error)
+            with self._changed:
+                self._failure = f"the file cannot be read: {words}"[:200]
+                self._wanted = None
+                self._clock.pause()
+                self._changed.notify_all()
+
+    def _wait_for_work(self) -> bool:
+        """Until there is something to do; False when it is over."""
+        with self._changed:
+            if self._wanted is None and not self._is_closing:
+                self._changed.wait(TICK_S if self._clock.is_playing else None)
+            return not self._is_closing
+
+    def _jump(self, wanted: tuple[int, bool]) -> None:
+        def is_wanted() -> bool:
+            return self._wanted is wanted and not self._is_closing
+
+        to_ns, with_past = wanted
+        spans = self._reader.jump(to_ns, with_past=with_past, is_wanted=is_wanted)
+        with self._changed:
+            if spans is not None and is_wanted():
+                to_ns = max(to_ns, spans[-1].until_ns) if spans else to_ns
+                self._wanted, self._is_refused = None, False
+                self._spans.extend(spans)
+                self._clock.jump(to_ns)
+                self._position_ns = to_ns
+                self._changed.notify_all()
+
+    def _go_on(self) -> None:
+        with self._changed:
+            if not self._clock.is_playing:
+                return
+            if len(self._spans) >= MAX_WAITING:
+                self._clock.jump(self._position_ns)
+                return
+            until_ns = self._clock.tick()
+            is_refused, self._is_refused = self._is_refused, False
+        if is_refused:
+            self._reader.lose()
+        spans = self._reader.read_until(until_ns)
+        with self._changed:
+            if self._wanted is None:
+                self._spans.extend(spans)
+                self._position_ns = until_ns
+                self._changed.notify_all()

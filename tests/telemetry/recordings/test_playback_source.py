@@ -1,0 +1,327 @@
+"""Playing a recording: its pace, its ends, and that the mirror at any position is the recording's state there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages import Heartbeat, MemoryBreakdown
+from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.recordings.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.playback_spans import SPAN_NS
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.source import SourceState, Update
+
+SameState = Callable[[Mirror, Mirror], None]
+WAIT_S = 10.0
+MS = 1_000_000
+
+
+class ManualClock:
+    """Goes on when it is told."""
+
+    def __init__(self) -> None:
+        self.now_ns = 5_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Watcher:
+    """Takes from a source as the desktop does."""
+
+    def __init__(self, source: PlaybackSource, clock: ManualClock) -> None:
+        self.source, self.clock = source, clock
+        self.mirror = Mirror()
+        self.updates: list[Update] = []
+        self.num_jumps = 0
+
+    def take(self) -> Mirror:
+        """Everything there is, once it is of the position."""
+        assert self.source.wait(lambda: not self.source.is_seeking, WAIT_S)
+        while (update := self.source.take()) is not None:
+            if self.source.has_jumped:
+                self.mirror, self.updates = Mirror(), []
+                self.num_jumps += 1
+            self.mirror.apply(update)
+            self.updates.append(update)
+        return self.mirror
+
+    def due(self) -> int:
+        """How many frames there are up to the position."""
+        return len(list(self.source.recording.frames(0.0, self.source.position)))
+
+    def play_to_the_end(self) -> None:
+        """As fast as it goes."""
+        self.source.set_speed(1000.0)
+        self.source.play()
+        while self.source.is_playing:
+            self.pass_ms(10)
+
+    def seqs(self) -> list[int]:
+        return [seq for update in self.updates if update.series for seq in update.series["seq"].tolist()]
+
+    def pass_ms(self, milliseconds: int) -> None:
+        """The clock goes on; waits until the source has seen it."""
+        for _ in range(milliseconds // 10):
+            expected_s = min(self.source.position + 0.01 * self.source.speed, self.source.duration)
+            self.clock.now_ns += 10 * MS
+            assert self.source.wait(lambda at=expected_s: abs(self.source.position - at) < 1e-6, WAIT_S)
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Watcher]]:
+    """`watch(path)`: a source that stands at the start, and who takes from it."""
+    opened: list[PlaybackSource] = []
+
+    def make(path: Path, **options: bool) -> Watcher:
+        clock = ManualClock()
+        opened.append(PlaybackSource(Recording.open(path), **{"is_playing": False, **options}, clock=clock))
+        watcher = Watcher(opened[-1], clock)
+        watcher.take()
+        return watcher
+
+    yield make
+    for source in opened:
+        source.close()
+        assert not source._thread.is_alive()
+
+
+def test_goes_at_the_recorded_pace(
+    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState
+) -> None:
+    watcher = watch(record(300).path)
+    source = watcher.source
+    start = source.position
+    assert watcher.mirror.seq == 0
+    source.play()
+    watcher.pass_ms(500)
+    assert source.position == pytest.approx(start + 0.5)
+    assert watcher.take().seq == watcher.due() > 0
+    source.set_speed(4.0)
+    watcher.pass_ms(500)
+    assert source.position == pytest.approx(start + 2.5)
+    assert watcher.take().seq == watcher.due() > 5
+    source.set_speed(0.25)
+    watcher.pass_ms(400)
+    assert source.position == pytest.approx(start + 2.6)
+    assert watcher.take().seq == watcher.due()
+    assert watcher.seqs() == list(range(1, watcher.due() + 1))
+    assert_same_state(watcher.mirror, source.recording.state_at(source.position))
+
+
+def test_a_pause_costs_no_recorded_time(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+    watcher = watch(record(100).path)
+    source, start = watcher.source, watcher.source.position
+    source.play()
+    watcher.pass_ms(100)
+    source.pause()
+    assert (source.status.state, source.status.reason) == (SourceState.PLAYBACK, "paused")
+    watcher.clock.now_ns += 10**12
+    source.play()
+    assert source.status.reason == ""
+    watcher.pass_ms(100)
+    assert source.position == pytest.approx(start + 0.2)
+    assert watcher.take().seq == watcher.due() > 0
+
+
+def test_who_was_away_for_long_skips_nothing(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+    watcher = watch(record(300).path)
+    start = watcher.source.position
+    watcher.source.play()
+    watcher.clock.now_ns += 10**12
+    assert watcher.source.wait(lambda: watcher.source.position > start, WAIT_S)
+    assert watcher.source.position == pytest.approx(start + 0.1)
+    assert watcher.take().seq == watcher.due()
+
+
+def test_at_the_end_it_stands_still_with_everything_played(
+    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState
+) -> None:
+    recorded = record(150)
+    watcher = watch(recorded.path)
+    source = watcher.source
+    watcher.play_to_the_end()
+    assert source.position == source.duration
+    assert source.status.reason == "at the end"
+    assert_same_state(watcher.take(), recorded.mirror_after(152))
+    assert watcher.seqs() == list(range(1, 151))
+    assert watcher.updates[0].snapshot is not None
+    source.play()
+    assert watcher.take().seq == 0
+    watcher.pass_ms(10)
+    assert watcher.take().seq == watcher.due() > 0
+
+
+@pytest.mark.parametrize("with_past", [True, False])
+def test_a_seek_gives_the_state_there_and_goes_on(
+    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState, with_past: bool
+) -> None:
+    watcher = watch(record(400).path)
+    source, chance = watcher.source, random.Random(3)
+    start, end = source.position, source.duration
+    for seconds in [start, end, 1.0, 1.02, *(chance.uniform(start, end) for _ in range(20))]:
+        before = watcher.num_jumps
+        source.seek(seconds, with_past=with_past)
+        assert source.position == pytest.approx(seconds)
+        watcher.take()
+        assert watcher.num_jumps == before + 1
+        assert watcher.updates[0].snapshot is not None
+        assert_same_state(watcher.mirror, source.recording.state_at(seconds))
+    source.seek(3.0)
+    source.play()
+    first = watcher.take().seq
+    watcher.pass_ms(100)
+    last = watcher.take().seq
+    assert last == watcher.due() > first
+    assert watcher.seqs()[first - last :] == list(range(first + 1, last + 1))
+
+
+def test_seeks_beyond_the_ends_go_to_the_ends(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+    """The first end is the first snapshot: before it there is only a hello."""
+    watcher = watch(record(100).path)
+    start = watcher.source.position
+    assert watcher.source.recording.state_at(start).hello is not None
+    assert watcher.source.recording.state_at(start - 1e-6).hello is None
+    watcher.source.seek(1e12)
+    assert watcher.take().seq == 100
+    assert watcher.source.status.reason == "at the end"
+    watcher.source.seek(-5.0)
+    assert watcher.take().seq == 0
+    assert watcher.source.position == start
+
+
+def test_of_many_seeks_the_last_counts(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+    watcher = watch(record(400).path)
+    for index in range(100):
+        watcher.source.seek(index * 7 % 8)
+    watcher.source.seek(4.0)
+    assert watcher.take().seq == watcher.due()
+
+
+def test_the_past_comes_in_short_spans(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+    watcher = watch(record(400).path)
+    watcher.source.seek(7.0)
+    watcher.take()
+    assert watcher.seqs() == list(range(1, watcher.due() + 1))
+    for update in watcher.updates:
+        times = update.series["time_ns"] if update.series else [0]
+        assert times[-1] - times[0] <= SPAN_NS
+    watcher.source.seek(7.0, with_past=False)
+    watcher.take()
+    assert len(watcher.updates) == 1
+
+
+def test_memory_is_known_wherever_one_begins(
+    record: Callable[..., Any], watch: Callable[..., Watcher], make_messages: Callable[..., Any]
+) -> None:
+    messages = make_messages(300)
+    memory = MemoryBreakdown(epoch=1, time_ns=messages[0].time_ns, weights_bytes=7)
+    path = record([messages[0], memory, *messages[1:]]).path
+    source = PlaybackSource(Recording.open(path), is_playing=False)
+    source.seek(5.0, with_past=False)  # before the start was read
+    watcher = Watcher(source, ManualClock())
+    watcher.take()
+    source.close()
+    assert watcher.updates[0].memory == memory
+
+
+def test_epochs_follow_each_other(
+    record: Callable[..., Any], watch: Callable[..., Watcher], make_messages: Callable[..., Any]
+) -> None:
+    recorded = record(make_messages(60, epoch=1) + make_messages(70, epoch=2))
+    watcher = watch(recorded.path)
+    watcher.play_to_the_end()
+    assert (watcher.take().epoch, watcher.mirror.seq) == (2, 70)
+    snapshots = [update.snapshot for update in watcher.updates if update.snapshot]
+    assert [snapshot.hello.epoch for snapshot in snapshots] == [1, 2]
+    assert watcher.seqs() == [*range(1, 61), *range(1, 71)]
+    watcher.source.seek(0.5)
+    assert (watcher.take().epoch, watcher.mirror.seq) == (1, watcher.due())
+
+
+def test_where_nothing_happens_heartbeats_say_so(
+    record: Callable[..., Any], watch: Callable[..., Watcher], make_messages: Callable[..., Any]
+) -> None:
+    """A simulation that waits for its next request. A recorded engine sends heartbeats of its own, or is gone."""
+    messages = make_messages(10)
+    with_heartbeat = [*messages, Heartbeat(epoch=1, time_ns=messages[-1].time_ns, seq=10, step=10)]
+    late = make_messages(200)[-1]
+    idle_s = (late.time_ns - messages[-1].time_ns) / 1e9
+    for number, (given, expected) in enumerate(((messages, int(idle_s / 0.5)), (with_heartbeat, 1))):
+        watcher = watch(record([*given, late], f"idle{number}.mcap").path)
+        watcher.source.seek(watcher.source.duration - 0.001)
+        watcher.take()
+        assert len([update for update in watcher.updates if update.heartbeat]) == expected
+
+
+def test_a_recording_that_was_cut_off_plays_to_its_last_whole_chunk(
+    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState, tmp_path: Path
+) -> None:
+    data = record(400).path.read_bytes()
+    path = tmp_path / "cut.mcap"
+    path.write_bytes(data[: len(data) * 7 // 10])
+    watcher = watch(path)
+    recording = watcher.source.recording
+    assert not recording.info.is_complete
+    watcher.source.seek(1e9)
+    assert watcher.take().seq == recording.info.num_frames > 100
+    assert_same_state(watcher.mirror, recording.state_at(1e9))
+
+
+def test_after_a_damaged_chunk_it_goes_on_with_the_next_keyframe(
+    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState
+) -> None:
+    watcher = watch(record(400).path)
+    source = watcher.source
+    for chunk in source.recording._chunks[4:6]:
+        chunk.crc ^= 1
+    watcher.play_to_the_end()
+    assert_same_state(watcher.take(), source.recording.state_at(1e9))
+    assert len([update for update in watcher.updates if update.snapshot]) == 2
+    assert len(watcher.seqs()) < 400
+
+
+def test_what_could_not_be_applied_is_made_good_by_the_next_keyframe(
+    record: Callable[..., Any], watch: Callable[..., Watcher]
+) -> None:
+    watcher = watch(record(200).path)
+    watcher.source.resync()
+    watcher.source.play()
+    watcher.pass_ms(900)
+    assert watcher.take().seq == 0
+    watcher.pass_ms(300)
+    assert watcher.take().seq == watcher.due()
+
+
+def test_a_file_that_goes_away_is_told(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+    watcher = watch(record(100).path)
+    watcher.source.recording.path.unlink()
+    watcher.source.seek(1.0)
+    assert watcher.source.wait(lambda: not watcher.source.is_seeking, WAIT_S)
+    status = watcher.source.status
+    assert (status.state, status.reason) == (
+        SourceState.PLAYBACK,
+        "the file cannot be read: No such file or directory",
+    )
+
+
+def test_a_recording_without_a_state_has_nothing_to_take(
+    record: Callable[..., Any], watch: Callable[..., Watcher]
+) -> None:
+    watcher = watch(record(record(1).messages[:1], "alone.mcap").path, is_playing=True)
+    assert watcher.take().hello is None
+    assert watcher.source.duration == 0.0
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, 1e9, float("nan")])
+def test_speeds_that_are_not_accepted_are_named(
+    record: Callable[..., Any], watch: Callable[..., Watcher], speed: float
+) -> None:
+    with pytest.raises(BadInput, match="is not accepted: a number from"):
+        watch(record(5).path).source.set_speed(speed)
