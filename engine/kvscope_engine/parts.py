@@ -73,6 +73,8 @@ class Parts:
         """Drop every tensor."""
         self.runner.close()
         if self.mover is not None:
+            if self.mover.keeps:
+                self.scheduler.put_away()
             failure = self.mover.failure
             self.notes += filter(None, (failure, self.mover.close()))
         self.storage.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -27,6 +28,10 @@ SHORT = (
     "What is 17 times 23? Show your work.",
     "Tell me a story about a lighthouse keeper and a storm. 🌊",
 )
+
+
+BLOCK_BYTES = 30 * 2 * 4 * 3 * 64 * 4
+"""Of the default model: layers, keys and values, 4 slots, KV heads, width, float32."""
 
 
 def _prompts() -> list[str]:
@@ -110,6 +115,68 @@ def test_all_at_once_in_pieces_with_preemptions(
     assert answers == [*reference[: len(SHORT)] * 2, *reference]
     assert frames[-1].counters.preemptions >= 10
     assert frames[-1].counters.num_running == frames[-1].counters.num_waiting == 0
+
+
+@pytest.mark.parametrize(("preemption", "num_host"), [("swap", 40), ("auto", 90)])
+def test_with_everything_at_once(
+    prompts: list[str],
+    reference: list[list[int]],
+    preemption: str,
+    num_host: int,
+    tmp_path: Path,
+) -> None:
+    """Prefix cache, forks, chunks, a pool that is too small, swapping to host memory and to disk."""
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        block_size=4,
+        num_gpu_blocks_override=104,
+        max_num_batched_tokens=72,
+        host_kv_memory_bytes=num_host * BLOCK_BYTES,
+        disk_kv_memory_bytes=800 * BLOCK_BYTES,
+        disk_kv_path=str(tmp_path / "tier"),
+        preemption=preemption,
+    )
+    frames: list[Frame] = []
+
+    def keep(message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            frames.append(message)
+
+    with Engine(config, publish=keep) as engine:
+        assert engine.hello.cache.block_bytes == BLOCK_BYTES
+        submits = [
+            Submit(request_id="-", prompt=prompt, sampling=msgspec.structs.replace(_sampling(prompt), n=n))
+            for prompt, n in ((prompt, 2 if prompt in SHORT else 1) for prompt in (*SHORT, *prompts[:16]))
+        ]
+        found = [completion.token_ids for completion in engine.generate(submits)]
+        engine._parts.scheduler.check_integrity()
+    expected = [reference[prompts.index(submit.prompt or "")] for submit in submits for _ in range(submit.sampling.n)]
+    assert found == expected
+    counters = frames[-1].counters
+    assert counters.preemptions >= 5
+    assert counters.copied_blocks > 0
+    assert counters.sunk_blocks > 0
+    assert counters.loaded_blocks > 0
+    assert counters.swapped_blocks > 0
+
+
+@pytest.mark.parametrize("allocator", ["contiguous", "buddy", "virtual"])
+def test_under_every_allocator(prompts: list[str], reference: list[list[int]], allocator: str) -> None:
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        allocator=allocator,
+        enable_prefix_caching=False,
+        max_model_len=512,
+        num_gpu_blocks_override=66 if allocator == "contiguous" else 40,
+        max_num_batched_tokens=72,
+        max_num_seqs=8,
+    )
+    some = [*range(8), 10, 11]
+    with Engine(config) as engine:
+        assert _answers(engine, [prompts[index] for index in some]) == [reference[index] for index in some]
+        assert allocator == "contiguous" or engine.snapshot().counters.preemptions > 0
 
 
 def test_token_ids_in_are_token_ids_out(prompts: list[str], reference: list[list[int]]) -> None:

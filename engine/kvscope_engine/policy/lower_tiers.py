@@ -131,6 +131,15 @@ class LowerTiers:
         self.host.clear()
         self.disk.clear()
 
+    def put_away(self) -> None:
+        """At the end: every cached prefix goes to disk as far as there is room, for who uses the file next.
+
+        Without this a kept file would lack what was used last, and with it the beginnings of all texts: blocks of a
+        text are evicted from its end.
+        """
+        self._pool.allocate(self._pool.num_available, NO_OWNER)  # all that is cached is evicted
+        self._to_disk(self.host.oldest(self.host.num_cached))
+
     def swap_seconds(self, num_blocks: int) -> float:
         """Measured: to host memory and back."""
         return self._mover.swap_seconds(num_blocks)

@@ -212,6 +212,11 @@ class Scheduler:
         self._changes.event(causes.cache_reset(count, now_ns))
         return count
 
+    def put_away(self) -> None:
+        """At the end, when nothing is scheduled any more: cached prefixes go to disk, to be kept."""
+        if self._tiers is not None:
+            self._tiers.put_away()
+
     def take_changes(self) -> Changes:
         """What happened since the last call, events among it."""
         return self._changes.take()

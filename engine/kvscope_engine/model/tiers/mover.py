@@ -41,6 +41,11 @@ class BlockMover:
         """Why the disk tier was given up; empty while all is well."""
         return self._disk.failure if self._disk is not None else ""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what is on disk outlives this process."""
+        return self.salt is not None and self.has_disk
+
     def kept(self) -> list[tuple[int, Prefix]]:
         """Places on disk that hold prefixes from an earlier run."""
         return self._disk.kept() if self._disk is not None else []
