@@ -315,6 +315,7 @@ def test_a_part_of_a_block_comes_from_where_it_was_saved(drive: Make, expected_c
     child = one.fork(parent)
     until_preempted(one, child)
     assert child.num_saved_tokens == 6
+    assert [one.scheduler.prefix_of(row) is not None for row in child.saved_rows] == [True, False]
     one.run()
     assert child.num_preemptions == 1
     assert child.output_token_ids == expected_completion([1] * 10, 1)
