@@ -7,7 +7,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.engine_process import END_AFTER_S, EngineProcess
+from kvscope_app.engine_process import EngineProcess
 from kvscope_telemetry.errors import KvscopeError
 
 _LOOK_MS: Final = 100
@@ -38,7 +38,7 @@ class EngineKeeper(QObject):
     def restart(self) -> None:
         """End the engine if it still runs, then start it anew."""
         self.engine.terminate()
-        self._kill_at_s = time.monotonic() + END_AFTER_S
+        self._kill_at_s = time.monotonic() + self.engine.end_after_s
         self._look()
 
     def forget(self) -> None:

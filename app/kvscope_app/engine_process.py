@@ -21,6 +21,9 @@ from kvscope_telemetry.errors import KvscopeError
 
 LOG_TAIL_BYTES: Final = 64 << 10
 END_AFTER_S: Final = 1.5
+KEEP_FLAG: Final = "--kv-disk-keep"
+KEEP_AFTER_S: Final = 25.0
+"""An engine with that flag first writes what is cached to its file, for at most 20 s."""
 """How long an engine that was asked to end is waited for before SIGTERM, and again before SIGKILL."""
 _POLL_S: Final = 0.02
 
@@ -105,21 +108,26 @@ class EngineProcess:
         if self._process is not None and self.is_running:
             self._process.terminate()
 
+    @property
+    def end_after_s(self) -> float:
+        """How long it gets to end by itself once it was told to."""
+        return KEEP_AFTER_S if KEEP_FLAG in self._command else END_AFTER_S
+
     def kill(self) -> None:
         """End it, by SIGKILL."""
         if self._process is not None and self.is_running:
             self._process.kill()
 
     def close(self, was_asked: bool = False) -> None:
-        """End the process, within three seconds, and remove the folder; or leave both if it is to be kept.
+        """End the process, within twice `end_after_s`, and remove the folder; or leave both if it is to be kept.
 
         `was_asked`: it was told to shut down on its command socket, and gets the time to do so.
         """
         if self.keep and self.is_running:
             return
-        if not (was_asked and self._wait(END_AFTER_S)):
+        if not (was_asked and self._wait(self.end_after_s)):
             self.terminate()
-            if not self._wait(END_AFTER_S):
+            if not self._wait(self.end_after_s):
                 self.kill()
                 self._wait(END_AFTER_S)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -31,6 +31,8 @@ from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, Progress
 
+PUT_AWAY_S = 20.0
+"""For what is cached to reach a file that is kept: nobody waits for an engine's end for longer."""
 CPU_BATCHED_TOKENS = 512
 GPU_BATCHED_TOKENS = 8192
 
@@ -73,6 +75,9 @@ class Parts:
         """Drop every tensor."""
         self.runner.close()
         if self.mover is not None:
+            if self.mover.keeps:
+                deadline_s = time.monotonic() + PUT_AWAY_S
+                self.scheduler.put_away(lambda: time.monotonic() < deadline_s)
             failure = self.mover.failure
             self.notes += filter(None, (failure, self.mover.close()))
         self.storage.close()

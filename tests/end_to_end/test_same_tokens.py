@@ -29,6 +29,10 @@ SHORT = (
 )
 
 
+BLOCK_BYTES = 30 * 2 * 4 * 3 * 64 * 4
+"""Of the default model: layers, keys and values, 4 slots, KV heads, width, float32."""
+
+
 def _prompts() -> list[str]:
     """Ten short prompts and ten of over 300 tokens, cut from a real text."""
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
@@ -110,6 +114,62 @@ def test_all_at_once_in_pieces_with_preemptions(
     assert answers == [*reference[: len(SHORT)] * 2, *reference]
     assert frames[-1].counters.preemptions >= 10
     assert frames[-1].counters.num_running == frames[-1].counters.num_waiting == 0
+
+
+def test_with_everything_at_once(prompts: list[str], reference: list[list[int]], tmp_path: Path) -> None:
+    """Prefix cache, forks, chunks, a pool that is too small, swapping to host memory and to disk."""
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        block_size=4,
+        num_gpu_blocks_override=104,
+        max_num_batched_tokens=72,
+        host_kv_memory_bytes=40 * BLOCK_BYTES,
+        disk_kv_memory_bytes=800 * BLOCK_BYTES,
+        disk_kv_path=str(tmp_path / "tier"),
+        preemption="swap",
+    )
+    frames: list[Frame] = []
+
+    def keep(message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            frames.append(message)
+
+    with Engine(config, publish=keep) as engine:
+        assert engine.hello.cache.block_bytes == BLOCK_BYTES
+        sampling = SamplingParams(temperature=0.0, max_tokens=NUM_LONG, n=2)
+        some = [*SHORT[:7], *prompts[10:13], *SHORT[:3], prompts[10]]
+        submits = [Submit(request_id="-", prompt=prompt, sampling=sampling) for prompt in some]
+        found = [completion.token_ids for completion in engine.generate(submits)]
+        engine._parts.scheduler.check_integrity()
+    assert found == [reference[prompts.index(prompt)][:NUM_LONG] for prompt in some for _ in range(2)]
+    counters = frames[-1].counters
+    assert counters.preemptions > 0
+    assert counters.copied_blocks > 0
+    assert counters.sunk_blocks > 0
+    assert counters.loaded_blocks > 0
+    assert counters.swapped_blocks > 0
+
+
+@pytest.mark.parametrize("allocator", ["contiguous", "buddy", "virtual"])
+def test_under_every_allocator(prompts: list[str], reference: list[list[int]], allocator: str) -> None:
+    config = EngineConfig(
+        dtype="float32",
+        device="cpu",
+        allocator=allocator,
+        enable_prefix_caching=False,
+        max_model_len=512,
+        num_gpu_blocks_override=66 if allocator == "contiguous" else 40,
+        max_num_batched_tokens=72,
+        max_num_seqs=8,
+    )
+    some = [*SHORT[:6], prompts[10]]
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_LONG)
+    with Engine(config) as engine:
+        submits = [Submit(request_id="-", prompt=prompt, sampling=sampling) for prompt in some]
+        found = [completion.token_ids for completion in engine.generate(submits)]
+        assert engine.hello.cache.allocator == allocator
+    assert found == [reference[prompts.index(prompt)][:NUM_LONG] for prompt in some]
 
 
 def test_token_ids_in_are_token_ids_out(prompts: list[str], reference: list[list[int]]) -> None:

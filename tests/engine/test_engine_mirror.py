@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def assert_mirrored(mirror: Mirror, engine: Engine) -> None:
     for number, request in requests.items():
         row = rows.row_of(number)
         assert row is not None
-        assert rows.table(number).tolist() == request.block_table
+        assert rows.table(number).tolist() == (request.saved_rows or request.block_table)
         assert int(rows.num_output_tokens[row]) == len(request.output_token_ids)
         assert int(rows.state[row]) == request.state
     assert mirror.counters == engine.snapshot().counters
@@ -122,19 +123,27 @@ LINES: dict[str, Callable[[int], bool]] = {
 def watched(make_engine: Make) -> Callable[..., Engine]:
     """Makes engines that several watchers hear."""
 
-    def make(*watchers: Watcher) -> Engine:
+    def make(*watchers: Watcher, **options: Any) -> Engine:
         def publish(message: TelemetryMessage) -> None:
             for watcher in watchers:
                 watcher.hear(message)
 
-        return make_engine(publish=publish, num_gpu_blocks_override=60, max_num_batched_tokens=32, max_num_seqs=8)
+        small = {"num_gpu_blocks_override": 60, "max_num_batched_tokens": 32, "max_num_seqs": 8}
+        return make_engine(publish=publish, **(small | options))
 
     return make
 
 
-def test_mirrors_equal_the_ledger_whatever_the_line_loses(watched: Callable[..., Engine]) -> None:
+TIERS = {"host_kv_memory_bytes": 20 * 2048, "disk_kv_memory_bytes": 300 * 4096, "preemption": "swap"}
+
+
+@pytest.mark.parametrize("tiers", [{}, TIERS], ids=["the pool alone", "host memory and disk"])
+def test_mirrors_equal_the_ledger_whatever_the_line_loses(
+    watched: Callable[..., Engine], tiers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
     watchers = {name: Watcher(loses) for name, loses in LINES.items()}
-    engine = watched(*watchers.values())
+    engine = watched(*watchers.values(), **tiers)
     checks = 0
 
     def after_step() -> None:
@@ -152,6 +161,7 @@ def test_mirrors_equal_the_ledger_whatever_the_line_loses(watched: Callable[...,
     assert counters.preemptions > 0
     assert counters.aborted > 0
     assert counters.evicted_blocks > 0
+    assert bool(tiers) == (counters.swapped_blocks > 0) == (counters.loaded_blocks > 0)
     late = Watcher()
     late.sync.want_snapshot()
     for watcher in (*watchers.values(), late):

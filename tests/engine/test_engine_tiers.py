@@ -50,6 +50,7 @@ def jobs_of(count: int, seed: int) -> list[Submit]:
         sampling = SamplingParams(
             temperature=0.0 if number % 2 else 0.8,
             seed=number,
+            top_k=4,  # few borders for a rounding error to cross
             n=draw.choice((1, 1, 2, 3)),
             max_tokens=draw.choice((1, draw.randint(2, 12), draw.randint(20, 40))),
             ignore_eos=True,
@@ -206,7 +207,7 @@ def test_a_storm_over_all_tiers(
     assert storm.num_whole > 30
     assert len(storm.aborted) > 8
     counters = engine.snapshot().counters
-    assert counters.preemptions > 5
+    assert counters.preemptions > 5 or variant == "contiguous"  # which never admits what may not end
     assert counters.lost_blocks == 0
     check_what_was_moved(engine, counters, options)
     engine.reset_prefix_cache()
@@ -376,3 +377,38 @@ def test_a_block_has_the_same_bytes_after_a_swap(
         engine.step()
     assert journey.num_back >= 3
     assert journey.tiers == ({Tier.HOST, Tier.DISK} if through_disk else {Tier.HOST})
+
+
+# Two engines, one after the other, and the file that the first one keeps
+
+
+def test_what_one_engine_kept_the_next_one_uses_if_it_is_alike(
+    make_engine: Make, tiny_model: Callable[..., str], tmp_path: Path
+) -> None:
+    path, model, other = tmp_path / "tier", tiny_model(), tiny_model(initializer_range=0.39)
+    options = tiers(2048, 4, 200, disk_kv_path=str(path), keep_disk_kv=True, model=model, num_gpu_blocks_override=30)
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    prompts = [tuple(random.Random(seed).choices(range(3, 256), k=70)) for seed in (1, 2)]
+
+    def ask(**changes: Any) -> tuple[list[list[int]], int, str]:
+        engine = make_engine(**(options | changes))
+        asked = [Submit(request_id="-", prompt_token_ids=ids, sampling=sampling) for ids in prompts]
+        completions = [next(engine.generate([submit])) for submit in asked]
+        engine.close()
+        return [one.token_ids for one in completions], completions[0].usage.cached_tokens, " ".join(engine.notes)
+
+    tokens, cached, told = ask()
+    assert (cached, told) == (0, "")
+    assert ask() == (tokens, 68, ""), "all but the last token, as the first block of a text is kept with its last"
+    for changes in ({"model": other}, {}, {"dtype": "bfloat16"}, {}, {"block_size": 8}, {}, {"kv_cache_dtype": "int8"}):
+        found, cached, told = ask(**changes)
+        assert cached == 0
+        assert found == tokens or changes
+        assert told == f"{str(path)!r} is used anew: its index is of another model or layout"
+    ask()
+    path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
+    assert ask() == (tokens, 0, ""), "not one of its blocks is whole"
+    index = tmp_path / "tier.index"
+    index.write_bytes(index.read_bytes()[:-1])
+    assert ask() == (tokens, 0, f"{str(path)!r} is used anew: its index is damaged")
+    assert ask() == (tokens, 68, "")

@@ -23,6 +23,8 @@ from kvscope_telemetry.ledger import NO_OWNER
 BOUNCE_SHARE: Final = 64
 """One in so many host places is kept free for blocks on their way up from disk."""
 MAX_BOUNCE: Final = 256
+PUT_AWAY: Final = 64
+"""Blocks that go to disk at once at the end."""
 
 
 def num_bounce(num_host: int) -> int:
@@ -45,6 +47,7 @@ class LowerTiers:
         self._totals = totals
         self._on_table = on_table
         self._swapped: dict[int, Request] = {}
+        self._waits_for_disk = False
         has_disk = pool.num_disk > 0
         self._num_bounce = num_bounce(pool.num_host) if has_disk else 0
         pool.sinks = self
@@ -136,6 +139,20 @@ class LowerTiers:
         self.host.clear()
         self.disk.clear()
 
+    def put_away(self, may_go_on: Callable[[], bool]) -> None:
+        """At the end: cached prefixes go to disk while `may_go_on` and as far as there is room, for who uses it next.
+
+        Without this a kept file would lack what was used last, and with it the beginnings of all texts: blocks of a
+        text are evicted from its end.
+        """
+        self._waits_for_disk = True
+        self._pool.allocate(self._pool.num_free, NO_OWNER)
+        while self._pool.num_cached and may_go_on():
+            self._pool.allocate(min(PUT_AWAY, self._pool.num_cached), NO_OWNER)  # they are evicted
+        while self.host.num_cached and may_go_on():
+            oldest = self.host.oldest(PUT_AWAY)
+            self._drop(oldest, self._to_disk(oldest))
+
     def swap_seconds(self, num_blocks: int) -> float:
         """Measured: to host memory and back."""
         return self._mover.swap_seconds(num_blocks)
@@ -204,7 +221,8 @@ class LowerTiers:
         A drive that is behind gets only what it takes at once: nobody waits for what is merely cached.
         """
         missing = [row for row in rows if not self._is_on_disk_too(row)]
-        room = self._make_disk_room(min(len(missing), self._mover.num_sinkable))
+        at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_sinkable)
+        room = self._make_disk_room(at_once)
         targets = self._write_to_disk(missing[len(missing) - room :])
         self.disk.release([target for target in targets if target is not None])
         return [self._is_on_disk_too(row) for row in rows]

@@ -23,7 +23,7 @@ The rules, in the order they are applied in each step:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvscope_engine.policy import causes
 from kvscope_engine.policy.allocation import AllocationPolicy
@@ -212,6 +212,11 @@ class Scheduler:
             self._tiers.reset()
         self._changes.event(causes.cache_reset(count, now_ns))
         return count
+
+    def put_away(self, may_go_on: Callable[[], bool]) -> None:
+        """At the end, when nothing is scheduled any more: cached prefixes go to disk, to be kept, while `may_go_on`."""
+        if self._tiers is not None:
+            self._tiers.put_away(may_go_on)
 
     def take_changes(self) -> Changes:
         """What happened since the last call, events among it."""

@@ -331,6 +331,19 @@ def test_a_part_of_a_block_comes_from_where_it_was_saved(drive: Make, expected_c
     child = one.fork(parent)
     until_preempted(one, child)
     assert child.num_saved_tokens == 6
+    assert [one.scheduler.prefix_of(row) is not None for row in child.saved_rows] == [True, False]
     one.run()
     assert child.num_preemptions == 1
     assert child.output_token_ids == expected_completion([1] * 10, 1)
+
+
+def test_a_prefix_that_left_the_last_tier_is_known_to_be_evicted(drive: Make) -> None:
+    one = drive(num_blocks=8, block_size=4, num_host=4)
+    for family in range(4):
+        one.submit([family] * 20 + [9], 1)
+        one.run()
+    one.scheduler.take_events()
+    one.submit([0] * 20 + [8], 1)
+    one.step()
+    (event,) = events(one, "admitted")
+    assert "not more, since the block from token 0 was evicted at step" in event.cause

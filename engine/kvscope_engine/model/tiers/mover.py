@@ -46,6 +46,11 @@ class BlockMover:
         """How many places `sink` takes now without waiting for the drive."""
         return self._disk.num_sinkable if self._disk is not None else 0
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what is on disk outlives this process."""
+        return self.salt is not None and self.has_disk
+
     def kept(self) -> list[tuple[int, Prefix]]:
         """Places on disk that hold prefixes from an earlier run."""
         return self._disk.kept() if self._disk is not None else []

@@ -1,0 +1,253 @@
+"""The lower tiers on the real command line: what is refused, what is told, what is kept, and what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_engine.cli.main import main
+from kvscope_engine.model.tiers.kept_index import Expected, read_index
+
+BAD_INPUT = 2
+MIB = 1 << 20
+Words = tuple[str, ...]
+Refused = Callable[..., str]
+Start = Callable[..., Any]
+Asked = tuple[list[list[int]], int, str]
+"""Tokens of each prompt, how many of the first were there already, and what was said on standard error."""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files of the disk tier go."""
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(tiny_model: Callable[..., str]) -> Words:
+    return ("--model", tiny_model(), "--dtype", "float32", "--block-size", "4", "--num-gpu-blocks-override", "64")
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must fail with `code` and one line; the line."""
+
+    def run(code: int, *words: str) -> str:
+        capfd.readouterr()
+        found = main(words)
+        out, err = capfd.readouterr()
+        assert found == code, err
+        assert out == "" or out.startswith("listening on")
+        assert err.count("\n") == 1, err
+        assert err.startswith("kvscope-engine: ")
+        assert "Traceback" not in err
+        assert len(err) < 600
+        return err
+
+    return run
+
+
+def disk(path: str, host_size: str = "128KiB", size: str = "1MiB") -> Words:
+    """Options of both lower tiers."""
+    return ("--kv-host-memory", host_size, "--kv-disk", size, "--kv-disk-path", path)
+
+
+# Refused before anything is taken
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--allocator", "pagd"), "'pagd' (choose from 'paged', 'contiguous', 'buddy', 'virtual')"),
+        (("--allocator", "oracle"), "'oracle'"),
+        (("--preemption", "swp"), "'swp' (choose from 'auto', 'recompute', 'swap')"),
+        (("--preemption", "swap"), "preemption='swap' is not accepted without host memory to swap to"),
+        (("--kv-host-memory", "lots"), "'lots'"),
+        (("--kv-host-memory", "-1"), "--kv-host-memory"),
+        (("--kv-disk", "1GiB"), "disk_kv_memory_bytes=1073741824 is not accepted without host memory above it"),
+        (("--kv-host-memory", "1MiB", "--kv-disk-path", "tier"), "disk_kv_path='tier' is not accepted without a size"),
+        (("--kv-host-memory", "1MiB", "--kv-disk", "1MiB", "--kv-disk-keep"), "without a file to keep"),
+        (
+            ("--kv-host-memory", "1MiB", "--allocator", "contiguous", "--no-enable-prefix-caching"),
+            "host_kv_memory_bytes=1048576 is not accepted with allocator='contiguous'",
+        ),
+        (("--kv-host-memory", "900TiB"), "--kv-host-memory asks for 943718400 MiB of host memory: "),
+        (("--kv-host-memory", "1"), "--kv-host-memory 1 is not accepted: one block takes"),
+        (("--kv-host-memory", "1MiB", "--kv-disk", "900TiB"), "--kv-disk asks for 943718"),
+        (("--kv-host-memory", "1MiB", "--kv-disk", "1"), "--kv-disk 1 is not accepted: one block takes"),
+    ],
+    ids=lambda value: " ".join(value)[:50] if isinstance(value, tuple) else "",
+)
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_options_that_cannot_be(
+    refused: Refused, model: Words, socket_folder: Path, command: str, words: Words, named: str
+) -> None:
+    begin = ("serve", "--endpoint", f"ipc://{socket_folder}") if command == "serve" else ("generate", "--prompt", "x")
+    assert named in refused(BAD_INPUT, *begin, *model, *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("folder", "Is a directory"),
+        ("nowhere/tier", "No such file or directory"),
+        ("letter.txt", "it has 5 bytes that are not kvscope's (there is no letter.txt.index beside it)"),
+        ("letter.txt/tier", "Not a directory"),
+        ("pipe", "it is no regular file"),
+        ("loop", "loop"),
+        ("n" * 300, "File name too long"),
+        ("/dev/full", "it is no regular file"),
+        ("/proc/tier", "/proc/tier"),
+        ("", "Is a directory"),
+    ],
+    ids=lambda name: name[:20],
+)
+def test_a_path_where_no_file_can_be(refused: Refused, model: Words, tmp_path: Path, name: str, named: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "letter.txt").write_text("hello")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.iterdir())
+    path = str(tmp_path / name) if name else ""
+    assert named in refused(BAD_INPUT, "generate", "--prompt", "x", *model, *disk(path))
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "letter.txt").read_text() == "hello"
+
+
+def test_an_index_that_cannot_be_written_leaves_no_file(refused: Refused, model: Words, tmp_path: Path) -> None:
+    (tmp_path / "tier.index").mkdir()
+    line = refused(BAD_INPUT, "generate", "--prompt", "x", *model, *disk(str(tmp_path / "tier")), "--kv-disk-keep")
+    assert "cannot write" in line
+    assert not (tmp_path / "tier").exists()
+
+
+def test_a_folder_that_may_only_be_read(model: Words, tmp_path: Path) -> None:
+    """As a user who may not; the superuser may everything."""
+    folder = tmp_path / "read only"
+    folder.mkdir(mode=0o555)
+    if os.access(folder, os.W_OK):
+        pytest.skip("this user may write everywhere")
+    command = [sys.executable, "-m", "kvscope_engine.cli.main", "generate", "--prompt", "x", *model]
+    run = subprocess.run([*command, *disk(str(folder / "tier"))], capture_output=True, text=True, timeout=60)
+    assert run.returncode == BAD_INPUT
+    assert run.stderr.endswith("Permission denied\n")
+
+
+def test_a_limit_for_files_is_named(refused: Refused, model: Words, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, hard))
+    try:
+        line = refused(BAD_INPUT, "generate", "--prompt", "x", *model, *disk(str(tmp_path / "tier")))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "files may have 0 MiB here (ulimit -f)" in line or "files may have 1 MiB here" in line
+    assert list(tmp_path.glob("tier*")) == []
+
+
+# A process that serves: another one, a kill, and a file that goes away
+
+
+def test_a_kept_file_serves_one_engine_and_a_kill_leaves_nothing_to_be_believed(
+    refused: Refused, model: Words, start_engine: Start, talk_to: Any, tmp_path: Path, own_cache: Path
+) -> None:
+    path = tmp_path / "tier"
+    options = (*model, *disk(str(path)), "--kv-disk-keep", "--preemption", "swap")
+    engine = start_engine(*options)
+    talk = talk_to(engine)
+    ask(talk, "first", range(30))
+    line = refused(BAD_INPUT, "generate", "--prompt", "x", *options)
+    assert f"--kv-disk-path '{path}' is in use by another engine" in line
+    assert talk.source.mirror.counters.sunk_blocks > 64, "beyond host memory"
+    engine.kill()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["cache", "tier", "tier.index"] or not own_cache.exists()
+    assert not own_cache.exists() or list(own_cache.iterdir()) == []
+    index, reason = read_index(tmp_path / "tier.index", Expected("", 4, 1 << 20), path.stat().st_size)
+    assert (index, reason) == (None, "is of another model or layout"), "a whole index"
+    again = start_engine(*options)
+    late = talk_to(again)
+    assert late.source.mirror.num_cached == 0
+    before = {name: talk.token_ids(name) for name in talk.finished()}
+    ask(late, "first", range(3))
+    assert {name: late.token_ids(name) for name in late.finished()}.items() <= before.items()
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "cut"])
+def test_a_file_that_goes_away_while_it_serves(
+    model: Words, start_engine: Start, talk_to: Any, tmp_path: Path, how: str
+) -> None:
+    """Its requests end with the same tokens as before, an event says that the tier is off, and it ends in order."""
+    path = tmp_path / "tier"
+    engine = start_engine(*model, *disk(str(path)), "--kv-disk-keep", "--preemption", "swap")
+    talk = talk_to(engine)
+    ask(talk, "a", range(12))
+    if how == "cut":
+        os.truncate(path, 4096)
+    else:
+        path.unlink()
+    if how == "replaced":
+        path.write_bytes(b"another's")
+    ask(talk, "b", range(12))
+    assert [talk.token_ids(f"b{number}") for number in range(12)] == [
+        talk.token_ids(f"a{number}") for number in range(12)
+    ]
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.process.wait(20) == 0
+    told = engine.process.stderr.read()
+    if how == "cut":
+        assert talk.source.mirror.counters.lost_blocks > 0
+    else:
+        assert f"the disk tier is given up: {path} was removed or replaced" in told
+        assert "the KV cache's file is not kept" in told
+    if how == "replaced":
+        assert path.read_bytes() == b"another's"
+
+
+def ask(talk: Any, prefix: str, numbers: range) -> None:
+    """Requests of 90 tokens and more, which are known again each time; waits until all ended."""
+    for number in numbers:
+        ids = random.Random(number).choices(range(3, 256), k=60 + number)
+        talk.submit_ids(f"{prefix}{number}", ids, max_tokens=30)
+    talk.wait_for(lambda: {f"{prefix}{number}" for number in numbers} <= set(talk.finished()))
+
+
+# Two starts
+
+
+@pytest.fixture
+def ask_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Asked]:
+    """`generate` over two long prompts, the first of which has to make way for the second, and a kept file."""
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    lines = [json.dumps({"prompt": text[low : low + 1200]}) for low in (500, 3000)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+
+    def run(*words: str) -> Asked:
+        capfd.readouterr()
+        sizes = ("--kv-memory", "14MiB", "--max-num-seqs", "1", "--dtype", "float32")
+        options = ("--json", "--max-tokens", "4", "--temperature", "0", "--kv-disk-keep")
+        prompts = ("--prompts", str(tmp_path / "prompts.jsonl"))
+        code = main(["generate", *prompts, *sizes, *options, *disk(str(tmp_path / "tier"), "3MiB", "32MiB"), *words])
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        answers = [json.loads(line) for line in out.splitlines()]
+        return [answer["token_ids"] for answer in answers], answers[0]["usage"]["cached_tokens"], err
+
+    return run
+
+
+def test_the_second_start_knows_what_the_first_one_kept(ask_again: Callable[..., Asked], tmp_path: Path) -> None:
+    tokens, cached, told = ask_again()
+    assert (cached, told) == (0, "")
+    again, cached, told = ask_again()
+    assert (again, told) == (tokens, "")
+    assert cached > 100
