@@ -21,10 +21,10 @@ from kvscope_telemetry.errors import KvscopeError
 
 LOG_TAIL_BYTES: Final = 64 << 10
 END_AFTER_S: Final = 1.5
+"""How long an engine that was asked to end is waited for before SIGTERM, and again before SIGKILL."""
 KEEP_FLAG: Final = "--kv-disk-keep"
 KEEP_AFTER_S: Final = 25.0
-"""An engine with that flag first writes what is cached to its file, for at most 20 s."""
-"""How long an engine that was asked to end is waited for before SIGTERM, and again before SIGKILL."""
+"""The same for one with that flag: it first writes what is cached to its file, for at most 20 s."""
 _POLL_S: Final = 0.02
 
 

@@ -28,7 +28,9 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 STAGING_BYTES: Final = 32 * MIB
 """Of each of the two staging buffers on a GPU; beyond this the link is as fast as it gets."""
 QUEUE_SHARE: Final = 4
-"""One part in so many of the host tier's size again, at most, is taken by records on their way to disk."""
+"""One part in so many of the host tier's size again, at most, is taken by records on their way to disk ..."""
+MIN_QUEUE_BYTES: Final = 16 * MIB
+"""... and no less than this may be: a drive is quick with many records at once."""
 PRACTICE_BYTES: Final = 4 * MIB
 """Copied there and back at the start, to know what a swap costs: a few milliseconds."""
 
@@ -95,7 +97,7 @@ def _disk(config: EngineConfig, block_bytes: int, identity: str) -> tuple[DiskTi
         if path is not None and config.keep_disk_kv:
             fingerprint = hashlib.sha256(identity.encode()).hexdigest()
             kept = KeptFile(file, path, Expected(fingerprint, config.block_size, num_places))
-        queue_bytes = min(QUEUE_BYTES, config.host_kv_memory_bytes // QUEUE_SHARE)
+        queue_bytes = max(MIN_QUEUE_BYTES, min(QUEUE_BYTES, config.host_kv_memory_bytes // QUEUE_SHARE))
         return DiskTier(file, num_places, block_bytes, kept, max_queue_bytes=queue_bytes), kept
     except BaseException:
         if file.path is not None and not file.found_bytes:
