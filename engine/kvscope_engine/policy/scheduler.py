@@ -26,12 +26,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kvscope_engine.policy import causes
+from kvscope_engine.policy.admission import Admission
 from kvscope_engine.policy.allocation import AllocationPolicy
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.block_tables import BlockTables
 from kvscope_engine.policy.changes import ChangeLog, Changes
 from kvscope_engine.policy.draft import Draft
-from kvscope_engine.policy.fit import check_fits, num_blocks_for
+from kvscope_engine.policy.fit import check_fits
 from kvscope_engine.policy.held_forks import HeldForks
 from kvscope_engine.policy.lower_tiers import LowerTiers
 from kvscope_engine.policy.plan import StepPlan
@@ -39,8 +40,6 @@ from kvscope_engine.policy.preemption import Preemption
 from kvscope_engine.policy.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.request_prefixes import explain_miss
-from kvscope_engine.policy.reuse import Reusable, find_reusable
 from kvscope_engine.policy.swap_costs import PrefillRate
 from kvscope_engine.policy.tier_mover import TierMover
 from kvscope_engine.policy.totals import Totals
@@ -77,7 +76,6 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._allocation = allocation
         self._reserves = allocation.reserves
-        self._watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
         self._waiting = RankedQueue()
         self._running = RankedQueue()
         self._requests: dict[int, Request] = {}
@@ -89,6 +87,8 @@ class Scheduler:
         self._tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
         self._tables = BlockTables(pool, allocation, self._changes, self._tiers)
         self._preemption = Preemption(self._tables, self._tiers, self.rate, pool.block_size, preemption)
+        watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
+        self._admission = Admission(pool, self._tables, self._tiers, self.rate, self.totals, watermark)
         self._disk_failure = ""
 
     @property
@@ -260,34 +260,14 @@ class Scheduler:
     def _admit(self, draft: Draft) -> None:
         while self._waiting and len(self._running) < self._max_num_seqs and draft.budget:
             request = self._waiting.first
-            found = find_reusable(self._pool, self._tiers, self.rate, request)
-            if not self._fits_now(request, found):
+            found = self._admission.find(request)
+            if not self._admission.fits(request, found, is_alone=not self._running):
                 return
             self._waiting.pop_first()
-            self._start(request, found, draft)
+            event = self._admission.start(request, found, draft)
+            self._run(request, draft.now_ns)
+            self._changes.event(event)
             self._schedule_chunk(request, draft)
-
-    def _fits_now(self, request: Request, found: Reusable) -> bool:
-        pool = self._pool
-        available = self._tables.num_available(request) - pool.num_idle(found.hits)
-        watermark = self._watermark if self._running else 0
-        return num_blocks_for(request.num_tokens, pool.block_size) - len(found.hits) + watermark <= available
-
-    def _start(self, request: Request, found: Reusable, draft: Draft) -> None:
-        """A waiting request gets its place, and what is known of its tokens."""
-        pool = self._pool
-        evicted_before = pool.evicted_blocks
-        reused = self._tables.start(request, found, pool.step, draft)
-        if pool.evicted_blocks > evicted_before:
-            draft.evicted_for = draft.evicted_for or request.number
-        request.num_computed_tokens = reused
-        if request.admitted_ns is None:
-            request.num_cached_tokens = reused
-        self.totals.cached_tokens += reused
-        self._run(request, draft.now_ns)
-        needed = num_blocks_for(request.num_tokens, pool.block_size)
-        missed = explain_miss(pool, request, reused // pool.block_size)
-        self._changes.event(causes.admitted(request, draft.now_ns, found, reused, needed, missed))
 
     def _run(self, request: Request, now_ns: int) -> None:
         if request.admitted_ns is None:
