@@ -128,8 +128,8 @@ def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail
 
 
 def host_tier_bytes(mirror: Mirror) -> int:
-    """What the host tier takes of the device's memory: nothing on a GPU, whose memory is another."""
-    if mirror.hello is None or mirror.hello.device.kind == "cuda":
+    """What the host tier takes of the device's memory: something where that is the host's, on a CPU."""
+    if mirror.hello is None or mirror.hello.device.kind != "cpu":
         return 0
     return mirror.hello.cache.num_host_blocks * mirror.hello.cache.block_bytes
 
