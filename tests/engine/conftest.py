@@ -172,6 +172,9 @@ class PretendMover:
     def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
         return (num_blocks + num_from_disk) * self.seconds_per_block
 
+    def forget_prefixes(self) -> None:
+        pass
+
     def kept(self) -> list[tuple[int, Any]]:
         return []
 

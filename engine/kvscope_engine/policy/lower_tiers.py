@@ -138,6 +138,7 @@ class LowerTiers:
         """Forget every prefix; what swapped-out requests hold stays."""
         self.host.clear()
         self.disk.clear()
+        self._mover.forget_prefixes()
 
     def put_away(self, may_go_on: Callable[[], bool]) -> None:
         """At the end: cached prefixes go to disk while `may_go_on` and as far as there is room, for who uses it next.

@@ -56,5 +56,8 @@ class TierMover(Protocol):
     def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
         """Measured: the time that `num_blocks` blocks take to the pool, `num_from_disk` of them from disk."""
 
+    def forget_prefixes(self) -> None:
+        """What is on disk now must not be found at the next start."""
+
     def kept(self) -> Sequence[tuple[int, Prefix]]:
         """Places on disk that hold something from before this start."""

@@ -122,6 +122,9 @@ class SimulatedMover:
         """The time that `num_blocks` blocks take to the pool, `num_from_disk` of them from disk."""
         return num_blocks / self._link.blocks_per_s + num_from_disk / self._reading.blocks_per_s
 
+    def forget_prefixes(self) -> None:
+        """There is no next start."""
+
     def kept(self) -> list[tuple[int, Prefix]]:
         """Nothing is from before."""
         return []

@@ -104,6 +104,11 @@ class DiskTier:
         self.read_seconds += time.perf_counter() - started
         return came
 
+    def forget_prefixes(self) -> None:
+        """What is there now must not be found at the next start."""
+        if self._kept is not None:
+            self._kept.forget()
+
     def kept(self) -> list[tuple[int, Prefix]]:
         """The places that the file held at the start, and what they are found by."""
         return [] if self._kept is None else [(block.place, block.prefix) for block in self._kept.found]

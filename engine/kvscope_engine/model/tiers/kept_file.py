@@ -39,6 +39,10 @@ class KeptFile:
         if prefix is not None:
             self._prefixes[place] = prefix
 
+    def forget(self) -> None:
+        """What the file holds now must not be found at the next start."""
+        self._prefixes.clear()
+
     def finish(self, checksums: dict[int, int]) -> None:
         """Put on the drive what the file holds, for the next start. Raises OSError."""
         if not self._file.is_in_place():

@@ -51,6 +51,11 @@ class BlockMover:
         """Whether what is on disk outlives this process."""
         return self.salt is not None and self.has_disk
 
+    def forget_prefixes(self) -> None:
+        """What is on disk now must not be found at the next start."""
+        if self._disk is not None:
+            self._disk.forget_prefixes()
+
     def kept(self) -> list[tuple[int, Prefix]]:
         """Places on disk that hold prefixes from an earlier run."""
         return self._disk.kept() if self._disk is not None else []

@@ -68,6 +68,17 @@ def test_what_is_kept_follows_what_is_sunk(make_mover: MakeMover, kept: Path, pr
     assert dict(make_mover(4, 6, kept, keep=True).kept()) == {3: prefix(3), 4: prefix(2), 5: prefix(8)}
 
 
+def test_what_was_forgotten_is_not_found_at_the_next_start(
+    make_mover: MakeMover, kept: Path, prefix: NumberedPrefix
+) -> None:
+    mover = make_mover(4, 6, kept, keep=True)
+    mover.forget_prefixes()
+    mover.save([5], [0])
+    assert mover.sink([0], [1], [prefix(5)]) == [True]
+    assert mover.close() == ""
+    assert make_mover(4, 6, kept, keep=True).kept() == [(1, prefix(5))]
+
+
 def test_fewer_places_keep_what_still_fits(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
     mover = make_mover(4, 3, kept, keep=True)
     assert dict(mover.kept()) == {0: prefix(0), 2: prefix(2)}
