@@ -78,7 +78,7 @@ class Parts:
             if self.mover.keeps:
                 deadline_s = time.monotonic() + PUT_AWAY_S
                 self.scheduler.put_away(lambda: time.monotonic() < deadline_s)
-            failure = self.mover.failure
+            failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
             self.notes += filter(None, (failure, self.mover.close()))
         self.storage.close()
         self.loaded = replace(self.loaded, module=torch.nn.Module())

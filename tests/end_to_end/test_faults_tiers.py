@@ -75,7 +75,10 @@ def disk(path: str, host_size: str = "128KiB", size: str = "1MiB") -> Words:
         (("--preemption", "swap"), "preemption='swap' is not accepted without host memory to swap to"),
         (("--kv-host-memory", "lots"), "'lots'"),
         (("--kv-host-memory", "-1"), "--kv-host-memory"),
-        (("--kv-disk", "1GiB"), "disk_kv_memory_bytes=1073741824 is not accepted without host memory above it"),
+        (
+            ("--kv-disk", "1GiB"),
+            "disk_kv_memory_bytes=1073741824 (--kv-disk) is not accepted without host memory above it",
+        ),
         (("--kv-host-memory", "1MiB", "--kv-disk-path", "tier"), "disk_kv_path='tier' is not accepted without a size"),
         (("--kv-host-memory", "1MiB", "--kv-disk", "1MiB", "--kv-disk-keep"), "without a file to keep"),
         (
@@ -207,7 +210,7 @@ def test_a_file_that_goes_away_while_it_serves(
     if how == "cut":
         assert talk.source.mirror.counters.lost_blocks > 0
     else:
-        assert f"the disk tier is given up: {path} was removed or replaced" in told
+        assert f"the disk tier was given up: {path} was removed or replaced" in told
         assert "the KV cache's file is not kept" in told
     if how == "replaced":
         assert path.read_bytes() == b"another's"
