@@ -136,7 +136,7 @@ def _assemble(
     )
     progress(Progress(stage="warm up"))
     runner = ModelRunner(loaded, storage, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_batched)
-    hello = _hello(config, epoch, loaded, storage, max_batched, space, mover)
+    hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
     progress(Progress(stage="ready"))
     notes = [mover.note] if mover is not None and mover.note else []
     for note in notes:
@@ -163,7 +163,7 @@ def _hello(
     storage: KVStorage,
     max_batched: int,
     space: AddressSpace | None,
-    mover: BlockMover | None,
+    pool: BlockPool,
 ) -> Hello:
     return Hello(
         epoch=epoch,
@@ -173,8 +173,8 @@ def _hello(
         cache=CacheInfo(
             num_blocks=storage.num_blocks,
             num_physical_blocks=space.num_physical_blocks if space is not None else 0,
-            num_host_blocks=mover.num_host_places if mover is not None else 0,
-            num_disk_blocks=mover.num_disk_places if mover is not None else 0,
+            num_host_blocks=pool.num_host,
+            num_disk_blocks=pool.num_disk,
             block_size=config.block_size,
             block_bytes=storage.block_bytes,
             dtype=str(storage.dtype).removeprefix("torch."),

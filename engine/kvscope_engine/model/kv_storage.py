@@ -174,9 +174,7 @@ def storage_dtype(kv_cache_dtype: str, activations: torch.dtype) -> torch.dtype:
 
 def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values, and their scales where `dtype` is quantized."""
-    scale_bytes = SCALE_DTYPE.itemsize if dtype in LARGEST else 0
-    token_bytes = sum(layer.num_kv_heads * (layer.head_dim * dtype.itemsize + scale_bytes) for layer in layers)
-    return 2 * block_size * token_bytes
+    return sum(tensor_block_bytes(layers, block_size, dtype))
 
 
 def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:

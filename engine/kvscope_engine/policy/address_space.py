@@ -54,6 +54,13 @@ class AddressSpace:
         return -(-num_blocks * self.group_blocks.denominator // self.group_blocks.numerator)
 
 
+def page_group(block_bytes: Sequence[int | Fraction], page_bytes: int) -> tuple[Fraction, tuple[int, ...]]:
+    """Blocks that a group backs, at least 1, and its pages in each tensor, where a block takes `block_bytes`."""
+    whole = max(Fraction(page_bytes, min(block_bytes)), Fraction(1))
+    pages = tuple(-(-size * whole // page_bytes) for size in block_bytes)
+    return min(Fraction(count * page_bytes, size) for count, size in zip(pages, block_bytes, strict=True)), pages
+
+
 def address_space(
     *,
     block_bytes: Sequence[int],
@@ -68,9 +75,7 @@ def address_space(
     A slot holds `max_model_len` tokens, in whole pages of every tensor. There are no more slots than groups, as a
     request holds one at least. Raises BadInput when not one group fits into the memory, or addresses are too many.
     """
-    whole = max(Fraction(page_bytes, min(block_bytes)), Fraction(1))
-    pages = tuple(-(-size * whole // page_bytes) for size in block_bytes)
-    group_blocks = min(Fraction(count * page_bytes, size) for count, size in zip(pages, block_bytes, strict=True))
+    group_blocks, pages = page_group(block_bytes, page_bytes)
     group_bytes = sum(pages) * page_bytes
     num_groups = num_blocks * sum(block_bytes) // group_bytes
     if not num_groups:

@@ -51,10 +51,7 @@ class Admission:
     def start(self, request: Request, found: Reusable, draft: Draft) -> Event:
         """The request gets what was found for it; returns what a person is told."""
         pool = self._pool
-        evicted_before = pool.evicted_blocks
         reused = self._tables.start(request, found, pool.step, draft)
-        if pool.evicted_blocks > evicted_before:
-            draft.evicted_for = draft.evicted_for or request.number
         request.num_computed_tokens = reused
         if request.admitted_ns is None:
             request.num_cached_tokens = reused

@@ -55,7 +55,26 @@ class AllocationPolicy(Protocol):
         """For the integrity check: lists of blocks, each of which holds each of its blocks once."""
 
 
-class PagedAllocation:
+class TableAllocation:
+    """What policies share under which a request holds the blocks of its table and no others, where they are."""
+
+    def num_held(self, request: Request) -> int:
+        """The blocks of the table."""
+        return len(request.block_table)
+
+    def num_reserved_tokens(self, request: Request) -> int:
+        """None."""
+        return 0
+
+    def move(self, request: Request, count: int) -> list[int] | None:
+        """Blocks stay where they are."""
+        return None
+
+    def settle(self, step: int) -> None:
+        """Nothing was moved."""
+
+
+class PagedAllocation(TableAllocation):
     """Any block serves any request: whatever is free, then the cached block unused for longest."""
 
     def __init__(self, pool: BlockPool) -> None:
@@ -83,18 +102,6 @@ class PagedAllocation:
         """Every block that no request holds, whoever asks."""
         return self._pool.num_available
 
-    def num_held(self, request: Request) -> int:
-        """The blocks of the table."""
-        return len(request.block_table)
-
-    def num_reserved_tokens(self, request: Request) -> int:
-        """None."""
-        return 0
-
-    def move(self, request: Request, count: int) -> list[int] | None:
-        """Blocks stay where they are."""
-        return None
-
     def take(self, request: Request, count: int) -> list[int]:
         """The next `count` blocks, no two of them necessarily neighbours."""
         return self._pool.allocate(count, request.number)
@@ -102,9 +109,6 @@ class PagedAllocation:
     def release(self, request: Request, step: int) -> None:
         """Blocks of the table go back to the pool; full hashed ones that nobody else holds stay cached."""
         self._pool.release(request.block_table, step)
-
-    def settle(self, step: int) -> None:
-        """Nothing was moved."""
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
         """The block tables."""

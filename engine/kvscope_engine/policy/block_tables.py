@@ -55,8 +55,7 @@ class BlockTables:
             request.block_table += self._allocation.take(request, count - copies)
             if self._reserves:
                 request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
-        if self._pool.evicted_blocks > evicted_before:
-            draft.evicted_for = draft.evicted_for or request.number
+        self._note_evictions(evicted_before, request, draft)
 
     def start(self, request: Request, found: Reusable, step: int, draft: Draft) -> int:
         """The request starts with what was found for it; returns how many tokens that turned out to be.
@@ -70,7 +69,9 @@ class BlockTables:
             self._pool.hit(found.hits, step)
             table, num_tokens = list(found.sources), found.num_tokens
         else:
+            evicted_before = self._pool.evicted_blocks
             table, num_tokens = self._load(request, found, step, draft)
+            self._note_evictions(evicted_before, request, draft)
         if self._tiers is not None and request.saved_rows:
             self._tiers.let_go(request)
         request.block_table[:] = table
@@ -117,6 +118,11 @@ class BlockTables:
         """The plan of the step was run."""
         if self._reserves:
             self._allocation.settle(step)
+
+    def _note_evictions(self, evicted_before: int, request: Request, draft: Draft) -> None:
+        """Remember for whom the first cached block of the step was evicted."""
+        if self._pool.evicted_blocks > evicted_before:
+            draft.evicted_for = draft.evicted_for or request.number
 
     def _load(self, request: Request, found: Reusable, step: int, draft: Draft) -> tuple[list[int], int]:
         """Hits as they are, and blocks for what comes from below; the table and the tokens in it."""

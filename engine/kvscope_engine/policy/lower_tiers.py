@@ -151,8 +151,7 @@ class LowerTiers:
         while self._pool.num_cached and may_go_on():
             self._pool.allocate(min(PUT_AWAY, self._pool.num_cached), NO_OWNER)  # they are evicted
         while self.host.num_cached and may_go_on():
-            oldest = self.host.oldest(PUT_AWAY)
-            self._drop(oldest, self._to_disk(oldest))
+            self._push_down(PUT_AWAY)
 
     def swap_seconds(self, num_blocks: int) -> float:
         """Measured: to host memory and back."""
@@ -199,25 +198,32 @@ class LowerTiers:
         """Try to have `count` free places in host memory beside those on the way up; how many of them there are."""
         missing = count + self._num_bounce - self.host.num_free
         if missing > 0:
-            oldest = self.host.oldest(missing)
-            self._drop(oldest, self._to_disk(oldest))
-            missing -= len(oldest)
+            missing -= self._push_down(missing)
         if missing > 0 and demote:
             self._demote(missing)
         return min(count, max(0, self.host.num_free - self._num_bounce))
 
-    def _drop(self, rows: list[int], on_disk: list[bool]) -> None:
-        """Cached host rows become free; what is on disk can still be found."""
-        prefixes = [self.host.forget(row) for row in rows]
-        lost = [prefix for prefix, there in zip(prefixes, on_disk, strict=True) if prefix is not None and not there]
-        self._pool.forget(prefix for prefix in lost if self._is_gone(prefix))
+    def _push_down(self, count: int) -> int:
+        """At most `count` host places become free, cached ones, oldest first, their content on disk where that can be.
+
+        Returns how many.
+        """
+        oldest = self.host.oldest(count)
+        self._to_disk(oldest)
+        self._forget(self.host, oldest)
+        return len(oldest)
+
+    def _forget(self, tier: TierPlaces, rows: list[int]) -> None:
+        """Their prefixes can no longer be found in `tier`; the pool is told of those that are in none."""
+        prefixes = [tier.forget(row) for row in rows]
+        self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
 
     def _is_gone(self, prefix: Prefix) -> bool:
         index = self._pool.index
         return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
 
-    def _to_disk(self, rows: list[int]) -> list[bool]:
-        """Copy host rows with a prefix to disk, unless they are there; which are there now.
+    def _to_disk(self, rows: list[int]) -> None:
+        """Copy host rows with a prefix to disk, unless they are there.
 
         A drive that is behind gets only what it takes at once: nobody waits for what is merely cached.
         """
@@ -226,7 +232,6 @@ class LowerTiers:
         room = self._make_disk_room(at_once)
         targets = self._write_to_disk(missing[len(missing) - room :])
         self.disk.release([target for target in targets if target is not None])
-        return [self._is_on_disk_too(row) for row in rows]
 
     def _is_on_disk_too(self, row: int) -> bool:
         """Whether the disk holds the prefix of a host row; it is used again now."""
@@ -253,9 +258,7 @@ class LowerTiers:
     def _make_disk_room(self, count: int) -> int:
         if not self._mover.has_disk or not count:
             return 0
-        oldest = self.disk.oldest(count - self.disk.num_free)
-        prefixes = [self.disk.forget(row) for row in oldest]
-        self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
+        self._forget(self.disk, self.disk.oldest(count - self.disk.num_free))
         return min(count, self.disk.num_free)
 
     def _demote(self, count: int) -> None:
@@ -293,8 +296,7 @@ class LowerTiers:
     def _lose(self, rows: list[int]) -> None:
         """What is on disk there is of no use."""
         self._totals.lost_blocks += len(rows)
-        prefixes = [self.disk.forget(row) for row in rows]
-        self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
+        self._forget(self.disk, rows)
 
     def _adopt(self, kept: Sequence[tuple[int, Prefix]]) -> None:
         """A kept file holds them from before, perhaps very many."""

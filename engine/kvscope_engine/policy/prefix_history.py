@@ -1,7 +1,7 @@
 """Why a prompt did not find more in the prefix cache: what was evicted, and where known texts go another way.
 
 Owns a bounded memory of evicted digests, and of each cached block which blocks follow it in its text. It decides
-nothing: it explains what `find_prefix` found.
+nothing: it explains what `find_reusable` found.
 """
 
 from __future__ import annotations

@@ -7,13 +7,6 @@ from kvscope_engine.policy.prefix_index import Prefix, PrefixIndex, pack_tokens
 from kvscope_engine.policy.request import Request
 
 
-def find_prefix(pool: BlockPool, request: Request) -> list[int]:
-    """Blocks that hold the request's first tokens already; at least one token is left to compute."""
-    if pool.index is None:
-        return []
-    return pool.index.find(usable_digests(pool, request))
-
-
 def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
     """Digests of the request's full blocks that it could find, in order; none without a prefix cache."""
     if pool.index is None:

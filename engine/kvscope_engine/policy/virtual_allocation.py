@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from kvscope_engine.policy.address_space import AddressSpace
+from kvscope_engine.policy.allocation import TableAllocation
 from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.page_slots import PageSlots
@@ -48,7 +49,7 @@ class NoMapper:
         """Nothing."""
 
 
-class VirtualAllocation:
+class VirtualAllocation(TableAllocation):
     """Slots of `space` over a fresh pool of `space.num_rows` rows without a prefix cache: nothing is shared."""
 
     def __init__(self, pool: BlockPool, space: AddressSpace, mapper: PageMapper) -> None:
@@ -94,18 +95,6 @@ class VirtualAllocation:
         backed = min(self._space.num_backed(max(0, groups)), self._space.slot_blocks)
         return backed - len(request.block_table)
 
-    def num_held(self, request: Request) -> int:
-        """The blocks of the table."""
-        return len(request.block_table)
-
-    def num_reserved_tokens(self, request: Request) -> int:
-        """None: pages are there, or are not."""
-        return 0
-
-    def move(self, request: Request, count: int) -> list[int] | None:
-        """A request grows where it is."""
-        return None
-
     def take(self, request: Request, count: int) -> list[int]:
         """The next `count` blocks of the request's slot, which it gets here when it has none."""
         slot = self._slots.get(request.number)
@@ -121,9 +110,6 @@ class VirtualAllocation:
         """The slot is free. Its pages stay where they are, for whoever comes next or has none left."""
         self._pages.leave(self._slots.pop(request.number))
         self._pool.release(request.block_table, step)
-
-    def settle(self, step: int) -> None:
-        """Nothing was moved."""
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
         """The block tables; checks slots, pages and rows on the way."""

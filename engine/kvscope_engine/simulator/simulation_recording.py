@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +15,7 @@ from typing import Self
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.recorder import Recorder
 from kvscope_engine.simulator.simulation import Setup, Simulation
+from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages import (
     CacheInfo,
     DeviceInfo,
@@ -97,7 +97,7 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
             name=f"{cost.memory_bandwidth / 1e9:.0f} GB/s, {cost.flops_per_second / 1e12:.1f} TFLOP/s",
             total_bytes=round(cost.weight_bytes + cost.kv_bytes_per_token * limits.num_blocks * limits.block_size),
         ),
-        engine_version=version("kvscope"),
+        engine_version=program_version(),
         pid=os.getpid(),
     )
 

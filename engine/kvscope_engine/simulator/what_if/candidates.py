@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 from typing import Final
 
+from kvscope_engine.policy.address_space import page_group
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.what_if import Memory
 
@@ -57,8 +57,8 @@ def _virtual(memory: Memory) -> Candidate:
     """A block is what one page in the tensor of each layer backs, K and V side by side in it, or as many pages as a
     block of the engine takes where that is more: the groups of `policy/address_space`."""
     in_layer = Fraction(memory.block_bytes, memory.num_layers)
-    num_pages = max(1, ceil(in_layer / memory.page_bytes))
-    tokens = int(num_pages * memory.page_bytes / in_layer * memory.block_size)
+    group_blocks, (num_pages,) = page_group([in_layer], memory.page_bytes)
+    tokens = int(group_blocks * memory.block_size)
     group_bytes = num_pages * memory.page_bytes * memory.num_layers
     num_groups = memory.num_blocks * memory.block_bytes // group_bytes
     return Candidate(VIRTUAL, tokens, min(num_groups, memory.num_slots // tokens))
