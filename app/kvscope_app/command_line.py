@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final, NoReturn
 
-from kvscope_app.engine_options import add_engine_options, engine_arguments
+from kvscope_app.own_engine.engine_options import add_engine_options, engine_arguments
 from kvscope_telemetry.errors import BadInput
 
 PROGRAM: Final = "kvscope"
@@ -91,6 +91,6 @@ def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    from kvscope_telemetry.endpoints import endpoints
+    from kvscope_telemetry.sockets.endpoints import endpoints
 
     endpoints(endpoint)

@@ -17,16 +17,16 @@ from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.command_line import PROGRAM, Options
-from kvscope_app.engine_keeper import EngineKeeper
-from kvscope_app.engine_process import EngineProcess
-from kvscope_app.fonts import apply_fonts
-from kvscope_app.icons import app_icon
-from kvscope_app.main_window import MainWindow
-from kvscope_app.session import Session
-from kvscope_app.theme_keeper import ThemeKeeper
-from kvscope_telemetry.commands import Control
-from kvscope_telemetry.live_source import LiveSource
+from kvscope_app.look.fonts import apply_fonts
+from kvscope_app.look.icons import app_icon
+from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.session.session import Session
+from kvscope_app.window.main_window import MainWindow
+from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.source import Source
+from kvscope_telemetry.sources.live_source import LiveSource
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording

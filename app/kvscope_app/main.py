@@ -38,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(options: Options) -> int:
     """Open the windows; returns when the last one is closed."""
-    from kvscope_app.display import require_display, require_qt, require_sound_qt
+    from kvscope_app.window.display_server import require_display, require_qt, require_sound_qt
 
     recordings = _open(options.recordings)  # a bad file is told before anything is begun
     require_display(os.environ)
     engine = None
     if not options.attach and not options.recordings:
-        from kvscope_app.engine_process import EngineProcess
+        from kvscope_app.own_engine.engine_process import EngineProcess
 
         engine = EngineProcess(options.engine, options.keep_engine)
         engine.start()

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvscope_telemetry.commands import BlockContent
+from kvscope_telemetry.messages.commands import BlockContent
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.tokenizer import Tokenizer
+    from kvscope_engine.model.text.tokenizer import Tokenizer
 
 
 def with_text(content: BlockContent, tokenizer: Tokenizer | None) -> BlockContent:

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kvscope_telemetry.commands import Finished, FinishReason, RequestTiming, Submit, TokenLogprobs, Tokens, Usage
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import (
+    Finished,
+    FinishReason,
+    RequestTiming,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine

@@ -17,26 +17,26 @@ import torch
 from kvscope_engine.block_text import with_text
 from kvscope_engine.completion import Completion, collect
 from kvscope_engine.config import EngineConfig
+from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
+from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
-from kvscope_engine.model.tokenizer import Tokenizer
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.parts import Parts, build_parts
-from kvscope_engine.policy.block_contents import block_content
+from kvscope_engine.policy.blocks.block_contents import block_content
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
-from kvscope_engine.recorder import Recorder
 from kvscope_engine.submission import child_requests
-from kvscope_telemetry.commands import Accepted, BlockContent, Finished, FinishReason, Submit, Tokens
 from kvscope_telemetry.errors import BadInput, EngineDead
-from kvscope_telemetry.messages import (
+from kvscope_telemetry.messages.commands import Accepted, BlockContent, Finished, FinishReason, Submit, Tokens
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import (
     MemoryBreakdown,
     Progress,
     Snapshot,
     TelemetryMessage,
     Timings,
 )
-from kvscope_telemetry.sampling_params import SamplingParams
 
 ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]
@@ -62,7 +62,7 @@ class Engine:
         self._epoch = secrets.randbits(63)
         self._publish = publish or _discard
         self._parts: Parts = build_parts(config, self._epoch, progress or _discard)
-        self._recorder = Recorder(
+        self._recorder = FrameBuilder(
             self._epoch, self._parts.pool, self._parts.scheduler, self._publish, frames_dropped=frames_dropped
         )
         self._streams: dict[int, OutputStream] = {}

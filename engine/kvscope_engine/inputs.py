@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvscope_telemetry.commands import ChatMessage, Submit
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import ChatMessage, Submit
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.tokenizer import Tokenizer
+    from kvscope_engine.model.text.tokenizer import Tokenizer
 
 
 def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: int, max_len: int) -> list[int]:

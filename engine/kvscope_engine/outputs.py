@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.commands import Finished, FinishReason, RequestTiming, TokenLogprobs, Tokens, Usage
+from kvscope_telemetry.messages.commands import Finished, FinishReason, RequestTiming, TokenLogprobs, Tokens, Usage
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.detokenizer import Detokenizer
+    from kvscope_engine.model.text.detokenizer import Detokenizer
 
 NANOSECONDS = 1e9
 

@@ -15,21 +15,21 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.fingerprint import weights_fingerprint
-from kvscope_engine.model.kv_storage import KVStorage
-from kvscope_engine.model.loader import LoadedModel, load_model
-from kvscope_engine.model.memory import num_blocks_for
-from kvscope_engine.model.runner import ModelRunner
+from kvscope_engine.model.loading.fingerprint import weights_fingerprint
+from kvscope_engine.model.loading.loader import LoadedModel, load_model
+from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.memory import num_blocks_for
+from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
-from kvscope_engine.model.tiers.mover import BlockMover
 from kvscope_engine.model.virtual_memory.build import virtual_cache
-from kvscope_engine.policy.address_space import AddressSpace
-from kvscope_engine.policy.allocators import make_allocation
-from kvscope_engine.policy.block_pool import BlockPool
-from kvscope_engine.policy.scheduler import Scheduler
+from kvscope_engine.policy.allocation.address_space import AddressSpace
+from kvscope_engine.policy.allocation.names import make_allocation
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
-from kvscope_telemetry.messages import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, Progress
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, Progress
 
 PUT_AWAY_S = 20.0
 """For what is cached to reach a file that is kept: nobody waits for an engine's end for longer."""

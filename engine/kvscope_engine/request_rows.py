@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages import Batch, RequestInfo, RequestRows
+from kvscope_telemetry.messages.telemetry import Batch, RequestInfo, RequestRows
 
 MAX_U2 = (1 << 16) - 1
 
@@ -51,7 +51,7 @@ def pack_requests(requests: Sequence[Request], tables: Mapping[int, int]) -> Req
 def pack_batch(plan: StepPlan) -> Batch:
     """Who ran. A decode token is a single one past the prompt; every other one is prefill."""
     scheduled = plan.scheduled
-    decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_decodes])
+    decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_single_token])
     return Batch(
         number=pack_u4([item.request.number for item in scheduled]),
         num_tokens=pack_u4([item.num_tokens for item in scheduled]),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.commands import Submit
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from kvscope_telemetry.live_source import LiveSource
-from kvscope_telemetry.mirror import Mirror
 from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.state.mirror import Mirror
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording

@@ -46,7 +46,7 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "owner": np.dtype("<i4"),  # number of the request that last wrote it, NO_OWNER when free
     "tier": np.dtype("u1"),  # Tier
     "last_used_step": np.dtype("<u4"),  # step of the last write, hit or release
-    "heat": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
+    "prefix_hits": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
     "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
 }
 
@@ -63,7 +63,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False):
     owner: bytes = b""
     tier: bytes = b""
     last_used_step: bytes = b""
-    heat: bytes = b""
+    prefix_hits: bytes = b""
     hash: bytes = b""
 
 
@@ -81,7 +81,7 @@ class Ledger:
     owner: npt.NDArray[np.int32]
     tier: npt.NDArray[np.uint8]
     last_used_step: npt.NDArray[np.uint32]
-    heat: npt.NDArray[np.uint16]
+    prefix_hits: npt.NDArray[np.uint16]
     hash: npt.NDArray[np.uint64]
 
     def __init__(self, num_blocks: int) -> None:

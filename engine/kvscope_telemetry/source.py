@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import Column
-from kvscope_telemetry.messages import (
+from kvscope_telemetry.messages.telemetry import (
     Counters,
     DeviceSample,
     Event,

@@ -18,7 +18,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
-from kvscope_telemetry.messages import (
+from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
     Counters,
     DeviceInfo,
@@ -254,7 +254,7 @@ def engine():
 @pytest.fixture
 def make_session():
     """Sessions of scripted engines that have taken what there is; driven by `poll()`, closed at the end."""
-    from kvscope_app.session import Session
+    from kvscope_app.session.session import Session
 
     sessions = []
 
@@ -297,7 +297,7 @@ def settings(tmp_path):
 @pytest.fixture
 def themes(qapp, settings):
     """The dark theme, applied."""
-    from kvscope_app.theme_keeper import ThemeKeeper
+    from kvscope_app.look.theme_keeper import ThemeKeeper
 
     keeper = ThemeKeeper(qapp, settings, "dark")
     yield keeper
@@ -307,7 +307,7 @@ def themes(qapp, settings):
 @pytest.fixture
 def make_window(qtbot, themes, settings):
     """Main windows, shown; docked views are loaded when `with_views`."""
-    from kvscope_app.main_window import MainWindow
+    from kvscope_app.window.main_window import MainWindow
 
     def make(session, with_views=False, keeper=None, attach=None, size=(1200, 800)):
         window = MainWindow(session, themes, settings, keeper, attach)

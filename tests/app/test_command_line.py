@@ -75,7 +75,7 @@ def test_tells_about_itself(flag, capsys):
 
 def test_the_engine_has_the_same_options():
     """The desktop lists them without importing the engine; this holds the two against each other."""
-    from kvscope_app.engine_options import ENGINE_OPTIONS
+    from kvscope_app.own_engine.engine_options import ENGINE_OPTIONS
 
     serve = pytest.importorskip("kvscope_engine.cli.options")
     import argparse

@@ -11,7 +11,7 @@ from PySide6.QtCore import QSettings
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
-from kvscope_app.engine_process import EngineProcess
+from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_telemetry.source import SourceState
 
 SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "600"]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvscope_telemetry import LiveSource, SourceState
-from kvscope_telemetry.commands import Finished, Reply, Submit, Tokens
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import Finished, Reply, Submit, Tokens
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 START_S = 120.0
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvscope_engine import Completion, Engine, EngineConfig, SamplingParams
-from kvscope_telemetry.commands import ChatMessage, Finished, Submit, Tokens
 from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import ChatMessage, Finished, Submit, Tokens
 
 PROMPT = "Tell me a story about a lighthouse keeper and a storm."
 

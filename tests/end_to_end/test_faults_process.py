@@ -21,11 +21,11 @@ import numpy as np
 import zmq
 
 from kvscope_telemetry import LiveSource, SourceState
-from kvscope_telemetry.commands import Abort, Failed, GetBlockText, GetSnapshot, GetStatus, Refused, Submit
-from kvscope_telemetry.endpoints import endpoints
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.sampling_params import SamplingParams
-from kvscope_telemetry.wire import decode_reply, encode
+from kvscope_telemetry.messages.commands import Abort, Failed, GetBlockText, GetSnapshot, GetStatus, Refused, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.wire import decode_reply, encode
+from kvscope_telemetry.sockets.endpoints import endpoints
 
 PROMPT = tuple(range(3, 43))
 ENDLESS = 30_000
@@ -212,9 +212,9 @@ def _has_caught_up(joiner: LiveSource, mirror: Any) -> bool:
 
 WATCHER = """
 import os, sys, time, zmq
-from kvscope_telemetry.commands import Submit
-from kvscope_telemetry.sampling_params import SamplingParams
-from kvscope_telemetry.wire import encode
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.wire import encode
 telemetry, command = sys.argv[1:]
 context = zmq.Context()
 subscriber, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
@@ -390,7 +390,7 @@ def test_a_client_that_does_not_read_its_answers(tiny_engine: Any, talk_to: Call
 
 EVIL = """
 import sys
-from kvscope_engine.model.runner import ModelRunner
+from kvscope_engine.model.running.runner import ModelRunner
 run, steps = ModelRunner.run, []
 def evil_run(self, plan):
     steps.append(plan)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from kvscope_telemetry import SourceState
-from kvscope_telemetry.commands import Abort, BlockText, GetBlockText, Refused
+from kvscope_telemetry.messages.commands import Abort, BlockText, GetBlockText, Refused
 
 SMALL = ("--num-gpu-blocks-override", "24", "--max-num-batched-tokens", "32")
 

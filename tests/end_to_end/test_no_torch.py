@@ -20,9 +20,9 @@ def _loaded_after(code: str) -> set[str]:
     "code",
     [
         "import kvscope_app.main",
-        "import kvscope_telemetry, kvscope_telemetry.live_source, kvscope_telemetry.server_sockets",
+        "import kvscope_telemetry, kvscope_telemetry.sources.live_source, kvscope_telemetry.sockets.server_sockets",
         "import kvscope_engine, kvscope_engine.cli.main",
-        "import kvscope_engine.policy.scheduler, kvscope_engine.recorder",
+        "import kvscope_engine.policy.scheduling.scheduler, kvscope_engine.frame_builder",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

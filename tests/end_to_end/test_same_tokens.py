@@ -10,8 +10,8 @@ import torch
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.bench.contenders.transformers_generate import plain_default_model
-from kvscope_telemetry.commands import Submit
-from kvscope_telemetry.messages import Frame, TelemetryMessage
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 NUM_SHORT, NUM_LONG = 64, 20
 """Tokens to generate after a short and after a long prompt."""
@@ -54,7 +54,7 @@ def reference(prompts: list[str]) -> list[list[int]]:
     """What transformers says, each prompt alone."""
     from transformers import AutoTokenizer
 
-    from kvscope_engine.model.default_model import default_gguf
+    from kvscope_engine.model.fetching.default_model import default_gguf
 
     gguf = default_gguf(lambda progress: None)
     tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
@@ -176,7 +176,7 @@ def test_token_ids_in_are_token_ids_out(prompts: list[str], reference: list[list
     """Prompts given as token ids go through no template and give the same answer."""
     with Engine(EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=64)) as engine:
         assert engine.tokenizer is not None
-        from kvscope_telemetry.commands import ChatMessage
+        from kvscope_telemetry.messages.commands import ChatMessage
 
         ids = tuple(engine.tokenizer.chat((ChatMessage(role="user", content=prompts[0]),)))
         sampling = _sampling(prompts[0])

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kvscope_engine.policy.address_space import AddressSpace, address_space, page_range
-from kvscope_engine.policy.allocators import make_allocation
-from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space, page_range
+from kvscope_engine.policy.allocation.names import make_allocation
+from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduler import Scheduler
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.requests import RequestState
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from kvscope_engine import Engine
@@ -315,8 +315,8 @@ class Drive:
         counts = [item.num_tokens for item in plan.scheduled]
         assert plan.num_tokens == sum(counts) <= shape.max_num_batched_tokens
         assert self.scheduler.num_running <= shape.max_num_seqs
-        assert all(count == 1 for count in counts[: plan.num_decodes])
-        assert all(count > 1 for count in counts[plan.num_decodes :])
+        assert all(count == 1 for count in counts[: plan.num_single_token])
+        assert all(count > 1 for count in counts[plan.num_single_token :])
         assert len({item.request.number for item in plan.scheduled}) == len(counts)
         sources, targets = {source for source, _ in plan.copies}, [target for _, target in plan.copies]
         assert len(set(targets)) == len(targets), "a block is copied to twice"

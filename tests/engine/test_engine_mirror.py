@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from kvscope_engine import Engine, SamplingParams
-from kvscope_telemetry.coalesce import coalesce
-from kvscope_telemetry.commands import Submit
 from kvscope_telemetry.ledger import COLUMNS, BlockState
-from kvscope_telemetry.messages import Frame, Heartbeat, Hello, TelemetryMessage
-from kvscope_telemetry.mirror import Mirror
-from kvscope_telemetry.requests import RequestState
-from kvscope_telemetry.sync import Sync
-from kvscope_telemetry.wire import decode_reply, decode_telemetry, encode
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello, TelemetryMessage
+from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.sync import Sync
 
 Make = Callable[..., Engine]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from kvscope_engine import Engine, SamplingParams
-from kvscope_telemetry.commands import Finished, Submit, Tokens
 from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 
 Make = Callable[..., Engine]
 

@@ -15,11 +15,11 @@ import torch
 
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.policy.plan import StepPlan, StepResult
-from kvscope_telemetry.coalesce import coalesce
-from kvscope_telemetry.commands import Finished, Submit, Tokens
 from kvscope_telemetry.ledger import BlockState, Tier
-from kvscope_telemetry.messages import Frame, TelemetryMessage
-from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
 
 Make = Callable[..., Engine]
 Said = dict[int, list[int]]

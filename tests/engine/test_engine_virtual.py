@@ -11,12 +11,12 @@ import pytest
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.model.virtual_memory import host_pages
-from kvscope_telemetry.coalesce import coalesce
-from kvscope_telemetry.commands import Submit
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages import Frame
-from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
 
 Make = Callable[..., Engine]
 VIRTUAL = {"allocator": "virtual", "enable_prefix_caching": False, "max_model_len": 128}

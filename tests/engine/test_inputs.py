@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvscope_engine.inputs import prompt_token_ids
-from kvscope_telemetry.commands import ChatMessage, Submit
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import ChatMessage, Submit
 
 
 class _Letters:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from kvscope_engine.model.detokenizer import Detokenizer
+from kvscope_engine.model.text.detokenizer import Detokenizer
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.commands import Finished, Tokens
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import Finished, Tokens
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 EOS = 99

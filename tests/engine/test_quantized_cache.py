@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_telemetry.commands import Submit
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages import Frame, TelemetryMessage
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 Make = Callable[..., Engine]
 FORMATS = ["int8", "fp8"]

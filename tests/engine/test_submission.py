@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from kvscope_engine.submission import Limits, child_requests
-from kvscope_telemetry.commands import Submit
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 LIMITS = Limits(max_model_len=100, max_pool_tokens=64)
 

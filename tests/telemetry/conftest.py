@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import zmq
 
-from kvscope_telemetry.endpoints import endpoints
-from kvscope_telemetry.live_source import LiveSource
-from kvscope_telemetry.mirror import Mirror
-from kvscope_telemetry.requests import RequestState
-from kvscope_telemetry.synthetic_engine import SyntheticEngine
-from kvscope_telemetry.synthetic_server import SyntheticServer
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.sockets.endpoints import endpoints
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
 
 REQUEST_FIELDS = (
     "number",

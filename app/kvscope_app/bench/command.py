@@ -24,7 +24,7 @@ _SIZE: Final = (1600, 900)
 def run_bench(arguments: Sequence[str]) -> int:
     """Measure and print; the exit code."""
     args = _parser().parse_args(arguments)
-    from kvscope_app.display import require_display, require_qt
+    from kvscope_app.window.display_server import require_display, require_qt
 
     require_display(os.environ)
     require_qt()

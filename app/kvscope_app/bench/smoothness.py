@@ -11,7 +11,7 @@ import numpy as np
 from PySide6.QtCore import QCoreApplication, QEvent, QObject
 from PySide6.QtWidgets import QWidget
 
-from kvscope_app.session import Session
+from kvscope_app.session.session import Session
 
 PROBE_HZ: Final = 100.0
 

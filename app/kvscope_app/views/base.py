@@ -7,8 +7,8 @@ from typing import ClassVar
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QWidget
 
-from kvscope_app.session import Session
-from kvscope_app.theme import DARK, Theme
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.session.session import Session
 
 
 class View(QWidget):

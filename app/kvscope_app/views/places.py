@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.views.format import count, plural
+from kvscope_app.look.number_text import count, plural
 from kvscope_telemetry.ledger import Tier
-from kvscope_telemetry.messages import CacheInfo, DeviceInfo
-from kvscope_telemetry.mirror import Mirror
-from kvscope_telemetry.requests import RequestState
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
+from kvscope_telemetry.state.mirror import Mirror
 
 _NOUNS: Final = {Tier.HBM: "Block", Tier.HOST: "Host place", Tier.DISK: "Disk place"}
 _LETTERS: Final = {Tier.HBM: "", Tier.HOST: "H", Tier.DISK: "D"}

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages import Hello
-from kvscope_telemetry.mirror import Mirror
-from kvscope_telemetry.what_if import HOST_PAGE_BYTES, PAGE_BYTES
+from kvscope_telemetry.messages.telemetry import Hello
+from kvscope_telemetry.messages.what_if import HOST_PAGE_BYTES, PAGE_BYTES
+from kvscope_telemetry.state.mirror import Mirror
 
 VIRTUAL: Final = "virtual"
 RESERVING: Final = frozenset({"contiguous", "buddy", "oracle"})

@@ -75,7 +75,7 @@ def _text_ids(ours: Any) -> list[int]:
 def _peers(ours: Any) -> list[Contender]:
     from kvscope_engine.bench.contenders import llama_cpp
     from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate, plain_default_model
-    from kvscope_engine.model.default_model import default_gguf
+    from kvscope_engine.model.fetching.default_model import default_gguf
 
     peers: list[Contender] = [TransformersGenerate(plain_default_model(ours.engine.dtype))]
     if llama_cpp.is_installed():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import Final
 
-from kvscope_engine.policy.block_pool import BlockPool
-from kvscope_engine.policy.prefix_index import Prefix
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 OWNER: Final = (1 << 31) - 1
 """A request that never was."""

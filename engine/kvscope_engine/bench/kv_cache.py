@@ -19,12 +19,12 @@ import msgspec
 
 from kvscope_engine.bench.table import table
 from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
-from kvscope_telemetry.commands import Submit
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.loader import LoadedModel
+    from kvscope_engine.model.loading.loader import LoadedModel
 
 KV_FORMATS = ("auto", "int8", "fp8")
 TEXT = "the-verdict.txt"
@@ -76,8 +76,8 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> dict[str, Any]:
     from kvscope_engine.bench.perplexity import perplexity
-    from kvscope_engine.model.device import dtype_name
-    from kvscope_engine.model.loader import load_model
+    from kvscope_engine.model.loading.device import dtype_name
+    from kvscope_engine.model.loading.loader import load_model
 
     loaded = load_model(config, lambda progress: tell(f"{progress.stage}"))
     ids = _text_ids(loaded, max_tokens)
@@ -105,8 +105,8 @@ def _text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
 
 def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
     """Of all layers, keys and values, scales included."""
-    from kvscope_engine.model.hook_check import check_hook
-    from kvscope_engine.model.kv_storage import block_bytes, storage_dtype
+    from kvscope_engine.model.checks.hook_check import check_hook
+    from kvscope_engine.model.running.kv_storage import block_bytes, storage_dtype
 
     return block_bytes([call.shape for call in check_hook(loaded.module)], 1, storage_dtype(name, loaded.dtype))
 

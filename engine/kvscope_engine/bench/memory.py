@@ -21,7 +21,7 @@ from kvscope_engine.bench.table import table
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.kv_storage import KVStorage
+    from kvscope_engine.model.running.kv_storage import KVStorage
 
 MIB: Final = 1 << 20
 SLAB_MIB: Final = (100, 1100, 9 * 1024, 33 * 1024)
@@ -102,8 +102,8 @@ def _moves(args: argparse.Namespace) -> dict[str, Any]:
 def _storage(args: argparse.Namespace) -> KVStorage:
     import torch
 
-    from kvscope_engine.model.device import choose_device
-    from kvscope_engine.model.kv_storage import KVStorage, LayerShape, block_bytes
+    from kvscope_engine.model.loading.device import choose_device
+    from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape, block_bytes
 
     layers = [LayerShape(NUM_KV_HEADS, HEAD_DIM)] * NUM_LAYERS
     num_blocks = max(1, args.mib * MIB // block_bytes(layers, BLOCK_SIZE, torch.bfloat16))

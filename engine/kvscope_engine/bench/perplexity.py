@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kvscope_engine.model.attention import PagedContext, PrefillBatch
-from kvscope_engine.model.forward import Forward
-from kvscope_engine.model.kv_storage import KVStorage
-from kvscope_engine.model.loader import LoadedModel
+from kvscope_engine.model.loading.loader import LoadedModel
+from kvscope_engine.model.running.attention import PagedContext, PrefillBatch
+from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_kernels import ops_for
 
 CHUNK_TOKENS = 256

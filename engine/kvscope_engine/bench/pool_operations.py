@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from kvscope_engine.policy.block_pool import BlockPool
-from kvscope_engine.policy.prefix_index import Prefix
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 BLOCK_SIZE: Final = 16
 PROMPT_BLOCKS: Final = 64

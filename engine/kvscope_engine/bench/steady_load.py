@@ -15,14 +15,14 @@ from random import Random
 from typing import Final
 
 from kvscope_engine.bench.full_pool import fill_pool
-from kvscope_engine.policy.allocators import make_allocation
-from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.allocation.names import make_allocation
+from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduler import Scheduler
-from kvscope_engine.simulator.cost_model import PRESETS
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 BLOCK_SIZE: Final = 16
 BLOCKS_PER_REQUEST: Final = 100

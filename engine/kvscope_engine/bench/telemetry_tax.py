@@ -12,12 +12,12 @@ from typing import Any
 
 from kvscope_engine.bench.measure import Contender, rates
 from kvscope_engine.bench.workloads import Workload
-from kvscope_telemetry.messages import Heartbeat, TelemetryMessage
-from kvscope_telemetry.server_sockets import ServerSockets
+from kvscope_telemetry.messages.telemetry import Heartbeat, TelemetryMessage
+from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
 WATCHER = """
 import sys, time
-from kvscope_telemetry.live_source import LiveSource
+from kvscope_telemetry.sources.live_source import LiveSource
 source = LiveSource(sys.argv[1])
 print("watching", flush=True)
 while True:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kvscope_telemetry.commands import (
+from kvscope_telemetry.messages.commands import (
     Finished,
     FinishReason,
     RequestTiming,
@@ -18,7 +18,7 @@ from kvscope_telemetry.commands import (
     Tokens,
     Usage,
 )
-from kvscope_telemetry.messages import Progress
+from kvscope_telemetry.messages.telemetry import Progress
 
 TITLE_CHARACTERS = 60
 
@@ -127,7 +127,7 @@ class TextPrinter:
     """Several completions: a bar on a terminal while they run, then each under its prompt."""
 
     def __init__(self, num_completions: int) -> None:
-        from kvscope_engine.model.progress import TerminalProgress
+        from kvscope_engine.model.fetching.progress import TerminalProgress
 
         self._bar = TerminalProgress()
         self._num_completions = num_completions

@@ -18,8 +18,8 @@ from kvscope_engine.cli.notes import tell_notes
 from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.prompts import read_prompts
 from kvscope_engine.cli.sampling_options import add_sampling_options, sampling_params
-from kvscope_telemetry.commands import Submit
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Submit
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     submits = read_prompts(args.prompt, args.prompts, sampling_params(args), raw=args.raw)
 
     engine_type = engine_class()
-    from kvscope_engine.model.progress import TerminalProgress
+    from kvscope_engine.model.fetching.progress import TerminalProgress
 
     bar = TerminalProgress()
     with engine_type(config, progress=bar) as engine:

@@ -130,7 +130,7 @@ def _gpu() -> Check:
 
 
 def _cache_folder() -> Check:
-    from kvscope_engine.model.cache_folder import cache_folder
+    from kvscope_engine.model.fetching.cache_folder import cache_folder
 
     mend = "set KVSCOPE_CACHE to a folder you may write to, with room"
     try:
@@ -144,8 +144,8 @@ def _cache_folder() -> Check:
 
 
 def _default_model() -> Check:
-    from kvscope_engine.model.cache_folder import cache_folder
-    from kvscope_engine.model.default_model import DEFAULT_GGUF
+    from kvscope_engine.model.fetching.cache_folder import cache_folder
+    from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF
 
     place: Path = cache_folder() / "default" / DEFAULT_GGUF
     there = place.is_file()

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from kvscope_engine.cli.sampling_options import overridden
-from kvscope_telemetry.commands import ChatMessage, Submit
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import ChatMessage, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 def read_prompts(texts: Sequence[str], file: Path | None, sampling: SamplingParams, *, raw: bool) -> list[Submit]:

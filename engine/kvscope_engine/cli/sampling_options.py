@@ -10,7 +10,7 @@ import msgspec
 
 from kvscope_engine.cli.parser import number, whole_number
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 NAMES: Final = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 DEFAULTS: Final = SamplingParams()

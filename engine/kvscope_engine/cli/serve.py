@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         told = len(engine.notes)
         return engine
 
-    from kvscope_engine.model.progress import TerminalProgress
+    from kvscope_engine.model.fetching.progress import TerminalProgress
 
     bar = TerminalProgress()
     try:

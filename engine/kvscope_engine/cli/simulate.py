@@ -91,7 +91,7 @@ class _Run:
 
 def _run_all(runs: Sequence[_Run], model: str) -> None:
     """One after the other, with a bar each on a terminal."""
-    from kvscope_engine.model.progress import Meter, TerminalProgress
+    from kvscope_engine.model.fetching.progress import Meter, TerminalProgress
 
     bar = TerminalProgress()
     try:

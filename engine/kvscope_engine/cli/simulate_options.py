@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 from kvscope_engine.cli.parser import number, parse_size, whole_number
 from kvscope_engine.config import PREEMPTIONS
-from kvscope_engine.policy.allocators import ALLOCATORS
-from kvscope_engine.simulator.cost_model import PRESETS, CostModel, Preset
-from kvscope_engine.simulator.generators import ARRIVALS, GENERATORS, GeneratorOptions
+from kvscope_engine.policy.allocation.names import ALLOCATORS
+from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel, Preset
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.tiers import Tiers
+from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
-    from kvscope_engine.simulator.workload import Workload
+    from kvscope_engine.simulator.workloads.workload import Workload
 
 WORKLOADS: Final = (
     f"a recording (.mcap), a trace (.jsonl: Mooncake, .csv: Azure LLM inference) or one of {', '.join(GENERATORS)}"
@@ -140,7 +140,7 @@ def chosen_preset(args: argparse.Namespace) -> tuple[str, Preset]:
     """What runs where, by name; raises BadInput for a file of costs that cannot be accepted."""
     if args.costs is None:
         return args.model_preset, PRESETS[args.model_preset]
-    from kvscope_engine.simulator.cost_file import load_costs
+    from kvscope_engine.simulator.costs.cost_file import load_costs
 
     costs = load_costs(Path(args.costs))
     return costs.model, costs.preset
@@ -190,10 +190,10 @@ def chosen_tiers(args: argparse.Namespace) -> Tiers:
 
 def chosen_workload(args: argparse.Namespace, max_model_len: int) -> Workload:
     """The workload, read or made up; raises BadInput when it cannot be."""
-    from kvscope_engine.simulator.azure import read_azure
-    from kvscope_engine.simulator.generators import generate
-    from kvscope_engine.simulator.mooncake import read_mooncake
-    from kvscope_engine.simulator.recorded_workload import read_recording
+    from kvscope_engine.simulator.workloads.azure import read_azure
+    from kvscope_engine.simulator.workloads.generators import generate
+    from kvscope_engine.simulator.workloads.mooncake import read_mooncake
+    from kvscope_engine.simulator.workloads.recorded_workload import read_recording
 
     if args.workload in GENERATORS:
         return generate(args.workload, _generator_options(args), max_model_len)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.commands import TokenLogprobs
+from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 class Scheduled(NamedTuple):
@@ -27,7 +27,7 @@ class StepPlan:
     """One step: single-token (decode) requests first, then prefill chunks."""
 
     scheduled: tuple[Scheduled, ...]
-    num_decodes: int
+    num_single_token: int
     """How many of `scheduled`, from the first, compute exactly one token."""
     copies: tuple[tuple[int, int], ...] = ()
     """Blocks to copy, (from, to), before anything is written: copy on write."""

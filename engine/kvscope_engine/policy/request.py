@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvscope_telemetry.commands import FinishReason
-from kvscope_telemetry.requests import RequestState
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import FinishReason
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 @dataclass(slots=True, eq=False)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from kvscope_engine.server.desk import Desk, refuse
+from kvscope_engine.server.command_desk import CommandDesk, refuse
 from kvscope_engine.server.open_requests import OpenRequests
 from kvscope_engine.server.served_engine import ServedEngine
-from kvscope_telemetry.commands import (
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import (
     Abort,
     BlockText,
     Command,
@@ -28,14 +29,13 @@ from kvscope_telemetry.commands import (
     Submit,
     Tokens,
 )
-from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages import Snapshot
+from kvscope_telemetry.messages.telemetry import Snapshot
 
 
 class Dispatcher:
     """One for an engine. Every method runs on the engine's thread."""
 
-    def __init__(self, engine: ServedEngine, desk: Desk, reply: Callable[[bytes, Reply], None]) -> None:
+    def __init__(self, engine: ServedEngine, desk: CommandDesk, reply: Callable[[bytes, Reply], None]) -> None:
         self.touched = False
         """Whether something changed that only a step tells the world."""
         self.stopping = False

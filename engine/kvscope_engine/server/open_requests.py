@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from kvscope_telemetry.commands import (
+from kvscope_telemetry.messages.commands import (
     Accepted,
     Finished,
     FinishReason,

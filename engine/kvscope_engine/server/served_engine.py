@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from kvscope_telemetry.commands import Accepted, BlockContent, Finished, Submit, Tokens
-from kvscope_telemetry.messages import Hello, MemoryBreakdown, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.commands import Accepted, BlockContent, Finished, Submit, Tokens
+from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, Progress, Snapshot, TelemetryMessage
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 Publish: TypeAlias = Callable[[TelemetryMessage], None]

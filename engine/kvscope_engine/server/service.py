@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kvscope_engine.server.desk import Desk, Lost, Stop
+from kvscope_engine.server.command_desk import CommandDesk, Lost, Stop
+from kvscope_engine.server.device_watch import DeviceWatch
 from kvscope_engine.server.dispatcher import Dispatcher
-from kvscope_engine.server.sampling_thread import SamplingThread
 from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
-from kvscope_telemetry.commands import Command
 from kvscope_telemetry.errors import EngineDead, KvscopeError
-from kvscope_telemetry.messages import Goodbye, Heartbeat, Progress
-from kvscope_telemetry.server_sockets import ServerSockets
+from kvscope_telemetry.messages.commands import Command
+from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Progress
+from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
 MAX_ERRANDS_A_STEP: Final = 64
 """Commands served between two steps, so that a flood of them does not stop everybody's tokens."""
@@ -54,7 +54,7 @@ class EngineService:
         self._on_progress = on_progress
         self._engine: ServedEngine | None = None
         self._constructed = threading.Event()
-        self._desk = Desk(interrupt)
+        self._desk = CommandDesk(interrupt)
         self._sockets = ServerSockets(
             endpoint,
             on_command=self._take,
@@ -105,7 +105,7 @@ class EngineService:
 
     def _serve(self, engine: ServedEngine) -> None:
         dispatcher = Dispatcher(engine, self._desk, self._sockets.reply)
-        sampling = SamplingThread(engine.hello, engine.memory, self._sockets.publish)
+        sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish)
         try:
             while self._errands(dispatcher, engine):
                 if not self._desk.paused and (engine.has_unfinished or dispatcher.touched):
@@ -124,7 +124,7 @@ class EngineService:
         """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
         for _ in range(MAX_ERRANDS_A_STEP):
             idle = self._desk.paused or not (engine.has_unfinished or dispatcher.touched)
-            errand = self._desk.next_errand(wait=idle)
+            errand = self._desk.next_command(wait=idle)
             if errand is None:
                 break
             client, command = errand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_engine.policy.address_space import MIB, AddressSpace, address_space
+from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace, address_space
 from kvscope_engine.simulator.limits import Limits
 from kvscope_telemetry.errors import BadInput
 

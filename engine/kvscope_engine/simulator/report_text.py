@@ -8,7 +8,7 @@ from kvscope_engine.bench.table import table
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.report import Percentiles, Report
 from kvscope_engine.simulator.tier_use_text import tier_lines
-from kvscope_engine.simulator.workload import Workload
+from kvscope_engine.simulator.workloads.workload import Workload
 
 NOT_KNOWN = "–"
 

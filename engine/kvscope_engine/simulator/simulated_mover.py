@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_engine.policy.prefix_index import Prefix
-from kvscope_engine.simulator.cost_model import CostModel
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_telemetry.ledger import Tier
 
 STAGING_BYTES: Final = 64 << 20

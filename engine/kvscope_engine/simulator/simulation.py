@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kvscope_engine.policy.allocators import make_allocation
-from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.allocation.names import make_allocation
+from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduler import Scheduler
-from kvscope_engine.simulator.cost_model import CostModel
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.simulator.tally import Tally
 from kvscope_engine.simulator.tiers import Tiers
-from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 SAMPLING: Final = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
 SALT: Final = b"simulation"

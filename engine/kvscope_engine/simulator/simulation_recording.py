@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.policy.plan import StepPlan, StepResult
-from kvscope_engine.recorder import Recorder
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_telemetry.about import program_version
-from kvscope_telemetry.messages import (
+from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
     DeviceInfo,
     Frame,
@@ -40,7 +40,7 @@ class SimulationRecording:
         self._hello = _hello(setup, simulation, model)
         self._memory = _memory(setup, self._hello)
         self._writer = RecordingWriter(path)
-        self._recorder = Recorder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
+        self._recorder = FrameBuilder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
         simulation.watch(self)
 
     def __enter__(self) -> Self:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_telemetry.coalesce import coalesce
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.messages import Frame, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror import Mirror
-from kvscope_telemetry.recordings.sequence import Sequence
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.recordings.continuity import Sequence
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
 
 MAX_PENDING: Final = 256
 

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.messages import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.follower import Follower
-from kvscope_telemetry.request_mirror import RequestMirror
-from kvscope_telemetry.requests import RequestState
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.request_mirror import RequestMirror
 
 INTERVAL_NS: Final = 5_000_000_000
 BLOCK_ROW_BYTES: Final = 26

@@ -1,7 +1,7 @@
 """What a recording looks like inside, and how large what it claims may be.
 
 An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
-`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages`), on four channels. Log times are the engine's
+`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels. Log times are the engine's
 monotonic clock set by the wall clock of its hello, and never go back (`log_clock`). Every keyframe begins a chunk.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_telemetry.messages import MAX_MESSAGE_BYTES, Frame, Hello, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Frame, Hello, Snapshot, TelemetryMessage
 
 PROFILE: Final = "kvscope"
 SCHEMA: Final = "kvscope.TelemetryMessage"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kvscope_telemetry.messages import Goodbye, Hello, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Goodbye, Hello, Progress, Snapshot, TelemetryMessage
 
 
 class LogClock:

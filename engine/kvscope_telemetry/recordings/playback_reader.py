@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from kvscope_telemetry.messages import MemoryBreakdown, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.recordings.playback_spans import Span, Spans
 from kvscope_telemetry.recordings.reader import Recording
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_telemetry.coalesce import coalesce
-from kvscope_telemetry.messages import (
+from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
     Frame,
     Heartbeat,
@@ -19,8 +18,9 @@ from kvscope_telemetry.messages import (
     Snapshot,
     TelemetryMessage,
 )
-from kvscope_telemetry.recordings.sequence import Sequence
+from kvscope_telemetry.recordings.continuity import Sequence
 from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.coalesce import coalesce
 
 SPAN_NS: Final = 1_000_000_000
 """An update ends with the first frame that is so much later than the one before it: curves have no coarser steps."""

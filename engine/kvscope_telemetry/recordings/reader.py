@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kvscope_telemetry.errors import BadInput, ProtocolError
-from kvscope_telemetry.messages import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, find_chunks, read_chunk
 from kvscope_telemetry.recordings.follower import Follower
 from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, OTHERS, STATE, TOPICS
-from kvscope_telemetry.recordings.requests import RecordedRequest, RequestReader, TimedMessage
-from kvscope_telemetry.wire import decode_telemetry
+from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
+from kvscope_telemetry.state.mirror import Mirror
 
 _FOREVER_NS = 1 << 63
 

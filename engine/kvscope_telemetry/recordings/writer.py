@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages import TelemetryMessage
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
 from kvscope_telemetry.recordings.layout import KEYFRAMES, MAX_RECORDED_MESSAGE_BYTES, channel_of
 from kvscope_telemetry.recordings.log_clock import LogClock
 from kvscope_telemetry.recordings.mcap_file import McapFile
-from kvscope_telemetry.recordings.queue import MAX_QUEUED_BYTES, Queued, RecordingQueue
-from kvscope_telemetry.wire import encode
+from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Queued, RecordingQueue
 
 FLUSH_S: Final = 1.0
 """The longest that a message waits in a chunk that is not full."""

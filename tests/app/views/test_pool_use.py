@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvscope_app.views.memory_account import account, kv_detail
-from kvscope_app.views.memory_detail_rows import detail_rows
+from kvscope_app.views.memory.account import account, kv_detail
+from kvscope_app.views.memory.detail_rows import detail_rows
 from kvscope_app.views.page_map.view import summary
 from kvscope_app.views.pool_use import pool_use
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages import MemoryBreakdown
+from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.source import Update
 
 BLOCK = 368_640

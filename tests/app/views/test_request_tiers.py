@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_app.theme import THEMES, mix
+from kvscope_app.look.theme import THEMES, mix
 from kvscope_app.views.places import Place, place_of, places_text, section_sizes
-from kvscope_app.views.requests import RequestsView
+from kvscope_app.views.requests.view import RequestsView
 from kvscope_telemetry.ledger import Tier
-from kvscope_telemetry.messages import CacheInfo
+from kvscope_telemetry.messages.telemetry import CacheInfo
 
 RUNNING, PREEMPTED = 1, 2
 CACHE = CacheInfo(num_blocks=64, block_size=16, num_host_blocks=20, num_disk_blocks=10)

@@ -11,7 +11,7 @@ import pytest
 from kvscope_engine.bench import costs
 from kvscope_engine.bench.costs import Case
 from kvscope_engine.cli.main import main
-from kvscope_engine.simulator.cost_file import load_costs
+from kvscope_engine.simulator.costs.cost_file import load_costs
 
 
 def test_a_case_in_the_cost_models_terms() -> None:

@@ -12,8 +12,8 @@ import torch
 
 from kvscope_engine.bench import kv_cache, perplexity
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.attention import ATTENTION_NAME
-from kvscope_engine.model.loader import LoadedModel, load_model
+from kvscope_engine.model.loading.loader import LoadedModel, load_model
+from kvscope_engine.model.running.attention import ATTENTION_NAME
 from kvscope_telemetry.errors import BadInput
 
 

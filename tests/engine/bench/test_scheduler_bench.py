@@ -10,7 +10,7 @@ from kvscope_engine.bench import scheduler
 from kvscope_engine.bench.pool_operations import pool_operations_per_s
 from kvscope_engine.bench.steady_load import SteadyLoad
 from kvscope_engine.cli.main import main
-from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.blocks.block_pool import BlockPool
 
 
 def test_as_many_run_as_were_asked_for() -> None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from kvscope_engine.cli.main import main
-from kvscope_telemetry.commands import (
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import (
     Accepted,
     Finished,
     RequestTiming,
@@ -19,7 +20,6 @@ from kvscope_telemetry.commands import (
     Tokens,
     Usage,
 )
-from kvscope_telemetry.errors import BadInput
 
 
 class SpellingTokenizer:

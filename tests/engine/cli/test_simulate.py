@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.simulator.cost_file import CostFile, save_costs
-from kvscope_engine.simulator.cost_model import PRESETS
+from kvscope_engine.simulator.costs.cost_file import CostFile, save_costs
+from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulation import Simulation
 
 Run = Callable[..., tuple[int, str, str]]

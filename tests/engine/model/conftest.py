@@ -11,20 +11,20 @@ import pytest
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.attention import ATTENTION_NAME
-from kvscope_engine.model.cache_folder import cache_folder
-from kvscope_engine.model.default_model import default_gguf
-from kvscope_engine.model.gguf_cache import converted_gguf
-from kvscope_engine.model.kv_storage import KVStorage
-from kvscope_engine.model.loader import LoadedModel, load_model
-from kvscope_engine.model.runner import ModelRunner
-from kvscope_engine.model.tokenizer import Tokenizer
-from kvscope_engine.model.tokenizer_files import load_tokenizer
+from kvscope_engine.model.fetching.cache_folder import cache_folder
+from kvscope_engine.model.fetching.default_model import default_gguf
+from kvscope_engine.model.gguf.cache import converted_gguf
+from kvscope_engine.model.loading.loader import LoadedModel, load_model
+from kvscope_engine.model.running.attention import ATTENTION_NAME
+from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.commands import TokenLogprobs
-from kvscope_telemetry.messages import Progress
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import TokenLogprobs
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Progress
 
 SIZES = {
     "vocab_size": 320,
@@ -267,8 +267,8 @@ class PlannedRun:
         running = [r for r in self.requests if len(r.output_token_ids) < r.max_tokens]
         items = [self._scheduled(request, max_chunk) for request in running]
         items.sort(key=lambda item: item.num_tokens != 1)
-        num_decodes = sum(item.num_tokens == 1 for item in items)
-        result = self.runner.run(StepPlan(tuple(items), num_decodes))
+        num_single_token = sum(item.num_tokens == 1 for item in items)
+        result = self.runner.run(StepPlan(tuple(items), num_single_token))
         logprobs = result.logprobs or (None,) * len(items)
         for item, token, details in zip(items, result.token_ids, logprobs, strict=True):
             item.request.num_computed_tokens += item.num_tokens

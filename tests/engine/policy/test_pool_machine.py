@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvscope_engine.policy.block_pool import BlockPool
-from kvscope_engine.policy.prefix_index import Prefix, pack_tokens
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.prefixes.prefix_index import Prefix, pack_tokens
 
 MAX_TABLES: Final = 12
 

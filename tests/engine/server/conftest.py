@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import pytest
 import zmq
 
-from kvscope_telemetry.commands import Command, Finished, GetStatus, Reply, Status, Submit, Tokens
-from kvscope_telemetry.messages import TelemetryMessage
-from kvscope_telemetry.wire import decode_reply, decode_telemetry, encode
+from kvscope_telemetry.messages.commands import Command, Finished, GetStatus, Reply, Status, Submit, Tokens
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
 
 HERE = Path(__file__).parent
 WAIT_MS = 20_000

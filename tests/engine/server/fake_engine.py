@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvscope_engine.server.served_engine import BuildEngine, FramesDropped, OnProgress, Publish
-from kvscope_telemetry.commands import (
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.ledger import Ledger
+from kvscope_telemetry.messages.commands import (
     Accepted,
     BlockContent,
     Finished,
@@ -21,9 +23,7 @@ from kvscope_telemetry.commands import (
     Tokens,
     Usage,
 )
-from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.ledger import Ledger
-from kvscope_telemetry.messages import (
+from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
     DeviceInfo,
     Frame,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvscope_telemetry.commands import Control, Done, Finished, GetStatus, Refused, Status, Submit, Tokens
-from kvscope_telemetry.messages import Goodbye, Heartbeat
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import Control, Done, Finished, GetStatus, Refused, Status, Submit, Tokens
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat
 
 if TYPE_CHECKING:
     from conftest import Client
@@ -116,9 +116,9 @@ def test_a_killed_engine_makes_room_and_clients_find_the_next(serving: Serving, 
 
 CLIENT = """
 import os, sys, time, zmq
-from kvscope_telemetry.commands import Submit
-from kvscope_telemetry.sampling_params import SamplingParams
-from kvscope_telemetry.wire import encode
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.wire import encode
 context = zmq.Context()
 subscriber, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
 subscriber.connect(f"ipc://{sys.argv[1]}/telemetry")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvscope_engine.server import desk
-from kvscope_engine.server.desk import MAX_WAITING_COMMANDS
+from kvscope_engine.server import command_desk as desk
+from kvscope_engine.server.command_desk import MAX_WAITING_COMMANDS
 from kvscope_engine.server.served_engine import FramesDropped, OnProgress, Publish
 from kvscope_engine.server.service import EngineService
-from kvscope_telemetry.commands import (
+from kvscope_telemetry.errors import EngineDead
+from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
     BlockText,
@@ -31,9 +32,8 @@ from kvscope_telemetry.commands import (
     Submit,
     Tokens,
 )
-from kvscope_telemetry.errors import EngineDead
-from kvscope_telemetry.messages import DeviceSample, Frame, Goodbye, Heartbeat, MemoryBreakdown, Snapshot
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, Goodbye, Heartbeat, MemoryBreakdown, Snapshot
 
 if TYPE_CHECKING:
     from conftest import Client

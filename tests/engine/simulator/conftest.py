@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from kvscope_engine.simulator.cost_model import CostModel
+from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.tiers import Tiers
-from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 
 SECOND_NS = 1_000_000_000
 

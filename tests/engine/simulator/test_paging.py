@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.simulator.cost_model import PRESETS, CostModel
-from kvscope_engine.simulator.generators import GeneratorOptions, generate
+from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.paging import Paging
 from kvscope_engine.simulator.report import Report, report
 from kvscope_engine.simulator.simulation import Setup, Simulation
-from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
+from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvscope_engine.simulator.cost_model import CostModel
+from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_telemetry.ledger import Tier
 

@@ -10,22 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvscope_engine.simulator.cost_model import PRESETS
-from kvscope_engine.simulator.generators import GeneratorOptions, generate
+from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.limits import Limits
-from kvscope_engine.simulator.recorded_workload import read_recording
 from kvscope_engine.simulator.report import report
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.simulation_recording import SimulationRecording
 from kvscope_engine.simulator.tiers import Tiers
-from kvscope_engine.simulator.workload import Workload, WorkloadRequest
-from kvscope_telemetry.coalesce import coalesce
+from kvscope_engine.simulator.workloads.generators import GeneratorOptions, generate
+from kvscope_engine.simulator.workloads.recorded_workload import read_recording
+from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages import Frame, MemoryBreakdown
-from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown
 from kvscope_telemetry.recordings.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.requests import RequestState
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
 
 LIMITS = Limits(num_blocks=120, max_num_seqs=16, max_model_len=512)
 BLOCK_BYTES = 16 * 819_200

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_engine.simulator.azure import read_azure
-from kvscope_engine.simulator.cost_model import PRESETS
+from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.limits import Limits
-from kvscope_engine.simulator.mooncake import read_mooncake
 from kvscope_engine.simulator.report import report
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.simulator.tiers import Tiers
-from kvscope_engine.simulator.workload import Workload, WorkloadRequest
+from kvscope_engine.simulator.workloads.azure import read_azure
+from kvscope_engine.simulator.workloads.mooncake import read_mooncake
+from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput
 
 MOONCAKE = '{"timestamp": 27482, "input_length": 1030, "output_length": 52, "hash_ids": [46, 99999999999, 48]}'

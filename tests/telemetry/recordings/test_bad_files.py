@@ -14,7 +14,7 @@ import zstandard
 from mcap.writer import CompressionType, Writer
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages import Hello
+from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.recordings.chunks import MAGIC
 from kvscope_telemetry.recordings.layout import MAX_CHUNK_BYTES
 from kvscope_telemetry.recordings.reader import Recording

@@ -13,13 +13,13 @@ import pytest
 
 from kvscope_telemetry import Recording
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.messages import Frame, Goodbye, Heartbeat, Hello, Progress, TelemetryMessage
-from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Hello, Progress, TelemetryMessage
+from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import KEYFRAMES, TOPICS
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.wire import encode
+from kvscope_telemetry.state.mirror import Mirror
 
 SameState = Callable[[Mirror, Mirror], None]
 
@@ -164,7 +164,7 @@ def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
         "from kvscope_telemetry.recordings import writer\n"
-        "from kvscope_telemetry.synthetic_engine import SyntheticEngine\n"
+        "from kvscope_telemetry.synthetic.engine import SyntheticEngine\n"
         "writer.FLUSH_S = 0.01\n"
         "recording = writer.RecordingWriter(sys.argv[1])\n"
         "engine = SyntheticEngine(num_blocks=100)\n"

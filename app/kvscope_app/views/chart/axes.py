@@ -9,8 +9,8 @@ import numpy as np
 import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QRectF
 
-from kvscope_app.fonts import sans
-from kvscope_app.theme import Theme
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.theme import Theme
 
 VALUE_AXIS_WIDTH = 50
 TIME_AXIS_HEIGHT = 20

@@ -13,10 +13,10 @@ import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QPointF, QSize, Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from kvscope_app.theme import Theme, mix
+from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
+from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
-from kvscope_app.views.chart.legend import Legend, LegendEntry
 
 PLOT_MIN_HEIGHT = 64
 TEXT_MARGIN = 7

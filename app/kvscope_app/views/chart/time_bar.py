@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
-from kvscope_app.views.widgets import label, tool_button
-from kvscope_app.widgets import Segments
+from kvscope_app.look.makers import label, tool_button
+from kvscope_app.look.widgets import Segments
 
 RANGES_S = {"10 s": 10.0, "1 min": 60.0, "10 min": 600.0}
 DEFAULT_RANGE = "1 min"

@@ -11,7 +11,7 @@ from enum import Enum, auto
 import msgspec
 
 from kvscope_app.views.console.conversation import AnswerStats, Conversation, Ending, Message
-from kvscope_telemetry.commands import Accepted, Finished, Refused, Tokens
+from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Tokens
 
 _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "stopped", "error": "error"}
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.session import Session
+from kvscope_app.session.session import Session
 from kvscope_app.views.console.answer import Answer
 from kvscope_app.views.console.conversation import (
     Conversation,
@@ -23,8 +23,8 @@ from kvscope_app.views.console.conversation import (
     to_send,
 )
 from kvscope_app.views.console.store import ConversationStore
-from kvscope_telemetry.commands import Abort, Accepted, Command, Finished, Refused, Reply, Submit, Tokens
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Finished, Refused, Reply, Submit, Tokens
 from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40

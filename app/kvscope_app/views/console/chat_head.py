@@ -5,9 +5,9 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QToolButton, QWidget
 
-from kvscope_app.theme import DARK, Theme
+from kvscope_app.look.makers import set_icon, tool_button
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.console.picker import ConversationCombo
-from kvscope_app.views.widgets import set_icon, tool_button
 
 
 class ChatHead(QWidget):

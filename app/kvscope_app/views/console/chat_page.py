@@ -11,8 +11,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
-from kvscope_app.session import Session
-from kvscope_app.theme import Theme
+from kvscope_app.look.makers import label, tool_button
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.session import Session
 from kvscope_app.views.console.answer import Phase
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_head import ChatHead
@@ -23,8 +25,6 @@ from kvscope_app.views.console.options import OptionsPanel
 from kvscope_app.views.console.picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.starters import Starters
 from kvscope_app.views.console.transcript import Transcript
-from kvscope_app.views.format import count
-from kvscope_app.views.widgets import label, tool_button
 from kvscope_telemetry.source import SourceState
 
 LIST_FROM_WIDTH = 640

@@ -6,9 +6,9 @@ from typing import Final
 
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QWidget
 
-from kvscope_app.theme import DARK, Theme
-from kvscope_app.views.format import count
-from kvscope_app.views.widgets import label
+from kvscope_app.look.makers import label
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import DARK, Theme
 
 NEARLY_FULL: Final = 0.8
 FULL: Final = 0.95

@@ -11,8 +11,8 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from kvscope_telemetry.commands import ChatMessage
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import ChatMessage
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 NEW_TITLE: Final = "New conversation"
 MAX_TITLE: Final = 60

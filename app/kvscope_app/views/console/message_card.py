@@ -6,12 +6,12 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolButton, QVBoxLayout
 
-from kvscope_app.theme import Theme, mix
+from kvscope_app.look.makers import label, set_icon, tool_button
+from kvscope_app.look.number_text import count, plural, seconds, short
+from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.console.answer import Answer, Phase
 from kvscope_app.views.console.conversation import AnswerStats, Message
 from kvscope_app.views.console.text_body import TextBody
-from kvscope_app.views.format import count, plural, seconds, short
-from kvscope_app.views.widgets import label, set_icon, tool_button
 
 _ENDING_TEXT = {
     "length": "reached its token limit",

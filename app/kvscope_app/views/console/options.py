@@ -12,11 +12,11 @@ from typing import Final
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLineEdit, QPlainTextEdit, QPushButton, QVBoxLayout, QWidget
 
-from kvscope_app.theme import Theme
+from kvscope_app.look.makers import label
+from kvscope_app.look.theme import Theme
 from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation
-from kvscope_app.views.widgets import label
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtWidgets import QAbstractItemView, QComboBox, QListView, QSizePolicy
 
-from kvscope_app.theme import DARK, Theme
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.conversation import Conversation
 

@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from kvscope_app.sample_prompts import sample_prompts, short_prompts
-from kvscope_app.views.widgets import label
+from kvscope_app.load.sample_prompts import sample_prompts, short_prompts
+from kvscope_app.look.makers import label
 
 NUM_STARTERS = 3
 _TEXT_MARGINS = 34

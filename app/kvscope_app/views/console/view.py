@@ -9,14 +9,14 @@ from PySide6.QtCore import QCoreApplication, QStandardPaths
 from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QTabWidget, QVBoxLayout, QWidget
 
-from kvscope_app.session import Session
-from kvscope_app.theme import Theme
+from kvscope_app.load.view import LoadView
+from kvscope_app.look.makers import empty_state
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage
 from kvscope_app.views.console.store import ConversationStore
-from kvscope_app.views.load import LoadView
-from kvscope_app.views.widgets import empty_state
 
 NO_ENGINE_TO_TALK_TO: Final = "A recording is played: there is no engine to talk to."
 

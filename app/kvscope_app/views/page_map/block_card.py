@@ -9,11 +9,11 @@ from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from kvscope_app.fonts import mono
-from kvscope_app.theme import DARK, Theme
+from kvscope_app.look.fonts import mono
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.block_facts import BlockFacts
-from kvscope_app.views.page_map.ink import lower_cached
-from kvscope_telemetry.commands import BlockContent
+from kvscope_app.views.page_map.drawing.ink import lower_cached
+from kvscope_telemetry.messages.commands import BlockContent
 
 _GAP: Final = 14
 _WIDTH: Final = 284

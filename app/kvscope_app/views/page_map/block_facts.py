@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.views.format import count, plural
+from kvscope_app.look.number_text import count, plural
 from kvscope_app.views.page_map.block_texts import Stamp
 from kvscope_app.views.places import is_swapped_out, place_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
-from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.state.mirror import Mirror
 
 MAX_HOLDERS_NAMED: Final = 4
 _TIERS: Final = {Tier.HBM: "device memory", Tier.HOST: "host memory", Tier.DISK: "disk"}
@@ -110,8 +110,8 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:
         rows.append(("In", _TIERS[tier]))
     rows.append(("Last used", _age(mirror, block)))
-    if heat := int(ledger.heat[block]):
-        rows.append(("Prefix hits", count(heat)))
+    if prefix_hits := int(ledger.prefix_hits[block]):
+        rows.append(("Prefix hits", count(prefix_hits)))
     if block_hash := int(ledger.hash[block]):
         rows.append(("Hash", f"{block_hash:016x}"[:12]))
     return rows

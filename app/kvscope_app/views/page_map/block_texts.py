@@ -9,8 +9,8 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.session import Session
-from kvscope_telemetry.commands import BlockContent, BlockText, GetBlockText, Reply
+from kvscope_app.session.session import Session
+from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText, Reply
 
 MAX_KEPT: Final = 512
 ASK_EVERY_MS: Final = 60

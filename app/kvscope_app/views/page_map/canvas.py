@@ -24,11 +24,11 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.fonts import sans
-from kvscope_app.theme import DARK, Theme
-from kvscope_app.views.page_map.headings import Heading, draw_headings
-from kvscope_app.views.page_map.labels import draw_block_numbers, draw_gutter, gutter_width
-from kvscope_app.views.page_map.scene import Scene, Span
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.page_map.drawing.headings import Heading, draw_headings
+from kvscope_app.views.page_map.drawing.labels import draw_block_numbers, draw_gutter, gutter_width
+from kvscope_app.views.page_map.drawing.scene import Scene, Span
 
 ZOOM_STEP: Final = 1.25
 FADE_MS: Final = 40

@@ -9,9 +9,9 @@ from PySide6.QtCore import QPointF, QRectF, QSize
 from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.theme import DARK, Theme, owner_colors
+from kvscope_app.look.theme import DARK, Theme, owner_colors
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.flash_glyphs import glyph
+from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, SCALES, Shown, Swatch, swatches
 
 _SWATCH: Final = 11

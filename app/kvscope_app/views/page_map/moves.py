@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.views.page_map.cells import Ids
-from kvscope_app.views.page_map.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.page_map.flashes import MAX_MOVES_AT_ONCE
+from kvscope_app.views.page_map.drawing.cells import Ids
+from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
+from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE
 from kvscope_telemetry.source import Update
 
 _NOTHING: Final = np.empty(0, np.uint32)

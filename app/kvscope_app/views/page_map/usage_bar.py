@@ -8,8 +8,8 @@ from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.theme import DARK, Theme
-from kvscope_app.views.format import percent
+from kvscope_app.look.number_text import percent
+from kvscope_app.look.theme import DARK, Theme
 
 _HEIGHT: Final = 7
 

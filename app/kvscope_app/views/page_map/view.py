@@ -11,28 +11,28 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
-from kvscope_app.icons import icon
-from kvscope_app.session import Session
-from kvscope_app.theme import Theme
+from kvscope_app.look.icons import icon
+from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
-from kvscope_app.views.format import count, num_bytes, plural
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.block_texts import BlockTexts
 from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.headings import headings
+from kvscope_app.views.page_map.drawing.headings import headings
+from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.legend import Legend
 from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.page_map.moves import PendingMoves
-from kvscope_app.views.page_map.scene import Scene
 from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import section_sizes
-from kvscope_app.widgets import ElidedLabel, Segments
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages import CacheInfo
-from kvscope_telemetry.mirror import Mirror
+from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.mirror import Mirror
 
 MODES: Final = tuple(ColorMode)
 _MODE_TIPS: Final = (

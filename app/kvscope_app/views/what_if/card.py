@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QBoxLayout, QFrame, QLabel, QSizePolicy, QVBoxLayout
 
-from kvscope_app.theme import Theme
+from kvscope_app.look.makers import set_look
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.what_if import words
 from kvscope_app.views.what_if.small_map import BESIDE_HEIGHT, HEIGHT, SmallMap
-from kvscope_app.views.widgets import set_look
-from kvscope_app.widgets import ElidedLabel
-from kvscope_telemetry.what_if import Answer, PolicyUse
+from kvscope_telemetry.messages.what_if import Answer, PolicyUse
 
 
 class Card(QFrame):

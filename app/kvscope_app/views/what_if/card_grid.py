@@ -7,9 +7,9 @@ from typing import Final
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QWidget
 
-from kvscope_app.theme import DARK, Theme
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.what_if.card import Card
-from kvscope_telemetry.what_if import Answer
+from kvscope_telemetry.messages.what_if import Answer
 
 MIN_CARD_WIDTH: Final = 152
 _GAP: Final = 8

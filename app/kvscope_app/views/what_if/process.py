@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from PySide6.QtCore import QObject, QProcess, Signal
 
-from kvscope_telemetry.what_if import Answer, Complaint, Memory
+from kvscope_telemetry.messages.what_if import Answer, Complaint, Memory
 
 NOT_INSTALLED: Final = (
     "Comparing policies needs the engine, which is not installed here: pip install 'kvscope[engine]'."

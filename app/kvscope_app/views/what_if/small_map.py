@@ -11,9 +11,9 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QImage, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.theme import DARK, Theme
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.what_if.words import map_colors
-from kvscope_telemetry.what_if import MapKind
+from kvscope_telemetry.messages.what_if import MapKind
 
 HEIGHT: Final = 54
 BESIDE_HEIGHT: Final = 72

@@ -13,16 +13,16 @@ from PySide6.QtCore import QPoint, QRect
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.session import Session
-from kvscope_app.theme import Theme
+from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.what_if.card_grid import CardGrid
-from kvscope_app.views.what_if.legend import Legend
 from kvscope_app.views.what_if.process import Rows, WhatIfProcess
+from kvscope_app.views.what_if.what_if_legend import Legend
 from kvscope_app.views.what_if.words import HEADING, HEADING_TIP
 from kvscope_app.views.what_if.workload import memory_of, running_rows
-from kvscope_app.views.widgets import empty_state, label
-from kvscope_telemetry.what_if import Answer, Memory
+from kvscope_telemetry.messages.what_if import Answer, Memory
 
 NO_ENGINE: Final = "No engine has reported yet."
 NOTHING: Final = "Nothing is running.\nSend a prompt or start the load, to see where other policies would put it."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_app.theme import Theme, mix
-from kvscope_app.views.format import count, num_bytes, percent, plural
-from kvscope_telemetry.what_if import Answer, MapKind, PolicyUse
+from kvscope_app.look.number_text import count, num_bytes, percent, plural
+from kvscope_app.look.theme import Theme, mix
+from kvscope_telemetry.messages.what_if import Answer, MapKind, PolicyUse
 
 HEADING: Final = "The requests running now, placed by other policies into the same memory."
 HEADING_TIP: Final = (

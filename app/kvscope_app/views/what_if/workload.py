@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from kvscope_app.views.what_if.process import Rows
-from kvscope_telemetry.mirror import Mirror
-from kvscope_telemetry.requests import RequestState
-from kvscope_telemetry.what_if import HOST_PAGE_BYTES, MAX_REQUESTS, PAGE_BYTES, Memory
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.what_if import HOST_PAGE_BYTES, MAX_REQUESTS, PAGE_BYTES, Memory
+from kvscope_telemetry.state.mirror import Mirror
 
 
 def memory_of(mirror: Mirror) -> Memory | None:

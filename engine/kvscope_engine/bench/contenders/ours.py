@@ -7,9 +7,9 @@ from collections.abc import Callable
 from kvscope_engine.bench.workloads import Workload
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.engine import Engine
-from kvscope_telemetry.commands import Finished, Submit
-from kvscope_telemetry.messages import Frame, TelemetryMessage
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import Finished, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 
 class OurEngine:

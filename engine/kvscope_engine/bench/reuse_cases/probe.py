@@ -13,10 +13,10 @@ from typing import Final, Self
 from kvscope_engine.bench.reuse_cases.spent import Spent, Stopwatch
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.engine import Engine
-from kvscope_telemetry.commands import Finished, Submit, Tokens
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages import Counters, EventKind, Frame, TelemetryMessage
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Counters, EventKind, Frame, TelemetryMessage
 
 FIRST_ID: Final = 3
 """Ids below are special tokens of most models."""

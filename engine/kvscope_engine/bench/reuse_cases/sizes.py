@@ -7,7 +7,7 @@ from typing import Final
 
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.tiers.disk_records import record_bytes
-from kvscope_engine.policy.lower_tiers import num_bounce
+from kvscope_engine.policy.tiers.lower_tiers import num_bounce
 
 BLOCK_SIZE: Final = 16
 

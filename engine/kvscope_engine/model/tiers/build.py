@@ -11,7 +11,8 @@ from typing import Final
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.kv_storage import MIB, KVStorage
+from kvscope_engine.model.running.kv_storage import MIB, KVStorage
+from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.block_words import BlockWords, layout_text
 from kvscope_engine.model.tiers.copies import Copies, PlainCopies
 from kvscope_engine.model.tiers.disk_open import open_disk_file
@@ -20,7 +21,6 @@ from kvscope_engine.model.tiers.disk_tier import QUEUE_BYTES, DiskTier
 from kvscope_engine.model.tiers.host_slab import CudaPinner, HostSlab
 from kvscope_engine.model.tiers.kept_file import KeptFile
 from kvscope_engine.model.tiers.kept_index import Expected
-from kvscope_engine.model.tiers.mover import BlockMover
 from kvscope_engine.model.tiers.staged_copies import StagedCopies
 from kvscope_engine.model.tiers.streams import CudaStreams
 from kvscope_telemetry.errors import BadInput, KvscopeError

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from kvscope_engine.model.tiers.block_words import BlockWords
-from kvscope_engine.model.tiers.pace import Pace
+from kvscope_engine.model.tiers.copy_speed import CopySpeed
 
 
 class Copies(Protocol):
     """Takes effect in the order of the calls, for the device; the host must `settle` a place before it touches it."""
 
-    saving: Pace
-    loading: Pace
+    saving: CopySpeed
+    loading: CopySpeed
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """Blocks of the pool to places."""
@@ -48,8 +48,8 @@ class PlainCopies:
     def __init__(self, words: BlockWords, rows: torch.Tensor) -> None:
         places = words.places(rows)
         self._parts = [(part.blocks.numpy(), places[:, part.columns].numpy()) for part in words.parts]
-        self.saving = Pace()
-        self.loading = Pace()
+        self.saving = CopySpeed()
+        self.loading = CopySpeed()
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """Blocks of the pool to places."""

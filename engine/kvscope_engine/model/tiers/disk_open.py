@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvscope_engine.model.cache_folder import cache_folder
-from kvscope_engine.model.kv_storage import MIB
+from kvscope_engine.model.fetching.cache_folder import cache_folder
+from kvscope_engine.model.running.kv_storage import MIB
 from kvscope_telemetry.errors import BadInput
 
 SECTOR_BYTES: Final = 4096

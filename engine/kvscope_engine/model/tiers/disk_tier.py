@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from kvscope_engine.model.kv_storage import MIB
+from kvscope_engine.model.running.kv_storage import MIB
 from kvscope_engine.model.tiers.disk_open import OpenFile
 from kvscope_engine.model.tiers.disk_records import (
     MAX_NEIGHBOURS,
@@ -20,7 +20,7 @@ from kvscope_engine.model.tiers.disk_records import (
 )
 from kvscope_engine.model.tiers.disk_writer import DiskWriter
 from kvscope_engine.model.tiers.kept_file import KeptFile
-from kvscope_engine.policy.prefix_index import Prefix
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
 
 QUEUE_BYTES: Final = 256 * MIB
 """Of records on their way to the drive, at most: what a long prompt evicts at once."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from kvscope_engine.model.device import free_bytes
+from kvscope_engine.model.loading.device import free_bytes
 
 _NAMES: Final = (
     ("memory.max", "memory.current", "inactive_file"),

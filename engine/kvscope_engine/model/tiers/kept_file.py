@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvscope_engine.model.tiers.disk_open import OpenFile, index_path
 from kvscope_engine.model.tiers.kept_index import Expected, KeptBlock, KeptIndex, read_index, write_index
-from kvscope_engine.policy.prefix_index import SALT_BYTES, Prefix
+from kvscope_engine.policy.prefixes.prefix_index import SALT_BYTES, Prefix
 from kvscope_telemetry.errors import BadInput
 
 

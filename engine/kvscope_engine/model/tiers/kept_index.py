@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from kvscope_engine.policy.prefix_index import SALT_BYTES, Prefix
+from kvscope_engine.policy.prefixes.prefix_index import SALT_BYTES, Prefix
 
 MAGIC: Final = b"kvscope kv index 1\n"
 DIGEST_BYTES: Final = 32

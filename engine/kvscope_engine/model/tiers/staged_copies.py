@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 
 from kvscope_engine.model.tiers.block_words import BlockWords
-from kvscope_engine.model.tiers.pace import Pace
+from kvscope_engine.model.tiers.copy_speed import CopySpeed
 from kvscope_engine.model.tiers.pending_copies import PendingCopies
 from kvscope_engine.model.tiers.streams import Mark, Streams
 
@@ -34,7 +34,7 @@ class _Staging:
 class _Timed:
     """A copy on the copy lane, between two marks."""
 
-    pace: Pace
+    pace: CopySpeed
     num_blocks: int
     started: Mark
     ended: Mark
@@ -67,8 +67,8 @@ class StagedCopies:
         self._pending = PendingCopies()
         self._under_way: set[int] = set()
         self._timed: deque[_Timed] = deque()
-        self.saving = Pace()
-        self.loading = Pace()
+        self.saving = CopySpeed()
+        self.loading = CopySpeed()
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """Blocks of the pool to places."""

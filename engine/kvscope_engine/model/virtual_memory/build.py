@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.hook_check import check_hook
-from kvscope_engine.model.kv_storage import storage_dtype, tensor_block_bytes
+from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.running.kv_storage import storage_dtype, tensor_block_bytes
 from kvscope_engine.model.virtual_memory.memory import PagedMemory, page_bytes, reserve
-from kvscope_engine.policy.address_space import AddressSpace, address_space
+from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.loader import LoadedModel
+    from kvscope_engine.model.loading.loader import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 
 from kvscope_engine.model.virtual_memory.cuda_driver import CudaDriver
 from kvscope_engine.model.virtual_memory.layout import Layout
-from kvscope_engine.policy.address_space import MIB, AddressSpace
+from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace
 from kvscope_telemetry.errors import KvscopeError
 
 

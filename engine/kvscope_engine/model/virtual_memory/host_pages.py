@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kvscope_engine.model.virtual_memory.layout import Layout
-from kvscope_engine.policy.address_space import MIB, AddressSpace
+from kvscope_engine.policy.allocation.address_space import MIB, AddressSpace
 from kvscope_telemetry.errors import KvscopeError
 
 NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0

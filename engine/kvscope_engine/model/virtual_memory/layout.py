@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from kvscope_engine.policy.address_space import AddressSpace, page_range
+from kvscope_engine.policy.allocation.address_space import AddressSpace, page_range
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from kvscope_engine.policy.address_space import AddressSpace
+from kvscope_engine.policy.allocation.address_space import AddressSpace
 
 
 class PagedMemory(Protocol):

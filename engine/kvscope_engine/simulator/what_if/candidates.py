@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from kvscope_engine.policy.address_space import page_group
+from kvscope_engine.policy.allocation.address_space import page_group
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.what_if import Memory
+from kvscope_telemetry.messages.what_if import Memory
 
 PAGED_BLOCK_SIZES: Final = (8, 16, 32, 64, 128)
 VIRTUAL: Final = "virtual"

@@ -11,7 +11,7 @@ from kvscope_engine.simulator.what_if.candidates import VIRTUAL, Candidate, cand
 from kvscope_engine.simulator.what_if.shadow import Shadow
 from kvscope_engine.simulator.what_if.slot_map import Spans, map_cells, slots_per_cell
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.what_if import MAX_SLOTS, Answer, MapKind, Memory, PolicyUse, Running
+from kvscope_telemetry.messages.what_if import MAX_SLOTS, Answer, MapKind, Memory, PolicyUse, Running
 
 
 class Comparison:

@@ -10,7 +10,7 @@ import msgspec
 
 from kvscope_engine.simulator.what_if.comparison import Comparison
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.what_if import MAX_LINE_BYTES, Answer, Complaint, Line, Running
+from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, Answer, Complaint, Line, Running
 
 
 class Conversation:

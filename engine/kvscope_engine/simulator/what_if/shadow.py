@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvscope_engine.policy.allocators import make_allocation
-from kvscope_engine.policy.block_pool import BlockPool
+from kvscope_engine.policy.allocation.names import make_allocation
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.blocks.fragmentation import KVUse, kv_use
 from kvscope_engine.policy.fit import num_blocks_for
-from kvscope_engine.policy.fragmentation import KVUse, kv_use
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check
 from kvscope_engine.simulator.what_if.slot_map import Spans
 from kvscope_engine.simulator.what_if.twin import tell_output, twin
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.what_if import MapKind, Running
+from kvscope_telemetry.messages.what_if import MapKind, Running
 
 
 class Shadow:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.what_if import MAX_CELLS, MapKind
+from kvscope_telemetry.messages.what_if import MAX_CELLS, MapKind
 
 Slots = npt.NDArray[np.int64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.sampling_params import SamplingParams
-from kvscope_telemetry.what_if import Running
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.what_if import Running
 
 _SAMPLING: Final = SamplingParams()
 

@@ -6,10 +6,10 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
-from kvscope_app.theme import THEMES
+from kvscope_app.look.theme import THEMES
 from kvscope_app.views.console import ConsoleView
 from kvscope_app.views.console.store import ConversationStore
-from kvscope_telemetry.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
+from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
 from kvscope_telemetry.source import SourceState
 
 

@@ -7,7 +7,7 @@ import pytest
 from kvscope_app.views.console.conversation import Conversation, Message, new_conversation, title_from, to_send
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.sampling_params import SamplingParams
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 @pytest.fixture

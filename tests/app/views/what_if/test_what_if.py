@@ -8,16 +8,16 @@ import sys
 import msgspec
 import pytest
 
-from kvscope_app.theme import DARK, LIGHT
+from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.what_if import words
 from kvscope_app.views.what_if.card_grid import num_columns_of
 from kvscope_app.views.what_if.process import NOT_INSTALLED
 from kvscope_app.views.what_if.small_map import SmallMap
 from kvscope_app.views.what_if.view import NO_ENGINE, NOTHING, WhatIfView
 from kvscope_app.views.what_if.workload import memory_of, running_rows
-from kvscope_telemetry.messages import ModelInfo
+from kvscope_telemetry.messages.telemetry import ModelInfo
+from kvscope_telemetry.messages.what_if import HOST_PAGE_BYTES, PAGE_BYTES, Answer, MapKind, PolicyUse
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.what_if import HOST_PAGE_BYTES, PAGE_BYTES, Answer, MapKind, PolicyUse
 
 ANSWER = Answer(
     policies=[

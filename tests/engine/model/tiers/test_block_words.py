@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kvscope_engine.model.kv_storage import KVStorage
+from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.tiers.block_words import BlockWords, layout_text
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.kv_storage import KVStorage
+from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
-from kvscope_engine.model.tiers.mover import BlockMover
 from kvscope_telemetry.errors import BadInput
 
 
@@ -68,7 +68,7 @@ KILLED = """
 import os, signal, sys
 import torch
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.kv_storage import KVStorage, LayerShape
+from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.tiers.build import make_tier_mover
 storage = KVStorage(4, 4, [LayerShape(1, 8)], torch.float32, torch.device("cpu"))
 for path in (None, sys.argv[1]):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvscope_engine.model.device import free_bytes
+from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.tiers.host_room import free_host_bytes
 
 

@@ -11,13 +11,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvscope_engine.model.kv_storage import KVStorage
+from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.block_words import BlockWords
 from kvscope_engine.model.tiers.copies import Copies, PlainCopies
 from kvscope_engine.model.tiers.disk_open import open_disk_file
 from kvscope_engine.model.tiers.disk_tier import DiskTier
 from kvscope_engine.model.tiers.host_slab import HostSlab
-from kvscope_engine.model.tiers.mover import BlockMover
 from kvscope_engine.model.tiers.staged_copies import StagedCopies
 
 NUM_BLOCKS, NUM_HOST, NUM_DISK = 9, 7, 5

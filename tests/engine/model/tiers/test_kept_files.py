@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvscope_engine.model.kv_storage import KVStorage
+from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.kept_index import Expected, KeptBlock, KeptIndex, read_index, write_index
-from kvscope_engine.model.tiers.mover import BlockMover
-from kvscope_engine.policy.prefix_index import Prefix
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_telemetry.errors import BadInput
 
 MakeMover = Callable[..., BlockMover]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine.model.kv_storage import KVStorage
+from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.tiers.block_words import BlockWords
 from kvscope_engine.model.tiers.staged_copies import StagedCopies
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.kv_storage import KVStorage, LayerShape
+from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
+from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
-from kvscope_engine.model.tiers.mover import BlockMover
 
 pytestmark = pytest.mark.gpu
 NUM_BLOCKS, NUM_PLACES = 400, 300

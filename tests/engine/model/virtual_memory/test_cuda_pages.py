@@ -13,7 +13,7 @@ import torch
 
 from kvscope_engine.model.virtual_memory.cuda_driver import CudaDriver, open_driver
 from kvscope_engine.model.virtual_memory.cuda_pages import CudaPages, tensor_at
-from kvscope_engine.policy.address_space import AddressSpace
+from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_telemetry.errors import KvscopeError
 
 MIB = 1 << 20

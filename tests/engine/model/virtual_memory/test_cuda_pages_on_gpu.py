@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvscope_engine.model.virtual_memory.memory import page_bytes, reserve
-from kvscope_engine.policy.address_space import address_space
+from kvscope_engine.policy.allocation.address_space import address_space
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +60,7 @@ def test_pages_come_and_go_under_a_captured_graph(device: torch.device) -> None:
 
 def test_an_engine_says_the_same_as_with_blocks(device: torch.device, tiny_model: object) -> None:
     from kvscope_engine import Engine, EngineConfig, SamplingParams
-    from kvscope_telemetry.commands import Submit
+    from kvscope_telemetry.messages.commands import Submit
 
     assert callable(tiny_model)
     name = tiny_model()

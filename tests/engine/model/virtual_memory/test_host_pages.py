@@ -8,11 +8,11 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kvscope_engine.model.kv_storage import KVStorage, LayerShape, tensor_block_bytes
+from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape, tensor_block_bytes
 from kvscope_engine.model.virtual_memory import host_pages
 from kvscope_engine.model.virtual_memory.host_pages import HostPages
 from kvscope_engine.model.virtual_memory.memory import page_bytes, reserve
-from kvscope_engine.policy.address_space import AddressSpace, address_space
+from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space
 from kvscope_telemetry.errors import KvscopeError
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 
 from kvscope_engine.simulator.what_if.candidates import PAGED_BLOCK_SIZES
 from kvscope_engine.simulator.what_if.comparison import Comparison
-from kvscope_telemetry.what_if import Answer, Memory, PolicyUse, Running
+from kvscope_telemetry.messages.what_if import Answer, Memory, PolicyUse, Running
 
 MIB = 1 << 20
 

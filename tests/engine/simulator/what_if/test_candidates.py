@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_engine.policy.address_space import address_space
+from kvscope_engine.policy.allocation.address_space import address_space
 from kvscope_engine.simulator.what_if.candidates import VIRTUAL, candidates
-from kvscope_telemetry.what_if import HOST_PAGE_BYTES, PAGE_BYTES, Memory
+from kvscope_telemetry.messages.what_if import HOST_PAGE_BYTES, PAGE_BYTES, Memory
 
 LAYERS = 30
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from kvscope_engine.policy.fragmentation import kv_use
+from kvscope_engine.policy.blocks.fragmentation import kv_use
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.comparison import Comparison
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.what_if import MapKind, PolicyUse, Running
+from kvscope_telemetry.messages.what_if import MapKind, PolicyUse, Running
 
 PARTS = ("num_used", "num_reserved", "num_internal", "num_rounding", "num_external", "num_outside")
 MIB = 1 << 20

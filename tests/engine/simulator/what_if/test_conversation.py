@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from kvscope_engine.simulator.what_if.conversation import converse
-from kvscope_telemetry.what_if import MAX_LINE_BYTES, MAX_REQUESTS, Answer
+from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, MAX_REQUESTS, Answer
 
 SETUP = b'{"setup": {"num_blocks": 8, "block_size": 4, "max_model_len": 16}}'
 

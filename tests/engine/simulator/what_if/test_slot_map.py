@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvscope_engine.simulator.what_if.slot_map import Spans, map_cells, slots_per_cell
-from kvscope_telemetry.what_if import MAX_CELLS, MapKind
+from kvscope_telemetry.messages.what_if import MAX_CELLS, MapKind
 
 
 def spans(*pairs: tuple[int, int]) -> Spans:

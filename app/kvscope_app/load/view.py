@@ -1,0 +1,236 @@
+"""The load: a small panel that puts the cache under pressure in two clicks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDoubleSpinBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QScrollArea,
+    QSpinBox,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.load.generator import LoadGenerator
+from kvscope_app.load.settings import (
+    MAX_CONCURRENCY,
+    MAX_OUTPUT_TOKENS,
+    MAX_RATE,
+    LoadSettings,
+    Mix,
+    Pace,
+)
+from kvscope_app.look.makers import label, set_look
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.source import SourceState
+
+_COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
+_FEWEST_LETTERS = 6
+_MIN_FIELD_WIDTH = 72
+_CAN_TAKE = (SourceState.LIVE, SourceState.STUCK, SourceState.STALE)
+
+
+class LoadView(View):
+    """Settings, one button, counts."""
+
+    title: ClassVar[str] = "Load"
+    object_name: ClassVar[str] = "load"
+    refresh_hz: ClassVar[float] = 4.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.generator = LoadGenerator(session, self)
+        self.pace, self.mix = _choice([p.value for p in Pace], "Pace"), _choice([m.value for m in Mix], "Prompts")
+        self.mix.setCurrentText(LoadSettings().mix.value)
+        self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, " requests", "Requests at once")
+        self.rate = QDoubleSpinBox()
+        self.rate.setRange(0.1, MAX_RATE)
+        self.rate.setDecimals(1)
+        self.rate.setValue(LoadSettings().rate)
+        self.rate.setSuffix(" requests/s")
+        self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
+        self.rate.setAccessibleName("Requests per second")
+        self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Output tokens from")
+        self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, " tokens", "Output tokens to")
+        self.button = QPushButton("Start")
+        self.message = label(wraps=True)
+        self.counts = {name: _number() for name in _COUNTS}
+        self._lay_out()
+        self._connect()
+        self.refresh()
+
+    def settings(self) -> LoadSettings:
+        """What the fields say. Raises BadInput."""
+        return LoadSettings(
+            pace=Pace(self.pace.currentText()),
+            concurrency=self.concurrency.value(),
+            rate=self.rate.value(),
+            mix=Mix(self.mix.currentText()),
+            min_output_tokens=self.shortest.value(),
+            max_output_tokens=self.longest.value(),
+        )
+
+    def refresh(self) -> None:
+        generator, counts = self.generator, self.generator.counts
+        values = (
+            counts.sent,
+            generator.num_unfinished,
+            counts.finished,
+            counts.aborted,
+            counts.refused,
+            counts.lost,
+            counts.tokens,
+        )
+        for name, value in zip(_COUNTS, values, strict=True):
+            self.counts[name].setText(count(value))
+        self.message.setText(generator.message or self._hint())
+        self._show_button()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self._color_message()
+
+    def toggle(self) -> None:
+        """Start, or stop and abort what was started."""
+        if self.generator.is_running:
+            self.generator.stop()
+            return
+        self.session.select_request(None)  # the map shows all of them alike
+        try:
+            self.generator.start(self.settings())
+        except BadInput as error:
+            self.generator.message = str(error)
+        self.refresh()
+
+    def _hint(self) -> str:
+        if self.generator.is_running:
+            return (
+                "Watch the page map, and the requests that wait."
+                " For more pressure: long prompts, or more at once. When no block is free, a request is preempted:"
+                " its blocks are computed again later, or moved to a lower tier until then."
+            )
+        if self.generator.is_stopping:
+            return "Waiting for the engine to stop them…"
+        return "Sends sample prompts until you stop it. Stop aborts what it started."
+
+    def _show_button(self) -> None:
+        running, stopping = self.generator.is_running, self.generator.is_stopping
+        self.button.setText("Stop" if running else "Stopping…" if stopping else "Start load")
+        self.button.setEnabled(running or (not stopping and self.session.status.state in _CAN_TAKE))
+        set_look(self.button, "danger" if running else "primary")
+        self._color_message()
+
+    def _color_message(self) -> None:
+        self.message.setStyleSheet(f"color: {self.theme.bad if self.generator.message else self.theme.muted};")
+
+    def _on_pace(self) -> None:
+        at_once = Pace(self.pace.currentText()) is Pace.CONCURRENCY
+        self.concurrency.setVisible(at_once)
+        self.rate.setVisible(not at_once)
+
+    def _on_changed(self) -> None:
+        """A running load takes new settings at once."""
+        if self.generator.is_running:
+            try:
+                self.generator.start(self.settings())
+            except BadInput as error:
+                self.generator.message = str(error)
+        self.refresh()
+
+    def _connect(self) -> None:
+        self.button.clicked.connect(self.toggle)
+        self.generator.changed.connect(self.refresh)
+        self.session.status_changed.connect(self.refresh)
+        self.pace.currentIndexChanged.connect(self._on_pace)
+        for box in (self.pace, self.mix):
+            box.currentIndexChanged.connect(self._on_changed)
+        for field in (self.concurrency, self.rate, self.shortest, self.longest):
+            field.valueChanged.connect(self._on_changed)
+        self._on_pace()
+
+    def _lay_out(self) -> None:
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(14, 12, 14, 12)
+        column.setSpacing(10)
+        column.addLayout(self._form())
+        column.addWidget(self.button)
+        column.addWidget(self.message)
+        column.addLayout(self._count_grid())
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(scroll)
+
+    def _form(self) -> QGridLayout:
+        form = QGridLayout()
+        form.setHorizontalSpacing(10)
+        form.setVerticalSpacing(8)
+        form.setColumnStretch(1, 1)
+        lengths = QHBoxLayout()
+        lengths.setSpacing(10)
+        lengths.addWidget(self.shortest, 1)
+        lengths.addWidget(label("to", "muted"))
+        lengths.addWidget(self.longest, 1)
+        pace = QHBoxLayout()
+        pace.setSpacing(10)
+        pace.addWidget(self.pace, 1)
+        pace.addWidget(self.concurrency, 1)
+        pace.addWidget(self.rate, 1)
+        for row, text in enumerate(("Pace", "Prompts", "Answers")):
+            form.addWidget(label(text, "muted"), row, 0)
+        form.addLayout(pace, 0, 1)
+        form.addWidget(self.mix, 1, 1)
+        form.addLayout(lengths, 2, 1)
+        return form
+
+    def _count_grid(self) -> QGridLayout:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(10)
+        grid.setVerticalSpacing(4)
+        grid.setColumnStretch(0, 1)
+        for row, name in enumerate(_COUNTS):
+            grid.addWidget(label(name, "muted"), row, 0)
+            grid.addWidget(self.counts[name], row, 1)
+        return grid
+
+
+def _choice(texts: list[str], name: str) -> QComboBox:
+    box = QComboBox()
+    box.addItems(texts)
+    box.setAccessibleName(name)
+    box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+    box.setMinimumContentsLength(_FEWEST_LETTERS)  # in a narrow dock: the list itself is as wide as it needs
+    return box
+
+
+def _whole(low: int, high: int, value: int, suffix: str, name: str) -> QSpinBox:
+    box = QSpinBox()
+    box.setRange(low, high)
+    box.setValue(value)
+    box.setSuffix(suffix)
+    box.setMinimumWidth(_MIN_FIELD_WIDTH)
+    box.setAccessibleName(name)
+    return box
+
+
+def _number() -> QLabel:
+    made = label("0")
+    made.setAlignment(Qt.AlignmentFlag.AlignRight)
+    return made

@@ -1,0 +1,1 @@
+"""How things look: theme, stylesheet, icons, fonts, small widgets, numbers as text."""

@@ -1,0 +1,54 @@
+"""Small makers of Qt widgets in the looks of the stylesheet."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel, QSizePolicy, QToolButton, QWidget
+
+from kvscope_app.look.icons import icon
+from kvscope_app.look.theme import Theme, mix
+
+
+def tool_button(text: str, tip: str, *, checkable: bool = False, checked: bool = False) -> QToolButton:
+    """A flat text button."""
+    button = QToolButton()
+    button.setText(text)
+    button.setToolTip(tip)
+    button.setAccessibleName(text)
+    button.setCheckable(checkable)
+    button.setChecked(checked)
+    return button
+
+
+def set_icon(button: QToolButton, name: str, theme: Theme) -> None:
+    """Show icon `name` instead of text, in the theme's colours: brighter while the button is down."""
+    color = theme.accent if button.isCheckable() and button.isChecked() else theme.muted
+    button.setIcon(icon(name, color, mix(theme.muted, theme.panel, 0.6)))
+    button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
+
+
+def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool = False) -> QLabel:
+    """A label of plain text. `elastic`: it may be squeezed instead of widening its dock."""
+    made = QLabel(text)
+    made.setTextFormat(Qt.TextFormat.PlainText)
+    made.setProperty("look", look)
+    made.setWordWrap(wraps)
+    if elastic:
+        made.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    return made
+
+
+def empty_state(text: str) -> QLabel:
+    """The muted sentence in the middle of a view that has nothing to show."""
+    made = label(text, "muted", wraps=True)
+    made.setAlignment(Qt.AlignmentFlag.AlignCenter)
+    made.setContentsMargins(24, 24, 24, 24)
+    return made
+
+
+def set_look(widget: QWidget, look: str) -> None:
+    """Change a widget's look and have the stylesheet follow."""
+    if widget.property("look") != look:
+        widget.setProperty("look", look)
+        widget.style().unpolish(widget)
+        widget.style().polish(widget)

@@ -1,0 +1,204 @@
+"""Colours, dark and light: every colour the desktop paints has a name here.
+
+Qt's own colour scheme switch does nothing without a platform theme, so two palettes are ours, under Fusion.
+pyqtgraph does not follow a palette: views take what they need from a `Theme` in `View.apply_theme`.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from PySide6.QtGui import QColor, QPalette
+from PySide6.QtWidgets import QApplication
+
+NUM_OWNER_COLORS: Final = 96
+_GOLDEN_RATIO: Final = 0.618033988749895
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Named colours as `#rrggbb`. `color(name)` gives a QColor."""
+
+    name: str
+    is_dark: bool
+    window: str
+    """Behind everything."""
+    base: str
+    """Behind what is edited or listed, and behind the page map and plots."""
+    panel: str
+    """Docks and bars."""
+    raised: str
+    """Buttons, cards, hovered rows."""
+    border: str
+    text: str
+    muted: str
+    """Labels, units, what is not said first. 4.5:1 on `panel`."""
+    accent: str
+    accent_text: str
+    """Text on `accent`."""
+    good: str
+    warn: str
+    bad: str
+    grid: str
+    """Lines of plots: opaque, faint."""
+    series: tuple[str, ...]
+    """Eight curve colours (after Okabe and Ito) that colour-blind people tell apart."""
+    block_free: str
+    block_active: str
+    block_cached: str
+    block_shared: str
+    block_host: str
+    block_disk: str
+    block_unmapped: str
+    """Address space without memory."""
+    flash_evicted: str
+    flash_copied: str
+    flash_saved: str
+    flash_loaded: str
+    """What a cell lights up with for a moment; in large cells a sign says the same."""
+    selection: str
+    """Outline of what is selected."""
+
+    def color(self, name: str, alpha: int = 255) -> QColor:
+        """The named colour with an alpha of 0 to 255."""
+        color = QColor(str(getattr(self, name)))
+        color.setAlpha(alpha)
+        return color
+
+
+DARK: Final = Theme(
+    name="dark",
+    is_dark=True,
+    window="#0d0f13",
+    base="#101318",
+    panel="#15181e",
+    raised="#1f242d",
+    border="#2a303b",
+    text="#e6e9ef",
+    muted="#949dae",
+    accent="#5b9dff",
+    accent_text="#06101f",
+    good="#3fc98e",
+    warn="#f0b040",
+    bad="#ff6b6b",
+    grid="#232831",
+    series=("#5aa9f8", "#f0a63a", "#34c8a0", "#e58bc0", "#f2e05c", "#f2764a", "#a38bf5", "#aab4c3"),
+    block_free="#232933",
+    block_active="#3f8ff0",
+    block_cached="#8f6a2e",
+    block_shared="#eba6da",
+    block_host="#2bb59a",
+    block_disk="#c7805a",
+    block_unmapped="#181c22",
+    flash_evicted="#ff5566",
+    flash_copied="#ffe14d",
+    flash_saved="#a77bff",
+    flash_loaded="#6fe3ff",
+    selection="#ffffff",
+)
+
+LIGHT: Final = Theme(
+    name="light",
+    is_dark=False,
+    window="#eef0f4",
+    base="#ffffff",
+    panel="#f8f9fb",
+    raised="#eceff4",
+    border="#d7dce4",
+    text="#1a1e26",
+    muted="#5b6474",
+    accent="#1a66dd",
+    accent_text="#ffffff",
+    good="#12805c",
+    warn="#9a5b00",
+    bad="#cf2f3c",
+    grid="#e6e9ee",
+    series=("#0b6fc2", "#c27800", "#0a8a6a", "#b5488a", "#8f8000", "#c2451a", "#6a4fd0", "#5b6474"),
+    block_free="#e3e7ed",
+    block_active="#2f80ea",
+    block_cached="#e6b768",
+    block_shared="#a8368f",
+    block_host="#0f927b",
+    block_disk="#a85a32",
+    block_unmapped="#f3f5f8",
+    flash_evicted="#d92f1f",
+    flash_copied="#b08a00",
+    flash_saved="#6d35d6",
+    flash_loaded="#0089b8",
+    selection="#10141b",
+)
+
+THEMES: Final = {theme.name: theme for theme in (DARK, LIGHT)}
+
+
+def apply_theme(app: QApplication, theme: Theme) -> None:
+    """Give the whole application the palette and stylesheet of `theme`."""
+    from kvscope_app.look.stylesheet import stylesheet  # the sheet is written in terms of a Theme
+
+    if app.style().objectName().lower() != "fusion":
+        app.setStyle("Fusion")
+    app.setPalette(palette(theme))
+    app.setStyleSheet(stylesheet(theme))
+
+
+def palette(theme: Theme) -> QPalette:
+    """The Qt palette of `theme`, with readable disabled text."""
+    result = QPalette()
+    roles = QPalette.ColorRole
+    names = {
+        roles.Window: theme.panel,
+        roles.WindowText: theme.text,
+        roles.Base: theme.base,
+        roles.AlternateBase: theme.panel,
+        roles.ToolTipBase: theme.raised,
+        roles.ToolTipText: theme.text,
+        roles.PlaceholderText: theme.muted,
+        roles.Text: theme.text,
+        roles.Button: theme.raised,
+        roles.ButtonText: theme.text,
+        roles.BrightText: theme.bad,
+        roles.Link: theme.accent,
+        roles.LinkVisited: theme.accent,
+        roles.Highlight: theme.accent,
+        roles.HighlightedText: theme.accent_text,
+        roles.Light: theme.raised,
+        roles.Midlight: theme.raised,
+        roles.Mid: theme.border,
+        roles.Dark: theme.border,
+        roles.Shadow: theme.window,
+    }
+    for role, name in names.items():
+        result.setColor(role, QColor(name))
+    for role in (roles.WindowText, roles.Text, roles.ButtonText):
+        result.setColor(QPalette.ColorGroup.Disabled, role, QColor(mix(theme.muted, theme.panel, 0.35)))
+    return result
+
+
+def mix(first: str, second: str, share: float) -> str:
+    """`first` with `share` (0 to 1) of `second`, as `#rrggbb`."""
+    a, b = QColor(first), QColor(second)
+    parts = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
+    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in parts)
+
+
+def owner_color(number: int, theme: Theme = DARK) -> QColor:
+    """The colour of request `number`, the same in every view; neighbours in number are far apart in hue."""
+    return QColor(owner_colors(theme)[number % NUM_OWNER_COLORS])
+
+
+@lru_cache(maxsize=4)
+def owner_colors(theme: Theme) -> tuple[str, ...]:
+    """`NUM_OWNER_COLORS` colours a golden angle of hue apart, in three lightnesses."""
+    return tuple(_owner(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))
+
+
+def _owner(index: int, is_dark: bool) -> str:
+    hue = (0.58 + index * _GOLDEN_RATIO) % 1.0
+    lightness = (0.66, 0.56, 0.74)[index % 3] if is_dark else (0.50, 0.40, 0.58)[index % 3]
+    # Yellow and green look lighter than blue at the same HLS lightness: take some back.
+    lightness -= 0.10 * max(0.0, 1.0 - abs(hue - 0.25) / 0.2)
+    red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.52)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"

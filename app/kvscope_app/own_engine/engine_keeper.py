@@ -1,0 +1,68 @@
+"""Watches the desktop's own engine and restarts it when the person asks. The Qt side of `EngineProcess`."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_telemetry.errors import KvscopeError
+
+_LOOK_MS: Final = 100
+
+
+class EngineKeeper(QObject):
+    """Owns no process: tells about the one it is given. Never waits."""
+
+    ended = Signal(str)
+    """The engine ended by itself, or could not be started, for this reason."""
+    started = Signal()
+
+    def __init__(self, engine: EngineProcess, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.engine = engine
+        self._told = False
+        self._kill_at_s: float | None = None
+        """While a restart waits for the old process: when patience ends."""
+        self._timer = QTimer(self, interval=_LOOK_MS)
+        self._timer.timeout.connect(self._look)
+        self._timer.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine's process is there."""
+        return self.engine.is_running
+
+    def restart(self) -> None:
+        """End the engine if it still runs, then start it anew."""
+        self.engine.terminate()
+        self._kill_at_s = time.monotonic() + self.engine.end_after_s
+        self._look()
+
+    def forget(self) -> None:
+        """The desktop closes: what happens from now on is its doing."""
+        self._timer.stop()
+
+    def _look(self) -> None:
+        if self._kill_at_s is not None:
+            self._go_on_restarting(self._kill_at_s)
+        elif not self.engine.is_running and not self._told:
+            self._told = True
+            self.ended.emit(self.engine.end_reason() or "unknown reason")
+
+    def _go_on_restarting(self, kill_at_s: float) -> None:
+        if self.engine.is_running:
+            if time.monotonic() >= kill_at_s:
+                self.engine.kill()
+            return
+        self._kill_at_s = None
+        try:
+            self.engine.start()
+        except KvscopeError as error:
+            self._told = True
+            self.ended.emit(str(error))
+            return
+        self._told = False
+        self.started.emit()

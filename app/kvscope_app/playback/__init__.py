@@ -1,0 +1,1 @@
+"""Playing a recording: its clock, its bar, its actions."""

@@ -1,0 +1,157 @@
+"""The bar over the status bar of a recording: play, jump to either end, where one is, how fast it goes.
+
+Owns how the slider's place and the recording's follow each other. What the buttons do is in the actions.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent
+from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QLabel, QSlider, QStyle, QStyleOptionSlider, QToolButton
+
+from kvscope_app.look.icons import icon
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.playback.playback import BACK_S, SPEEDS, speed_text, time_text
+from kvscope_app.session.session import Player, Session
+
+_REFRESH_MS: Final = 50
+
+
+class TimeSlider(QSlider):
+    """Milliseconds of the recording. A press anywhere on it goes there."""
+
+    space_pressed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__(Qt.Orientation.Horizontal)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAccessibleName("Position in the recording")
+        self.setSingleStep(1000)
+        self.setPageStep(int(BACK_S * 1000))
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() is Qt.MouseButton.LeftButton:
+            self.setSliderDown(True)
+            self.setSliderPosition(self._value_at(event.position().x()))
+        event.accept()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        if self.isSliderDown():
+            self.setSliderPosition(self._value_at(event.position().x()))
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        self.setSliderDown(False)
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress and event.key() == Qt.Key.Key_Space:
+            self.space_pressed.emit()
+            return True
+        return super().event(event)
+
+    def _value_at(self, x: float) -> int:
+        option = QStyleOptionSlider()
+        self.initStyleOption(option)
+        handle = self.style().pixelMetric(QStyle.PixelMetric.PM_SliderLength, option, self)
+        room = max(self.width() - handle, 1)
+        return QStyle.sliderValueFromPosition(self.minimum(), self.maximum(), round(x - handle / 2), room)
+
+
+class PlaybackBar(QFrame):
+    """Follows `player`, of `session`. `buttons`: to the start, play, to the end."""
+
+    def __init__(self, session: Session, player: Player, buttons: tuple[QAction, QAction, QAction]) -> None:
+        super().__init__()
+        self._player = player
+        self._play = buttons[1]
+        self._theme = DARK
+        self.setProperty("look", "playback")
+        self.setAccessibleName("Playback")
+        self.slider = TimeSlider()
+        self.slider.setRange(0, round(player.duration * 1000))
+        self.time = QLabel()
+        self.speed = QComboBox()
+        self._build(buttons)
+        self.slider.valueChanged.connect(self._on_slider)
+        self.slider.sliderPressed.connect(self._on_press)
+        self.slider.sliderReleased.connect(self._on_release)
+        self.slider.space_pressed.connect(self._play.trigger)
+        self.speed.activated.connect(lambda index: player.set_speed(SPEEDS[index]))
+        self._is_shown_playing: bool | None = None
+        self._goes_on = False
+        self._clock = QTimer(self, interval=_REFRESH_MS)
+        self._clock.timeout.connect(self.refresh)
+        self._clock.start()
+        session.status_changed.connect(self.refresh)
+        self.refresh()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._theme = theme
+        self._is_shown_playing = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show where the recording is."""
+        player = self._player
+        if not self.slider.isSliderDown():
+            self.slider.blockSignals(True)
+            self.slider.setValue(round(player.position * 1000))
+            self.slider.blockSignals(False)
+        self._show_time(self.slider.value() / 1000 if self.slider.isSliderDown() else player.position)
+        if player.speed in SPEEDS:
+            self.speed.setCurrentIndex(SPEEDS.index(player.speed))
+        if player.is_playing is not self._is_shown_playing:
+            self._is_shown_playing = player.is_playing
+            self._play.setIcon(icon("pause" if player.is_playing else "play", self._theme.text, self._theme.border))
+            self._play.setText("Pause" if player.is_playing else "Play")
+            self._play.setToolTip(f"{self._play.text()} (Space)")
+
+    def _show_time(self, seconds: float) -> None:
+        duration = self._player.duration
+        self.time.setText(f"{time_text(seconds, duration)} / {time_text(duration, duration)}")
+
+    def _on_slider(self, value: int) -> None:
+        """By the mouse or a key. While it is dragged the states alone will do, they come sooner."""
+        self._player.seek(value / 1000, with_past=not self.slider.isSliderDown())
+
+    def _on_press(self) -> None:
+        """As long as it is held it stands still where the person puts it."""
+        self._goes_on = self._player.is_playing
+        self._player.pause()
+
+    def _on_release(self) -> None:
+        self._player.seek(self.slider.value() / 1000)
+        if self._goes_on and self.slider.value() < self.slider.maximum():  # from the end it would begin again
+            self._player.play()
+
+    def _build(self, buttons: tuple[QAction, QAction, QAction]) -> None:
+        row = QHBoxLayout(self)
+        row.setContentsMargins(10, 4, 12, 4)
+        row.setSpacing(4)
+        for action in buttons:
+            row.addWidget(_button(action))
+        row.addSpacing(6)
+        row.addWidget(self.slider, 1)
+        row.addSpacing(8)
+        row.addWidget(self.time)
+        row.addSpacing(8)
+        longest = time_text(self._player.duration, self._player.duration)
+        self.time.setMinimumWidth(self.time.fontMetrics().horizontalAdvance(f"{longest} / {longest}") + 4)
+        self.time.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self.speed.addItems([speed_text(speed) for speed in SPEEDS])
+        self.speed.setAccessibleName("Speed")
+        self.speed.setToolTip("How fast it is played: slower with [, faster with ]")
+        self.speed.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        row.addWidget(self.speed)
+
+
+def _button(action: QAction) -> QToolButton:
+    button = QToolButton()
+    button.setDefaultAction(action)
+    button.setAutoRaise(True)
+    button.setIconSize(QSize(17, 17))
+    button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
+    button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+    return button

@@ -1,0 +1,1 @@
+"""One source and the state rebuilt from it: what views read. No widgets."""

@@ -1,0 +1,116 @@
+"""The newest events and when they came, bounded. Knows no Qt.
+
+Events lie in a ring, and beside them, in numpy columns of the same slots, what they are looked for by: a question
+costs microseconds however many there are. Request numbers start again with each engine, so an entry carries the
+epoch it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.messages.telemetry import Event, EventKind
+
+_CODES: Final[dict[str, int]] = {kind: code for code, kind in enumerate(get_args(EventKind))}
+
+
+class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
+    """One event. `time_ns` is this machine's monotonic clock; `serial` counts from 1, anew when the log is cleared.
+
+    Nothing in it can be part of a cycle: the garbage collector, which stops the window, need not look at any.
+    """
+
+    serial: int
+    time_ns: int
+    epoch: int
+    event: Event
+
+
+class EventLog:
+    """A ring of `max_events` events, oldest first."""
+
+    BYTES_PER_EVENT = 640
+    """Upper estimate of an entry with a cause of 100 characters."""
+
+    def __init__(self, max_events: int) -> None:
+        self.last_serial = 0
+        self.num_clears = 0
+        self._max_events = max_events
+        self._events: list[LoggedEvent] = []
+        """Slot `(serial - 1) % max_events`; shorter until the ring is full."""
+        self._time_ns = np.zeros(max_events, np.int64)
+        self._kind = np.zeros(max_events, np.uint8)
+        self._epoch = np.zeros(max_events, np.int64)
+        self._numbers = np.zeros((2, max_events), np.int64)
+        """The request it happened to, and the one that caused it."""
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __iter__(self) -> Iterator[LoggedEvent]:
+        return iter(self.since(0))
+
+    def clear(self) -> None:
+        """Forget all: serials count from 1 again."""
+        self.last_serial = 0
+        self.num_clears += 1
+        self._events.clear()
+
+    def extend(self, events: Iterable[Event], epoch: int, offset_ns: int) -> None:
+        """Append events whose clock is `offset_ns` behind this machine's."""
+        for event in (told := list(events)):
+            self.last_serial += 1
+            entry = LoggedEvent(self.last_serial, event.time_ns + offset_ns, epoch, event)
+            if len(self._events) < self._max_events:
+                self._events.append(entry)
+            else:
+                self._events[(self.last_serial - 1) % self._max_events] = entry
+        self._write_columns(told[-self._max_events :], epoch, offset_ns)
+
+    def since(self, serial: int, limit: int | None = None) -> list[LoggedEvent]:
+        """Events after `serial`, oldest first, at most the newest `limit`. Costs as much as there are."""
+        count = min(self.last_serial - serial, len(self._events))
+        count = count if limit is None else min(count, limit)
+        if count <= 0:
+            return []
+        start = (self.last_serial - count) % self._max_events
+        end = start + count
+        return self._events[start:end] + self._events[: max(0, end - self._max_events)]
+
+    def between(self, first_ns: int, last_ns: int, kind: str | None = None, limit: int = 1000) -> list[LoggedEvent]:
+        """The newest `limit` events with `first_ns <= time_ns <= last_ns`, of one kind or all, oldest first."""
+        times = self._time_ns[: len(self)]
+        wanted = (times >= first_ns) & (times <= last_ns)
+        if kind is not None:
+            wanted &= self._kind[: len(self)] == _CODES[kind]
+        return self._newest(wanted, limit)
+
+    def of_kinds(self, kinds: Collection[str], limit: int) -> list[LoggedEvent]:
+        """The newest `limit` events of some kinds, oldest first."""
+        codes = np.array(sorted(_CODES[kind] for kind in kinds), np.uint8)
+        return self._newest(np.isin(self._kind[: len(self)], codes), limit)
+
+    def of_request(self, epoch: int, number: int, limit: int = 1000) -> list[LoggedEvent]:
+        """The newest `limit` events that happened to a request, or that it caused, oldest first."""
+        concerned = (self._numbers[:, : len(self)] == number).any(axis=0)
+        return self._newest(concerned & (self._epoch[: len(self)] == epoch), limit)
+
+    def _newest(self, wanted: npt.NDArray[np.bool_], limit: int) -> list[LoggedEvent]:
+        slots = np.flatnonzero(wanted)
+        oldest = self.last_serial % self._max_events if len(self) == self._max_events else 0
+        ordered = np.concatenate((slots[slots >= oldest], slots[slots < oldest]))[-limit:]
+        return [self._events[slot] for slot in ordered.tolist()]
+
+    def _write_columns(self, events: list[Event], epoch: int, offset_ns: int) -> None:
+        """Of the newest events, which are in the ring already."""
+        slots = np.arange(self.last_serial - len(events), self.last_serial) % self._max_events
+        self._time_ns[slots] = [event.time_ns + offset_ns for event in events]
+        self._kind[slots] = [_CODES[event.kind] for event in events]
+        self._epoch[slots] = epoch
+        self._numbers[0, slots] = [event.number for event in events]
+        self._numbers[1, slots] = [event.other for event in events]

@@ -1,0 +1,223 @@
+"""What happened lately: bounded rings by time and bytes, fed with updates, read by the views. No Qt.
+
+The clock is this machine's monotonic one; a recording's times are on it as well, negative from before the boot. Frame
+times of an epoch are moved onto it by the smallest difference seen between receipt and frame, so times go on over
+engine restarts and across machines; an engine that was away leaves a gap. Nothing of an older epoch is thrown away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from kvscope_app.session.bin_ring import BinRing, FloatArray, IntArray
+from kvscope_app.session.event_log import EventLog
+from kvscope_app.session.latency_window import LatencyWindow
+from kvscope_app.session.request_times import RequestTimes
+from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown
+from kvscope_telemetry.source import Update
+
+BIN_NS: Final = 100_000_000
+MAX_SILENCE_NS: Final = 1_600_000_000
+"""Longer without any message and the curve has a gap. Heartbeats come every half second."""
+SUMS: Final = (
+    "prefill_tokens",
+    "decode_tokens",
+    "num_steps",
+    "schedule_ns",
+    "run_ns",
+    "forward_ns",
+    "commit_ns",
+    "record_ns",
+    "preemptions",
+    "cached_tokens",
+)
+"""Columns of `HistoryWindow` that count what happened in a bin."""
+FRAME_GAUGES: Final = ("num_running", "num_waiting")
+BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
+GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES
+"""Columns that say how things stood at the end of a bin."""
+LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s")
+_PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", "preemptions", "cached_tokens"))
+_TOTALS: Final = ("preemptions", "cached_tokens")
+_LATENCY_VALUES: Final = 32_768
+
+
+class BlockCounts(Protocol):
+    """What the history asks of a mirror."""
+
+    @property
+    def epoch(self) -> int | None: ...
+    @property
+    def num_room(self) -> int: ...
+    @property
+    def num_active(self) -> int: ...
+    @property
+    def num_cached(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryWindow:
+    """Bins from `-seconds` to now, oldest first; NaN where nothing was heard."""
+
+    time_s: FloatArray
+    """Middle of each bin relative to the reading, shape (n,)."""
+    columns: dict[str, FloatArray]
+    """`SUMS`, `GAUGES` and `LATENCIES`, shape (n,) each."""
+    end_ns: int
+    """This machine's monotonic time at 0."""
+
+    def rate(self, name: str) -> FloatArray:
+        """A column of `SUMS` per second."""
+        return self.columns[name] * (1e9 / BIN_NS)
+
+    def latest(self, name: str) -> float:
+        """The newest known value of a gauge or latency, NaN when there is none."""
+        column = self.columns[name]
+        known = np.flatnonzero(np.isfinite(column))
+        return float(column[known[-1]]) if known.size else np.nan
+
+
+class History:
+    """The last `max_seconds`, or as much of them as fits into `max_bytes`."""
+
+    def __init__(self, max_seconds: int = 600, max_bytes: int = 64 << 20) -> None:
+        bytes_per_bin = 8 * len(SUMS + GAUGES + LATENCIES)
+        num_bins = min(max_seconds * 1_000_000_000 // BIN_NS, max_bytes // 4 // bytes_per_bin)
+        self._num_bins = max(num_bins, 2)
+        self.events = EventLog(max(max_bytes // 4 // EventLog.BYTES_PER_EVENT, 1))
+        self.samples: deque[DeviceSample] = deque(maxlen=max_seconds * 2)
+        """Device samples as they came, newest last."""
+        self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all: what comes next does not follow from what was."""
+        self.ring = BinRing(SUMS, GAUGES + LATENCIES, self._num_bins)
+        self.events.clear()
+        self.samples.clear()
+        self.memory: MemoryBreakdown | None = None
+        self.first_token = LatencyWindow(_LATENCY_VALUES)
+        self.inter_token = LatencyWindow(_LATENCY_VALUES)
+        self.request_times = RequestTimes()
+        self.epoch: int | None = None
+        self._offset_ns: int | None = None
+        self._last_heard_ns = 0
+        self._totals: dict[str, int] = {}
+
+    @property
+    def max_seconds(self) -> float:
+        """How far back the ring reaches."""
+        return self.ring.num_bins * BIN_NS / 1e9
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rings, an upper bound for the events."""
+        parts = (self.ring, self.first_token, self.inter_token, self.request_times)
+        return sum(part.num_bytes for part in parts) + len(self.events) * EventLog.BYTES_PER_EVENT
+
+    def wall_ns(self, time_ns: int) -> int:
+        """Nanoseconds since 1970 of a time on this machine's monotonic clock."""
+        return time_ns + self._wall_offset_ns
+
+    def add(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
+        """Take in what came. `mirror` has applied it already. `now_ns`: time of receipt, for tests."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        self._follow_epoch(update, mirror)
+        self._follow_clock(update, now_ns)
+        if update.snapshot or update.series or update.heartbeat:
+            # And not how the load of the next engine goes, while the mirror still shows the last one.
+            self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_heard_ns <= MAX_SILENCE_NS)
+            self._last_heard_ns = now_ns
+            self._add_blocks(mirror, now_ns // BIN_NS)
+        self._add_standing(update, now_ns // BIN_NS)
+        self._add_frames(update, now_ns)
+        self._add_latencies(update, now_ns)
+        self._add_requests(update)
+        self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
+        self.samples.extend(update.samples)
+        self.memory = update.memory or self.memory
+
+    def window(self, seconds: float, now_ns: int | None = None, names: Iterable[str] | None = None) -> HistoryWindow:
+        """The last `seconds`, up to now: all columns, or `names`."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        last = now_ns // BIN_NS
+        first = last - max(int(seconds * 1e9) // BIN_NS, 1)
+        numbers = np.arange(first, last + 1)
+        time_s = ((numbers * BIN_NS + (BIN_NS // 2 - now_ns)) / 1e9).astype(np.float64)
+        return HistoryWindow(time_s, self.ring.read(first, last, names), now_ns)
+
+    def _follow_epoch(self, update: Update, mirror: BlockCounts) -> None:
+        epoch = update.snapshot.hello.epoch if update.snapshot else mirror.epoch
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._offset_ns = None
+            self._totals = {}
+            self.memory = None
+            self.request_times.clear()
+        if update.snapshot and not self._totals:  # a resync keeps them: what was lost is counted as well
+            counters = update.snapshot.counters
+            self._totals = {name: getattr(counters, name) for name in _TOTALS}
+
+    def _follow_clock(self, update: Update, now_ns: int) -> None:
+        times = update.series.get("time_ns")
+        if times is not None and times.size:
+            seen = now_ns - int(times[-1])
+        elif update.heartbeat is not None:
+            seen = now_ns - update.heartbeat.time_ns
+        else:
+            return
+        self._offset_ns = seen if self._offset_ns is None else min(self._offset_ns, seen)
+
+    def _add_standing(self, update: Update, bin_number: int) -> None:
+        """A snapshot says how many requests there are before any frame does."""
+        if update.snapshot:
+            counters = update.snapshot.counters
+            self.ring.put_one(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
+
+    def _add_frames(self, update: Update, now_ns: int) -> None:
+        series = update.series
+        if "time_ns" not in series or not series["time_ns"].size:
+            return
+        bins = np.minimum(series["time_ns"] + (self._offset_ns or 0), now_ns) // BIN_NS
+        sums: dict[str, IntArray] = {name: series[name] for name in _PER_FRAME}
+        sums["num_steps"] = np.ones(bins.size, np.int64)
+        sums.update({name: self._increase(name, series[name]) for name in _TOTALS})
+        self.ring.add(bins, sums)
+        self.ring.put(bins, {name: series[name] for name in FRAME_GAUGES})
+        # Frames of an earlier bin came late: how they left things holds until now.
+        since = np.arange(int(bins[-1]), now_ns // BIN_NS + 1)
+        self.ring.put(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
+
+    def _increase(self, name: str, totals: IntArray) -> IntArray:
+        """Steps of a total since the frame before; a total seen for the first time counts as none."""
+        before = self._totals.get(name, int(totals[0]))
+        self._totals[name] = int(totals[-1])
+        return np.maximum(np.diff(totals, prepend=before), 0)
+
+    def _add_latencies(self, update: Update, now_ns: int) -> None:
+        for prefix, window, values in (
+            ("ttft", self.first_token, update.first_token_ns),
+            ("itl", self.inter_token, update.inter_token_ns),
+        ):
+            closed = window.add(values, now_ns, now_ns // BIN_NS)
+            if closed is not None:
+                bin_number, p50, p95 = closed
+                self.ring.put_one(bin_number, {f"{prefix}_p50_s": p50, f"{prefix}_p95_s": p95})
+
+    def _add_requests(self, update: Update) -> None:
+        if update.snapshot:
+            self.request_times.skip(update.snapshot.requests)
+        times = update.series.get("time_ns")
+        for rows in update.requests:
+            self.request_times.add(rows, int(times[-1]) if times is not None else 0)
+
+    def _add_blocks(self, mirror: BlockCounts, bin_number: int) -> None:
+        if mirror.epoch is not None:
+            counts = (mirror.num_active, mirror.num_cached, mirror.num_room)
+            self.ring.put_one(bin_number, dict(zip(BLOCK_GAUGES, counts, strict=True)))

@@ -1,0 +1,71 @@
+"""When each request got its first and its newest token, as seen in the updates. Knows no Qt.
+
+The mirror holds how many tokens a request has, not when they came. A ring indexed by request number keeps the
+newest `capacity` requests of the epoch; times are the engine's clock, as fine as updates are apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.messages.telemetry import RequestRows
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+class RequestTimes:
+    """First and newest token of the newest `capacity` request numbers."""
+
+    def __init__(self, capacity: int = 32_768) -> None:
+        self._capacity = capacity
+        self.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the ring."""
+        columns = (self._number, self._num_tokens, self._first_ns, self._last_ns)
+        return sum(column.nbytes for column in columns)
+
+    def clear(self) -> None:
+        """Forget all: a new epoch counts its requests from 1 again."""
+        self._number = np.zeros(self._capacity, np.int64)
+        self._num_tokens = np.zeros(self._capacity, np.int64)
+        self._first_ns = np.full(self._capacity, -1)
+        self._last_ns = np.full(self._capacity, -1)
+
+    def add(self, rows: RequestRows, time_ns: int) -> None:
+        """Take in changed requests as they were at `time_ns`."""
+        numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
+        tokens = np.frombuffer(rows.num_output_tokens, "<u4").astype(np.int64)
+        slots = numbers % self._capacity
+        is_new = self._number[slots] != numbers
+        fresh = slots[is_new]
+        self._number[fresh], self._num_tokens[fresh] = numbers[is_new], 0
+        self._first_ns[fresh] = self._last_ns[fresh] = -1
+        grown = slots[tokens > self._num_tokens[slots]]
+        self._last_ns[grown] = time_ns
+        self._first_ns[grown] = np.where(self._first_ns[grown] < 0, time_ns, self._first_ns[grown])
+        self._num_tokens[slots] = tokens
+
+    def skip(self, rows: RequestRows) -> None:
+        """Take in a snapshot's requests: the tokens they have came at times nobody saw."""
+        numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
+        slots = numbers % self._capacity
+        unseen = slots[self._number[slots] != numbers]
+        self._number[slots] = numbers
+        self._num_tokens[slots] = np.frombuffer(rows.num_output_tokens, "<u4")
+        self._first_ns[unseen] = self._last_ns[unseen] = -1
+
+    def first_token_ns(self, numbers: IntArray) -> IntArray:
+        """Engine time of each request's first token, shape of `numbers`; -1 where it was not seen."""
+        return self._look_up(self._first_ns, numbers)
+
+    def last_token_ns(self, numbers: IntArray) -> IntArray:
+        """Engine time of each request's newest token, shape of `numbers`; -1 where none was seen."""
+        return self._look_up(self._last_ns, numbers)
+
+    def _look_up(self, column: IntArray, numbers: IntArray) -> IntArray:
+        slots = numbers % self._capacity
+        return np.where(self._number[slots] == numbers, column[slots], -1)

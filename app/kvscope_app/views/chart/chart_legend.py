@@ -1,0 +1,102 @@
+"""The line above a plot: its title, and each curve's name and value, the value in larger digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.theme import DARK, Theme
+
+_GAP = 12.0
+_SWATCH = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    """A curve: the key of its value, and what it is called (empty: the title says it)."""
+
+    name: str
+    label: str
+
+
+class Legend(QWidget):
+    """Painted by hand: values change ten times a second and must not move the layout."""
+
+    def __init__(self, title: str, entries: Sequence[LegendEntry]) -> None:
+        super().__init__()
+        self._title = title
+        self._entries = tuple(entries)
+        self._values: dict[str, str] = {}
+        self._colors: dict[str, str] = {}
+        self._theme = DARK
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """What is shown, by curve."""
+        return self._values
+
+    def set_values(self, values: Mapping[str, str]) -> None:
+        """Show `values`, by curve."""
+        if values != self._values:
+            self._values = dict(values)
+            self.setAccessibleDescription(", ".join(f"{e.label} {values.get(e.name, '')}" for e in self._entries))
+            self.update()
+
+    def apply_theme(self, theme: Theme, colors: Mapping[str, str]) -> None:
+        """Take the colours of the theme and of the curves."""
+        self._theme = theme
+        self._colors = dict(colors)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, round(QFontMetricsF(_value_font()).height()) + 4)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        right = self.width() - 6.0
+        with_labels = self._width(with_labels=True) <= self.width() - 12
+        for entry in reversed(self._entries):
+            right = self._paint_entry(painter, entry, right, with_labels) - _GAP
+        painter.setFont(sans(1.0, QFont.Weight.DemiBold))
+        painter.setPen(QColor(self._theme.muted))
+        box = QRectF(8, 0, max(right - 8, 0), self.height())
+        title = painter.fontMetrics().elidedText(self._title, Qt.TextElideMode.ElideRight, round(box.width()))
+        painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, title)
+        painter.end()
+
+    def _paint_entry(self, painter: QPainter, entry: LegendEntry, right: float, with_labels: bool) -> float:
+        """Right to left: value, label, swatch. The left edge of what was painted."""
+        right = self._paint_text(painter, self._values.get(entry.name, ""), right, _value_font(), self._theme.text)
+        if with_labels and entry.label:
+            right = self._paint_text(painter, entry.label, right - 5, sans(0.92), self._theme.muted)
+        swatch = QRectF(right - 5 - _SWATCH, (self.height() - _SWATCH) / 2, _SWATCH, _SWATCH)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(self._colors.get(entry.name, self._theme.muted)))
+        painter.drawRoundedRect(swatch, 2, 2)
+        return swatch.left()
+
+    def _paint_text(self, painter: QPainter, text: str, right: float, font: QFont, color: str) -> float:
+        width = QFontMetricsF(font).horizontalAdvance(text)
+        painter.setFont(font)
+        painter.setPen(QColor(color))
+        painter.drawText(QRectF(right - width - 1, 0, width + 2, self.height()), Qt.AlignmentFlag.AlignVCenter, text)
+        return right - width
+
+    def _width(self, *, with_labels: bool) -> float:
+        values, labels = QFontMetricsF(_value_font()), QFontMetricsF(sans(0.92))
+        total = QFontMetricsF(sans(1.0, QFont.Weight.DemiBold)).horizontalAdvance(self._title)
+        for entry in self._entries:
+            total += _GAP + _SWATCH + 5 + values.horizontalAdvance(self._values.get(entry.name, ""))
+            total += 5 + labels.horizontalAdvance(entry.label) if with_labels and entry.label else 0
+        return total
+
+
+def _value_font() -> QFont:
+    return sans(1.2, QFont.Weight.DemiBold)

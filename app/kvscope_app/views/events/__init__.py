@@ -1,0 +1,1 @@
+"""Events as a table or as cards."""

@@ -1,0 +1,93 @@
+"""How an event is painted where a table is too narrow for columns: its head in one line, below it the reason, wrapped.
+
+All cards have one height, so that a table of thousands need not measure each; the rest of a long reason is left to
+the tooltip.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QPointF, QRect, Qt
+from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPalette, QTextLayout, QTextOption
+from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
+
+from kvscope_app.views.events.event_model import EventModel, why_text
+
+_LINES_BELOW_WIDTH: Final = ((420, 4), (640, 3))
+_FEWEST_LINES: Final = 2
+_MARGIN: Final = 8
+_GAP: Final = 10
+_PADDING: Final = 4
+
+
+class EventCard(QStyledItemDelegate):
+    """Paints the entry of a row, whatever the column."""
+
+    def __init__(self, model: EventModel, parent: QObject) -> None:
+        super().__init__(parent)
+        self._events = model
+
+    @staticmethod
+    def height(line: int, width: int) -> int:
+        """Of a card that is `width` wide, for a font whose lines are `line` pixels high."""
+        return (1 + _num_lines(width)) * line + 2 * _PADDING
+
+    def paint(
+        self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
+    ) -> None:
+        entry = self._events.entry_at(index.row())
+        if entry is None:
+            return
+        painter.save()
+        box: QRect = option.rect
+        palette: QPalette = option.palette
+        if option.state & QStyle.StateFlag.State_Selected:
+            painter.fillRect(box, palette.highlight())
+        inner = box.adjusted(_MARGIN, _PADDING, -_MARGIN, -_PADDING)
+        at, kind, request = self._events.head(entry)
+        theme, line = self._events.theme, QFontMetrics(painter.font()).height()
+        x = inner.left()
+        for text, color in ((kind, self._events.kind_color(entry)), (request, theme.color("text"))):
+            x = _word(painter, QRect(x, inner.top(), inner.right() - x, line), text, color) if text else x
+        painter.setPen(theme.color("muted"))
+        painter.drawText(QRect(x, inner.top(), inner.right() - x, line), Qt.AlignmentFlag.AlignRight, at)
+        painter.setPen(theme.color("text"))
+        _reason(painter, inner.adjusted(0, line, 0, 0), why_text(entry.event))
+        painter.setPen(theme.color("border"))
+        painter.drawLine(box.bottomLeft(), box.bottomRight())
+        painter.restore()
+
+
+def _num_lines(width: int) -> int:
+    """Of the reason: what is usual fits."""
+    return next((lines for below, lines in _LINES_BELOW_WIDTH if width < below), _FEWEST_LINES)
+
+
+def _word(painter: QPainter, box: QRect, text: str, color: QColor) -> int:
+    """Where the next word begins."""
+    painter.setPen(color)
+    painter.drawText(box, Qt.AlignmentFlag.AlignLeft, text)
+    return box.left() + painter.fontMetrics().horizontalAdvance(text) + _GAP
+
+
+def _reason(painter: QPainter, box: QRect, text: str) -> None:
+    """As many lines as there is room for, the last with an ellipsis where more would follow."""
+    metrics = painter.fontMetrics()
+    layout = QTextLayout(text, painter.font())
+    layout.setTextOption(QTextOption(Qt.AlignmentFlag.AlignLeft))
+    layout.beginLayout()
+    num_lines = max(1, box.height() // metrics.height())
+    for number in range(num_lines):
+        line = layout.createLine()
+        if not line.isValid():
+            break
+        line.setLineWidth(box.width())
+        begin, top = line.textStart(), box.top() + number * metrics.height()
+        is_last = number == num_lines - 1
+        words = text[begin:] if is_last else text[begin : begin + line.textLength()]
+        painter.drawText(
+            QPointF(box.left(), top + metrics.ascent()),
+            metrics.elidedText(words.strip(), Qt.TextElideMode.ElideRight, box.width()),
+        )
+    layout.endLayout()

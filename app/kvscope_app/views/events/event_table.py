@@ -1,0 +1,67 @@
+"""Events as a table of columns, or where it is too narrow for these as cards. Choosing one tells its request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QModelIndex, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
+
+from kvscope_app.views.events.event_card import EventCard
+from kvscope_app.views.events.event_model import WHY, EventModel
+
+NARROW: Final = 900
+"""Below this width a reason of usual length (120 to 200 characters) does not fit beside the other columns."""
+
+
+class EventTable(QTableView):
+    """The events; choosing one tells its request."""
+
+    request_chosen = Signal(object, object)
+    """Epoch and number: as objects, since a signal's int has 32 bits and an epoch 63."""
+
+    def __init__(self, model: EventModel, name: str) -> None:
+        super().__init__()
+        self.setAccessibleName(name)
+        self.setModel(model)
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.setTabKeyNavigation(False)
+        self.verticalHeader().hide()
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.horizontalHeader().setStretchLastSection(True)
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        digits = self.fontMetrics()
+        for column, sample in enumerate(("00:00:00.000", "preempted", "#12 345")):
+            self.setColumnWidth(column, digits.horizontalAdvance(sample) + 22)
+        self._events = model
+        self._card = EventCard(model, self)
+        self._row_height = 0
+        self._fit(self.width())
+        self.activated.connect(self._on_chosen)
+        self.clicked.connect(self._on_chosen)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit(self.width())
+
+    def _fit(self, width: int) -> None:
+        """Columns, or where these leave no room for the reason a card an event. All rows have one height."""
+        is_narrow, line = width < NARROW, self.fontMetrics().height()
+        height = self._card.height(line, width) if is_narrow else line + 6
+        if height == self._row_height:
+            return
+        self._row_height = height
+        for column in range(WHY):
+            self.setColumnHidden(column, is_narrow)
+        self.horizontalHeader().setVisible(not is_narrow)
+        self.setItemDelegateForColumn(WHY, self._card if is_narrow else None)  # type: ignore[arg-type]
+        self.verticalHeader().setDefaultSectionSize(height)
+
+    def _on_chosen(self, index: QModelIndex) -> None:
+        entry = self._events.entry_at(index.row())
+        if entry is not None and entry.event.number:
+            self.request_chosen.emit(entry.epoch, entry.event.number)

@@ -1,0 +1,1 @@
+"""Where the device's bytes went, and how well the pool's blocks are used."""

@@ -1,0 +1,125 @@
+"""The lower tiers in the memory view: for each a bar, and the bytes it keeps for requests, as cache, and free."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label
+from kvscope_app.look.number_text import count, num_bytes, percent, plural
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
+from kvscope_app.views.memory.tiers import TierUse, moved_text
+from kvscope_app.views.page_map.drawing.ink import lower_cached
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages.telemetry import Counters
+
+_KINDS: Final = ("swapped", "cached", "free")
+_WORDS: Final = {"swapped": "Swapped out", "cached": "Cached", "free": "Free"}
+_MEANINGS: Final = {
+    "swapped": "Blocks of preempted requests, kept here instead of being computed again",
+    "cached": "Prefixes that sank from above; they come back on a hit and give way when room is needed",
+    "free": "Places that keep nothing",
+}
+_COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
+_BAR_HEIGHT: Final = 14
+
+
+class TierTable(QWidget):
+    """Hidden while there is no lower tier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._theme: Theme = DARK
+        self._parts: dict[Tier, _TierPart] = {}
+        self._uses: tuple[TierUse, ...] = ()
+        self._moved = label(look="muted", wraps=True)
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 6, 0, 0)
+        self._column.setSpacing(8)
+        self._column.addWidget(label("Lower tiers", "heading"))
+        self._column.addWidget(self._moved)
+        self.setVisible(False)
+
+    def show_uses(self, uses: tuple[TierUse, ...], counters: Counters) -> None:
+        """Fill in the numbers; a tier's rows are made the first time."""
+        self._uses = uses
+        self.setVisible(bool(uses))
+        for use in uses:
+            if use.tier not in self._parts:
+                self._parts[use.tier] = _TierPart(use.title)
+                self._column.insertWidget(self._column.count() - 1, self._parts[use.tier])
+            self._parts[use.tier].show_use(use, self._theme)
+        for tier, part in self._parts.items():
+            part.setVisible(any(use.tier is tier for use in uses))
+        self._moved.setText(moved_text(counters))
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._theme = theme
+        for use in self._uses:
+            self._parts[use.tier].show_use(use, theme)
+
+    def value(self, tier: Tier, kind: str) -> str:
+        """The bytes shown of what `tier` keeps as `kind`: "swapped", "cached" or "free"."""
+        return self._parts[tier].values[kind].text()
+
+    @property
+    def moved(self) -> str:
+        """The line of what went between the tiers."""
+        return self._moved.text()
+
+
+class _TierPart(QWidget):
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._swatches = {kind: Swatch() for kind in _KINDS}
+        self.values = {kind: _number() for kind in _KINDS}
+        self._counts = {kind: _number() for kind in _KINDS}
+        self._whole = _number()
+        self._bar = StackedBar()
+        self._bar.setAccessibleName(title)
+        self._bar.setFixedHeight(_BAR_HEIGHT)
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(10)
+        self._grid.setVerticalSpacing(5)
+        self._grid.setColumnStretch(1, 1)
+        self._grid.addWidget(label(title), 0, 0, 1, 2)
+        self._grid.addWidget(self._whole, 0, 2, 1, 2)
+        self._grid.addWidget(self._bar, 1, 0, 1, 4)
+        for row, kind in enumerate(_KINDS, start=2):
+            self._add_row(row, kind)
+
+    def show_use(self, use: TierUse, theme: Theme) -> None:
+        color = str(getattr(theme, _COLORS[use.tier]))
+        colors = {"swapped": color, "cached": lower_cached(color, theme), "free": theme.block_free}
+        places = {"swapped": use.swapped, "cached": use.cached, "free": use.free}
+        self._whole.setText(f"{num_bytes(use.num_bytes(use.size))}, {plural(use.size, 'place')}")
+        for kind in _KINDS:
+            self._swatches[kind].set_color(colors[kind])
+            self.values[kind].setText(num_bytes(use.num_bytes(places[kind])))
+            self._counts[kind].setText(count(places[kind]))
+        self._bar.set_colors(theme.raised, theme.panel)
+        self._bar.show_segments([_segment(kind, places[kind], use, colors[kind]) for kind in ("swapped", "cached")])
+
+    def _add_row(self, row: int, kind: str) -> None:
+        cells = (self._swatches[kind], label(_WORDS[kind]), self.values[kind], self._counts[kind])
+        for column, widget in enumerate(cells):
+            widget.setToolTip(_MEANINGS[kind])
+            alignment = Qt.AlignmentFlag.AlignVCenter if column < 2 else Qt.AlignmentFlag(0)
+            self._grid.addWidget(widget, row, column, alignment)
+
+
+def _segment(kind: str, places: int, use: TierUse, color: str) -> Segment:
+    share = places / max(1, use.size)
+    return Segment(share, color, f"{_WORDS[kind]}: {plural(places, 'block')}, {percent(share)}")
+
+
+def _number() -> QLabel:
+    made = label()
+    made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+    made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return made

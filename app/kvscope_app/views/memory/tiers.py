@@ -1,0 +1,71 @@
+"""How the tiers below the pool are used: bytes by what they are kept for, and what moved. No Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvscope_app.look.number_text import count, plural
+from kvscope_app.views.places import section_sizes
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages.telemetry import Counters
+from kvscope_telemetry.state.mirror import Mirror
+
+_TITLES = {Tier.HOST: "Host memory", Tier.DISK: "Disk"}
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """Places of one lower tier; `swapped`, `cached` and `free` add up to `size`."""
+
+    tier: Tier
+    size: int
+    swapped: int
+    """Keep blocks of requests that were swapped out: needed."""
+    cached: int
+    """Keep prefixes that sank from above: given up when room is needed."""
+    block_bytes: int
+    """0: the engine does not tell."""
+
+    @property
+    def title(self) -> str:
+        """What a person calls the tier."""
+        return _TITLES[self.tier]
+
+    @property
+    def free(self) -> int:
+        """Places that keep nothing."""
+        return self.size - self.swapped - self.cached
+
+    def num_bytes(self, places: int) -> int | None:
+        """Bytes of so many places; None when the engine does not tell a block's size."""
+        return places * self.block_bytes if self.block_bytes else None
+
+
+def tier_uses(mirror: Mirror) -> tuple[TierUse, ...]:
+    """The lower tiers there are, nearest first; O(1)."""
+    if mirror.hello is None:
+        return ()
+    cache = mirror.hello.cache
+    return tuple(
+        TierUse(
+            tier,
+            size,
+            mirror.count(BlockState.ACTIVE, tier),
+            mirror.count(BlockState.CACHED, tier),
+            cache.block_bytes,
+        )
+        for tier, size in section_sizes(cache).items()
+        if tier is not Tier.HBM
+    )
+
+
+def moved_text(counters: Counters) -> str:
+    """What went between the tiers since the engine began, in one line."""
+    parts = [
+        f"{plural(counters.swapped_blocks, 'block')} swapped out",
+        f"{count(counters.sunk_blocks)} sunk",
+        f"{count(counters.loaded_blocks)} loaded back",
+    ]
+    if counters.lost_blocks:
+        parts.append(f"{count(counters.lost_blocks)} lost and computed again")
+    return ", ".join(parts)

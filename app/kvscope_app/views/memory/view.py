@@ -1,0 +1,256 @@
+"""Memory: where the device's bytes went, and how well the KV pool's blocks are used.
+
+Paints an `Account` and a `KVDetail`; how they are worked out is in `memory_account`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QFrame,
+    QGridLayout,
+    QLabel,
+    QScrollArea,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.look.makers import empty_state, label, set_look
+from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
+from kvscope_app.look.theme import Theme, mix
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.memory.account import Account, Part, account, kv_detail
+from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
+from kvscope_app.views.memory.detail_rows import detail_rows
+from kvscope_app.views.memory.tier_table import TierTable
+from kvscope_app.views.memory.tiers import tier_uses
+
+EMPTY_TEXT = "No engine has reported yet.\nIts memory is shown once it has."
+_WIDE = 680
+"""From this width on the two tables stand side by side."""
+_MANY_BLOCKS = 100_000
+_DETAIL_EVERY_S = 1.0
+"""The pool in detail is worked out from every block: a millisecond and a half for a million of them."""
+_SERIES = {"weights": 6, "workspace": 7, "other": 4, "others": 3}
+
+
+class MemoryView(View):
+    """A stacked bar, a table of the same parts in bytes, and the KV pool in tokens and slots."""
+
+    title: ClassVar[str] = "Memory"
+    object_name: ClassVar[str] = "memory"
+    refresh_hz: ClassVar[float] = 4.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.heading = label(look="heading", elastic=True)
+        self.bar = StackedBar()
+        self.bar.setAccessibleName("Memory of the device")
+        self.table = PartTable()
+        self.details = DetailTable()
+        self.tiers = TierTable()
+        self._detailed_s = 0.0
+        self._lay_out()
+
+    def refresh(self) -> None:
+        mirror, history = self.session.mirror, self.session.history
+        if mirror.hello is None:
+            return
+        self._stack.setCurrentIndex(1)
+        now = account(mirror, history.memory, history.samples[-1] if history.samples else None)
+        device = mirror.hello.device
+        kind = {"cpu": "CPU memory", "cuda": "GPU memory"}.get(device.kind, device.kind)
+        self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
+        self.bar.show_segments(self._segments(now))
+        self.table.show_account(now)
+        self.tiers.show_uses(tier_uses(mirror), mirror.counters)
+        if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
+            self._detailed_s = time.monotonic()
+            self.details.show_rows(detail_rows(kv_detail(mirror, history.memory)))
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.bar.set_colors(theme.raised, theme.panel)
+        self.table.apply_theme(theme)
+        self.tiers.apply_theme(theme)
+        self.refresh()
+
+    def _segments(self, now: Account) -> list[Segment]:
+        return [
+            Segment((part.num_bytes or 0) / now.whole_bytes, part_color(part, self.theme), _tip(now, part))
+            for part in now.parts
+            if part.key != "free"
+        ]
+
+    def _lay_out(self) -> None:
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(12, 10, 12, 12)
+        column.setSpacing(8)
+        column.addWidget(self.heading)
+        column.addWidget(self.bar)
+        column.addLayout(self._tables())
+        column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(empty_state(EMPTY_TEXT))
+        self._stack.addWidget(scroll)
+
+    def _tables(self) -> QBoxLayout:
+        pool = QWidget()
+        below = QVBoxLayout(pool)
+        below.setContentsMargins(0, 0, 0, 0)
+        below.setSpacing(6)
+        below.addWidget(label("KV pool in detail", "heading"))
+        below.addWidget(self.details)
+        below.addWidget(self.tiers)
+        self._beside = QBoxLayout(QBoxLayout.Direction.TopToBottom)
+        self._beside.setSpacing(14)
+        for table in (self.table, pool):
+            self._beside.addWidget(table, 1, Qt.AlignmentFlag.AlignTop)
+        return self._beside
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        wide = self.width() >= _WIDE
+        direction = QBoxLayout.Direction.LeftToRight if wide else QBoxLayout.Direction.TopToBottom
+        self._beside.setDirection(direction)
+        self._beside.setSpacing(48 if wide else 14)
+
+
+class PartTable(QWidget):
+    """A row a part: colour, name, bytes, share of the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._grid = _grid(self)
+        self._rows: dict[str, tuple[Swatch, QLabel, QLabel]] = {}
+        self._parts: tuple[Part, ...] = ()
+        self._theme: Theme | None = None
+
+    def show_account(self, now: Account) -> None:
+        """Fill in the numbers; rows are made the first time."""
+        if [part.key for part in now.parts] != [part.key for part in self._parts]:
+            self._clear()  # another engine, with a tier more or less
+        self._parts = now.parts
+        for part in now.parts:
+            if part.key not in self._rows:
+                self._add_row(part.key, part.label, part.meaning)
+            _, size, share = self._rows[part.key]
+            _show_value(size, num_bytes(part.num_bytes))
+            _show_value(share, percent(now.share(part)) if now.share(part) is not None else "")
+        if "total" not in self._rows:
+            self._add_row("total", "Whole device", "All memory of the device")
+        _show_value(self._rows["total"][1], num_bytes(now.total_bytes))
+        self._color_swatches()
+
+    def _clear(self) -> None:
+        self._rows.clear()
+        while (item := self._grid.takeAt(0)) is not None:
+            if (widget := item.widget()) is not None:
+                widget.hide()
+                widget.deleteLater()
+
+    def value(self, key: str) -> str:
+        """The bytes shown for part `key`."""
+        return self._rows[key][1].text()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Recolour the swatches."""
+        self._theme = theme
+        self._color_swatches()
+
+    def _color_swatches(self) -> None:
+        if self._theme is not None:
+            for part in self._parts:
+                self._rows[part.key][0].set_color(part_color(part, self._theme))
+
+    def _add_row(self, key: str, text: str, meaning: str) -> None:
+        row = self._grid.rowCount()
+        swatch, name, size, share = Swatch(), label(text), _number(), _number()
+        share.setProperty("base_look", "muted")
+        swatch.setVisible(key != "total")
+        for column, widget in enumerate((swatch, name, size, share)):
+            widget.setToolTip(meaning)
+            alignment = Qt.AlignmentFlag.AlignVCenter
+            self._grid.addWidget(widget, row, column, alignment if column < 2 else Qt.AlignmentFlag(0))
+        self._rows[key] = (swatch, size, share)
+
+
+class DetailTable(QWidget):
+    """Names at the left, numbers at the right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._grid = _grid(self)
+        self._rows: dict[str, tuple[QLabel, QLabel]] = {}
+
+    def show_rows(self, rows: list[tuple[str, str, str]]) -> None:
+        """Rows of name, value and meaning. A name has its place from when it was first shown."""
+        shown = {name for name, *_ in rows}
+        for name, (text, value) in self._rows.items():
+            text.setVisible(name in shown)
+            value.setVisible(name in shown)
+        for name, value_text, meaning in rows:
+            if name not in self._rows:
+                self._add_row(name, meaning)
+            _show_value(self._rows[name][1], value_text)
+
+    def value(self, name: str) -> str:
+        """The value shown for `name`."""
+        return self._rows[name][1].text()
+
+    def _add_row(self, name: str, meaning: str) -> None:
+        row = self._grid.rowCount()
+        text, value = label(name, wraps=True), _number()
+        text.setToolTip(meaning)
+        value.setToolTip(meaning)
+        self._grid.addWidget(text, row, 1)
+        self._grid.addWidget(value, row, 2)
+        self._rows[name] = text, value
+
+
+def part_color(part: Part, theme: Theme) -> str:
+    """Colour of a part: blocks have the page map's, the rest one of the series."""
+    if part.color in _SERIES:
+        return theme.series[_SERIES[part.color]]
+    if part.color == "kv_free":  # the pool's, so a shade of the blocks in use
+        return mix(theme.block_active, theme.base, 0.72)
+    return theme.raised if part.color == "free" else str(getattr(theme, part.color))
+
+
+def _tip(now: Account, part: Part) -> str:
+    share = now.share(part)
+    return f"{part.label}: {num_bytes(part.num_bytes)}" + (f", {percent(share)}" if share is not None else "")
+
+
+def _grid(parent: QWidget) -> QGridLayout:
+    grid = QGridLayout(parent)
+    grid.setContentsMargins(0, 0, 0, 0)
+    grid.setHorizontalSpacing(10)
+    grid.setVerticalSpacing(5)
+    grid.setColumnStretch(1, 1)
+    return grid
+
+
+def _number() -> QLabel:
+    made = label()
+    made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+    made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return made
+
+
+def _show_value(shown: QLabel, text: str) -> None:
+    if shown.text() != text:
+        shown.setText(text)
+        set_look(shown, "muted" if text == UNKNOWN else str(shown.property("base_look") or ""))

@@ -1,0 +1,1 @@
+"""The pixels of the page map: geometry, colours, flashes. No widgets."""

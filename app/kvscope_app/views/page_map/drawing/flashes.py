@@ -1,0 +1,79 @@
+"""Which blocks changed a moment ago, so that their cells light up and fade. numpy alone; times in nanoseconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.views.page_map.drawing.cells import Ids
+from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
+
+MAX_AT_ONCE: Final = 4096
+"""A change of more blocks than this at once does not flash: everything moving shows nothing."""
+MAX_MOVES_AT_ONCE: Final = 1024
+"""Of more moves of a kind than this at once the newest flash: what a flash costs is bounded at any rate of frames."""
+
+LitCells = list[tuple[int, Ids]]
+"""(level, ids) of what is to be drawn."""
+
+
+class Flashes:
+    """Flash level of each block over time: `add` what changed or moved, `fade` says what to draw anew."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._lit_ns = np.zeros(num_blocks, np.int64)
+        self._level = np.zeros(num_blocks, np.uint8)
+        self._batches: tuple[deque[tuple[int, Ids]], ...] = tuple(deque() for _ in LEVELS)
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is still lit."""
+        return any(self._batches)
+
+    def change(self, ids: Ids, now_ns: int) -> LitCells:
+        """Blocks `ids` changed; what to draw: all of them. One that is lit for a move stays as it is."""
+        level = self._level[ids]
+        moving = level >= FIRST_MOVE_LEVEL
+        if not moving.any():
+            return [(self._light(ids, FlashKind.CHANGED, now_ns), ids)]
+        others = ids[~moving]
+        moved = [(int(lit), ids[level == lit]) for lit in np.unique(level[moving])]
+        return [(self._light(others, FlashKind.CHANGED, now_ns), others), *moved]
+
+    def move(self, kind: FlashKind, ids: Ids, now_ns: int) -> LitCells:
+        """Blocks `ids` (oldest first, an id perhaps several times) went through `kind`; what to draw."""
+        newest = np.unique(ids[-MAX_MOVES_AT_ONCE:])
+        return [(self._light(newest, kind, now_ns), newest)] if newest.size else []
+
+    def fade(self, now_ns: int) -> LitCells:
+        """(new level, ids) of flashes that went down since; blocks that were lit again are left out."""
+        result = []
+        for level in reversed(range(1, len(LEVELS))):
+            queue = self._batches[level]
+            while queue and now_ns - queue[0][0] >= LEVELS[level].fade_ns:
+                lit_ns, ids = queue.popleft()
+                still = ids[(self._lit_ns[ids] == lit_ns) & (self._level[ids] == level)]
+                if still.size:
+                    below = level_below(level)
+                    self._level[still] = below
+                    result.append((below, still))
+                    if below:
+                        self._batches[below].append((lit_ns, still))
+        return result
+
+    def clear(self) -> None:
+        """Put all flashes out."""
+        self._level.fill(0)
+        for queue in self._batches:
+            queue.clear()
+
+    def _light(self, ids: Ids, kind: FlashKind, now_ns: int) -> int:
+        """Light `ids`; the level to draw them at."""
+        level = top_level(kind) if 0 < ids.size <= MAX_AT_ONCE else 0
+        self._lit_ns[ids] = now_ns
+        self._level[ids] = level
+        if level:
+            self._batches[level].append((now_ns, ids))
+        return level

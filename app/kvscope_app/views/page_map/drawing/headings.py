@@ -1,0 +1,95 @@
+"""The slim line above each tier's part of the page map: its name, what is in it, and a rule to the right edge."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QFont, QFontMetricsF, QPainter
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.look.theme import Theme
+from kvscope_app.views.page_map.drawing.scene import Scene
+from kvscope_app.views.places import section_sizes, tier_title
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
+from kvscope_telemetry.state.mirror import Mirror
+
+_GAP = 10.0
+_LIFT = 4.0
+"""Pixels between the words and the cells below them."""
+
+
+class Heading(NamedTuple):
+    """The name of a section, and what is said of it as far as there is room, the most telling first."""
+
+    title: str
+    details: tuple[str, ...]
+
+
+def headings(mirror: Mirror, cache: CacheInfo, device: DeviceInfo) -> tuple[Heading, ...]:
+    """One for each tier; none when there is the pool alone."""
+    tiers = section_sizes(cache)
+    if len(tiers) == 1:
+        return ()
+    return tuple(Heading(tier_title(tier, device), _details(mirror, cache, tier, size)) for tier, size in tiers.items())
+
+
+def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[str, ...]:
+    parts = [plural(size, "block") if tier is Tier.HBM else plural(size, "place")]
+    if cache.block_bytes:
+        parts.append(num_bytes(size * cache.block_bytes))
+    if tier is Tier.HBM:  # its other numbers stand above the map
+        return tuple(parts)
+    swapped, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
+    return (f"{count(swapped)} swapped out", f"{count(cached)} cached", *parts)
+
+
+def draw_headings(
+    painter: QPainter,
+    scene: Scene,
+    theme: Theme,
+    shown: tuple[Heading, ...],
+    dirty: QRectF,
+    gutter: int,
+    ratio: float,
+) -> None:
+    """Each heading just above its section, in device-independent pixels."""
+    height = scene.heading_height / ratio
+    if not shown or height < painter.fontMetrics().height() - 2:  # a bare separator
+        return
+    for heading, section in zip(shown, scene.grid.sections, strict=False):
+        x, y = scene.camera.corner_of(section.first_row, 0)
+        left = gutter + max(0.0, x / ratio)
+        right = gutter + min(float(scene.width), x + scene.grid.columns * scene.camera.pitch) / ratio
+        box = QRectF(left, y / ratio - height, right - left, height - _LIFT)
+        if box.intersects(dirty):
+            _draw(painter, theme, heading, box)
+
+
+def _draw(painter: QPainter, theme: Theme, heading: Heading, box: QRectF) -> None:
+    bottom = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom
+    painter.setFont(sans(0.88, QFont.Weight.DemiBold))
+    painter.setPen(theme.color("text"))
+    painter.drawText(box, bottom, heading.title)
+    x = box.left() + QFontMetricsF(painter.font()).horizontalAdvance(heading.title) + _GAP
+    painter.setFont(sans(0.82))
+    text, width = _as_fits(heading.details, QFontMetricsF(painter.font()), box.right() - x)
+    if text:
+        painter.setPen(theme.color("muted"))
+        painter.drawText(QRectF(x, box.top(), width + 1, box.height()), bottom, text)
+        x += width + _GAP
+    middle = round(box.bottom() - painter.fontMetrics().height() / 2) + 0.5
+    painter.setPen(theme.color("border"))
+    if x < box.right():
+        painter.drawLine(QPointF(x, middle), QPointF(box.right(), middle))
+
+
+def _as_fits(details: tuple[str, ...], metrics: QFontMetricsF, room: float) -> tuple[str, float]:
+    """As many of the details as fit into `room` pixels, and their width."""
+    for number in range(len(details), 0, -1):
+        text = "  ·  ".join(details[:number])
+        if (width := metrics.horizontalAdvance(text)) <= room:
+            return text, width
+    return "", 0.0

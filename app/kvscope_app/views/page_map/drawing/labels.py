@@ -1,0 +1,98 @@
+"""Block numbers around and inside the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from PySide6.QtCore import QRect, QRectF, Qt
+from PySide6.QtGui import QColor, QFontMetrics, QPainter
+
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import Theme
+from kvscope_app.views.page_map.drawing.grid import Grid, Section
+from kvscope_app.views.page_map.drawing.scene import Scene
+
+_MIN_WIDTH_FOR_GUTTER: Final = 340
+_LABEL_EVERY: Final = 40
+_PAD: Final = 10
+_NUMBERS_FROM: Final = 46
+"""Device-independent pixels of pitch from which a cell has room for its number."""
+
+
+def gutter_width(grid: Grid, width: int, metrics: QFontMetrics) -> int:
+    """Room for the number of each row's first block; 0 in a narrow window."""
+    if width < _MIN_WIDTH_FOR_GUTTER:
+        return 0
+    return metrics.horizontalAdvance(count(max(grid.num_blocks, 1000))) + _PAD
+
+
+def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, ratio: float, dirty: QRect) -> None:
+    """The number, within its section, of the first block of some rows, left of them."""
+    if scene.cells is None:
+        return
+    painter.setPen(theme.color("muted"))
+    left = max(0.0, scene.camera.x / ratio)  # beside the grid where it does not fill the window
+    pitch, height = scene.camera.pitch / ratio, painter.fontMetrics().height()
+    for section in scene.grid.sections:
+        for row, y in _labelled_rows(scene, section, ratio, height, dirty):
+            top = min(max(0.0, y + min(pitch, height) / 2 - height / 2), scene.height / ratio - height)
+            box = QRectF(left, top, gutter - _PAD, height)
+            number = row * scene.grid.columns
+            painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count(number))
+
+
+def _labelled_rows(
+    scene: Scene, section: Section, ratio: float, height: int, dirty: QRect
+) -> Iterator[tuple[int, float]]:
+    """(row within the section, its top in the widget) of those that get a number and need painting."""
+    pitch = scene.camera.pitch / ratio
+    every = _nice_step(_LABEL_EVERY / pitch)
+    begin = scene.camera.y / ratio + section.first_row * pitch
+    first = max(0, int((dirty.y() - height - begin) / pitch))
+    for row in range(first - first % every, -(-section.size // scene.grid.columns), every):
+        y = begin + row * pitch
+        if y > dirty.bottom() + height:
+            return
+        if y + pitch > 0:
+            yield row, y
+
+
+def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: float) -> None:
+    """Each cell's own number, when the cells are large."""
+    pitch = scene.camera.pitch / ratio
+    if pitch < _NUMBERS_FROM or scene.cells is None:
+        return
+    rows, columns = _visible(scene)
+    for row in rows:
+        for column in columns:
+            if (block := scene.grid.block_at(row, column)) is not None:
+                x, y = scene.camera.corner_of(row, column)
+                box = QRectF(x / ratio + gutter, y / ratio, pitch, pitch)
+                painter.setPen(_ink_on(scene, x + scene.camera.pitch / 2, y + scene.camera.pitch / 2))
+                number = block - scene.grid.section_of(block).start  # places of a tier count from 0
+                painter.drawText(box, Qt.AlignmentFlag.AlignCenter, str(number))
+
+
+def _ink_on(scene: Scene, x: float, y: float) -> QColor:
+    """Black or white, whichever is read better on the pixel."""
+    inside = (min(max(0, int(y)), scene.height - 1), min(max(0, int(x)), scene.width - 1))
+    color = QColor.fromRgb(int(scene.pixels[inside]))
+    light = 0.299 * color.red() + 0.587 * color.green() + 0.114 * color.blue() > 120
+    return QColor("#0d0f13" if light else "#e6e9ef")
+
+
+def _visible(scene: Scene) -> tuple[range, range]:
+    top, left = scene.camera.cell_at(0, 0)
+    bottom, right = scene.camera.cell_at(scene.width, scene.height)
+    return range(max(0, top), bottom + 1), range(max(0, left), right + 1)
+
+
+def _nice_step(least: float) -> int:
+    """The smallest of 1, 2, 4, 5, 10, 20, 40, 50, … that is at least `least`."""
+    step = 1
+    while True:
+        for factor in (1, 2, 4, 5):
+            if step * factor >= least:
+                return step * factor
+        step *= 10

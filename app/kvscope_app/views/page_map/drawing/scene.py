@@ -1,0 +1,243 @@
+"""The page map without a window: blocks, camera and pixels, and which pixel rows changed. numpy alone.
+
+Owns what the person chose (mode, camera, selection). Every method that changes pixels returns the span of pixel
+rows (first, end) it touched, or None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.drawing.cell_raster import CellRaster
+from kvscope_app.views.page_map.drawing.cells import Cells, Ids
+from kvscope_app.views.page_map.drawing.dense_raster import DenseRaster
+from kvscope_app.views.page_map.drawing.fitting import fit, gap_rows, heading_height
+from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, FlashKind
+from kvscope_app.views.page_map.drawing.flashes import Flashes, LitCells
+from kvscope_app.views.page_map.drawing.grid import MIN_CELL_PITCH, Camera, Grid
+from kvscope_app.views.page_map.drawing.ink import Ink, Pixels
+from kvscope_telemetry.ledger import Ledger
+
+Span = tuple[int, int] | None
+
+_ALL_AT_ONCE: Final = 4
+"""When more than one block in so many changed, everything is drawn anew: it is cheaper."""
+
+
+class Scene:
+    """A ledger seen through a camera, as `pixels` of shape (height, width)."""
+
+    def __init__(self) -> None:
+        self.pixels: Pixels = np.zeros((1, 1), np.uint32)
+        self.mode = ColorMode.STATE
+        self.flashing = True
+        self.is_fitted = True
+        self.grid = Grid(1, 1)
+        self.camera = Camera(1.0, 0.0, 0.0)
+        self.cells: Cells | None = None
+        self._theme = DARK
+        self._ink = Ink(self.mode, self._theme)
+        self._raster: CellRaster | DenseRaster | None = None
+        self._flashes = Flashes(0)
+        self._sizes: tuple[int, ...] = ()
+        self._wanted_heading = 0
+
+    @property
+    def height(self) -> int:
+        """Pixel rows."""
+        return len(self.pixels)
+
+    @property
+    def width(self) -> int:
+        """Pixel columns."""
+        return int(self.pixels.shape[1])
+
+    @property
+    def is_fading(self) -> bool:
+        """Whether `fade` has something to do later."""
+        return self._flashes.active
+
+    def show(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
+        """Show this ledger from now on; the camera stays when the number of blocks does.
+
+        `sizes`: rows of each tier, () for one section without a heading.
+        """
+        selected = self.cells.selected if self.cells is not None and self.cells.has_selection else None
+        same_size = self.cells is not None and self.grid.num_blocks == ledger.num_blocks and self._sizes == sizes
+        if not same_size:
+            self._sizes = sizes
+            self.is_fitted = True
+            self.grid, self.camera = self._fit(ledger.num_blocks)
+            self._flashes = Flashes(ledger.num_blocks)
+        self.cells = Cells(ledger, self.grid, block_size, self.mode)
+        self.cells.step = step
+        self._flashes.clear()
+        self.cells.select(selected)
+        return self._redraw(fresh_ranks=True)
+
+    @property
+    def heading_height(self) -> int:
+        """Pixels of a section's heading, 0 when there are none."""
+        return heading_height(len(self._sizes), self.height, self._wanted_heading)
+
+    def resize(self, width: int, height: int, heading: int = 0) -> Span:
+        """New pixels; refits if everything was shown, otherwise keeps what is at the centre there.
+
+        `heading`: pixels that the heading of a section needs.
+        """
+        if (height, width) == self.pixels.shape and heading == self._wanted_heading:
+            return None
+        self._wanted_heading = heading
+        dx, dy = (width - self.width) / 2, (height - self.height) / 2
+        self.pixels = np.zeros((max(1, height), max(1, width)), np.uint32)
+        if self.is_fitted:
+            return self.fit_all()
+        return self._look(Camera(self.camera.pitch, self.camera.x + dx, self.camera.y + dy))
+
+    def set_theme(self, theme: Theme) -> Span:
+        """Paint in the colours of `theme`."""
+        self._theme = theme
+        return self._recolor()
+
+    def set_mode(self, mode: ColorMode) -> Span:
+        """Let colours say something else."""
+        self.mode = mode
+        if self.cells is not None:
+            self.cells.mode = mode
+        self._flashes.clear()
+        return self._recolor()
+
+    def select(self, ids: Ids | None) -> Span:
+        """Let these blocks stand out; None ends that."""
+        if self.cells is None:
+            return None
+        changed = self.cells.select(ids)
+        return self._draw(changed, 0) if changed.size else None
+
+    def change(self, ids: Ids, step: int, now_ns: int) -> Span:
+        """Blocks `ids` (unique, shape (n,)) changed in the ledger."""
+        if self.cells is None or not ids.size:
+            return None
+        self.cells.step = step
+        self.cells.refresh(ids)
+        return self._draw_lit(self._flashes.change(ids, now_ns) if self.flashing else [(0, ids)])
+
+    def flash(self, kind: FlashKind, ids: Ids, now_ns: int) -> Span:
+        """Blocks `ids` (oldest first) went through `kind` a moment ago."""
+        if self.cells is None or not self.flashing:
+            return None
+        return self._draw_lit(self._flashes.move(kind, ids[ids < self.grid.num_blocks], now_ns))
+
+    def fade(self, now_ns: int) -> Span:
+        """Draw the flashes that went down by now."""
+        return self._draw_lit(self._flashes.fade(now_ns))
+
+    def grow_older(self, step: int) -> Span:
+        """Draw ages as of `step`, when ages are what is shown."""
+        if self.cells is None or self.mode is not ColorMode.AGE or self.cells.step == step:
+            return None
+        self.cells.step = step
+        return self._redraw(fresh_ranks=True)
+
+    def fit_all(self) -> Span:
+        """Show every block."""
+        self.is_fitted = True
+        if self.cells is None:
+            return self._redraw()
+        grid, camera = self._fit(self.grid.num_blocks)
+        if grid != self.grid:
+            self._regrid(grid)
+        return self._look(camera)
+
+    def zoom(self, factor: float, px: float, py: float) -> Span:
+        """Closer (factor above 1) or farther, around pixel (px, py); as far as showing everything."""
+        least = min(self.width / self.grid.columns, self.height / self.grid.rows)
+        camera = self.camera.zoomed(factor, px, py, min(least, self.camera.pitch) if factor > 1 else least)
+        if factor < 1 and camera.pitch <= least:
+            return self.fit_all()
+        self.is_fitted = False
+        return self._look(self._with_slim_headings(camera, py))
+
+    def pan(self, dx: float, dy: float) -> Span:
+        """Move the grid by pixels, as far as it reaches."""
+        return self._look(Camera(self.camera.pitch, self.camera.x + dx, self.camera.y + dy))
+
+    def reveal(self, block: int) -> Span:
+        """Pan just so far that `block` is in the window."""
+        x, y = self.camera.corner_of(*self.grid.place_of(block))
+        pitch = self.camera.pitch
+        dx = max(0.0, -x) or min(0.0, self.width - pitch - x)
+        dy = max(0.0, -y) or min(0.0, self.height - pitch - y)
+        return self.pan(dx, dy) if dx or dy else None
+
+    def block_at(self, px: float, py: float) -> int | None:
+        """The block under a pixel."""
+        return self.grid.block_at(*self.camera.cell_at(px, py)) if self.cells is not None else None
+
+    def _fit(self, num_blocks: int) -> tuple[Grid, Camera]:
+        return fit(num_blocks, self.width, self.height, self._sizes, self._wanted_heading)
+
+    def _with_slim_headings(self, camera: Camera, py: float) -> Camera:
+        """Headings keep their height in pixels, so take fewer rows of larger cells; what is at `py` stays there."""
+        gap = gap_rows(self.heading_height, camera.pitch)
+        if gap == self.grid.gap_rows:
+            return camera
+        row, _ = camera.cell_at(0, py)
+        num_above = sum(section.first_row <= row for section in self.grid.sections)
+        moved = num_above * (self.grid.gap_rows - gap) * camera.pitch
+        self._regrid(replace(self.grid, gap_rows=gap))
+        return replace(camera, y=camera.y + moved)
+
+    def _look(self, camera: Camera) -> Span:
+        camera = camera.clamped(self.grid, self.width, self.height)
+        self.camera = camera
+        return self._redraw()
+
+    def _regrid(self, grid: Grid) -> None:
+        assert self.cells is not None, "only a shown ledger has a grid"
+        old, self.grid = self.cells, grid
+        self.cells = Cells(old.ledger, grid, old.block_size, self.mode)
+        self.cells.step = old.step
+        self.cells.refresh_all()
+        self.cells.select(old.selected if old.has_selection else None)
+
+    def _recolor(self) -> Span:
+        self._ink = Ink(self.mode, self._theme)
+        return self._redraw(fresh_ranks=True)
+
+    def _redraw(self, fresh_ranks: bool = False) -> Span:
+        if self.cells is None:
+            self.pixels.fill(self._ink.background)
+            return 0, self.height
+        if fresh_ranks:
+            self.cells.refresh_all()
+        kind = CellRaster if self.camera.pitch >= MIN_CELL_PITCH else DenseRaster
+        self._raster = kind(self.cells, self.camera, self.pixels)
+        self._raster.draw_all(self._ink)
+        return 0, self.height
+
+    def _draw(self, ids: Ids, level: int) -> Span:
+        if self._raster is None or not ids.size:
+            return None
+        if level < FIRST_MOVE_LEVEL and ids.size * _ALL_AT_ONCE > self.grid.num_blocks:
+            self._raster.draw_all(self._ink)
+            return 0, self.height
+        return self._raster.draw(ids, level, self._ink)
+
+    def _draw_lit(self, lit: LitCells) -> Span:
+        span: Span = None
+        for level, ids in lit:
+            span = union(span, self._draw(ids, level))
+        return span
+
+
+def union(first: Span, second: Span) -> Span:
+    """The span that covers both."""
+    if first is None or second is None:
+        return first or second
+    return min(first[0], second[0]), max(first[1], second[1])

@@ -1,0 +1,244 @@
+"""The Qt model of the request table. Cells are formatted when they are looked at, never before.
+
+Rows are positions; a refresh changes what they hold, so scrolling stays put. Which request a row holds is
+`number_at`; the view keeps its selection by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtGui import QColor
+
+from kvscope_app.look.number_text import NOTHING, count, seconds, short
+from kvscope_app.look.theme import DARK, Theme, owner_color
+from kvscope_app.views.requests.columns import Filter, RequestColumns, order_rows
+from kvscope_telemetry.messages.request_words import RequestState
+
+Index = QModelIndex | QPersistentModelIndex
+PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
+"""Share of `max_tokens` that is there, 0 to 1."""
+_DISPLAY: Final = int(Qt.ItemDataRole.DisplayRole)
+_ALIGNMENT: Final = int(Qt.ItemDataRole.TextAlignmentRole)
+_FOREGROUND: Final = int(Qt.ItemDataRole.ForegroundRole)
+_DECORATION: Final = int(Qt.ItemDataRole.DecorationRole)
+_PROGRESS: Final = int(PROGRESS_ROLE)
+_TOLD_ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS))
+"""As plain integers: comparing with Qt's enumerations costs more than what is told."""
+
+_STATE_COLORS: Final = {
+    RequestState.WAITING: "warn",
+    RequestState.RUNNING: "good",
+    RequestState.PREEMPTED: "bad",
+    RequestState.FINISHED: "muted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its header, the array it sorts by, how a cell reads."""
+
+    title: str
+    sort_by: str
+    text: Callable[[RequestColumns, int], str]
+    tip: str
+    is_number: bool = True
+
+
+def _state_text(columns: RequestColumns, row: int) -> str:
+    state = RequestState(int(columns.state[row]))
+    computed, prompt = int(columns.num_computed_tokens[row]), int(columns.num_prompt_tokens[row])
+    if state is RequestState.RUNNING and not columns.num_output_tokens[row] and computed < prompt:
+        return f"prefill {computed / prompt:.0%}"
+    return state.name.lower()
+
+
+def _output_text(columns: RequestColumns, row: int) -> str:
+    limit = int(columns.max_tokens[row])
+    made = count(int(columns.num_output_tokens[row]))
+    return f"{made} / {count(limit)}" if limit else made
+
+
+def _counted(name: str) -> Callable[[RequestColumns, int], str]:
+    return lambda columns, row: count(int(getattr(columns, name)[row]))
+
+
+def _timed(name: str) -> Callable[[RequestColumns, int], str]:
+    return lambda columns, row: seconds(float(getattr(columns, name)[row]))
+
+
+def _speed_text(columns: RequestColumns, row: int) -> str:
+    value = float(columns.tokens_per_s[row])
+    return f"{short(value)} tok/s" if np.isfinite(value) else NOTHING
+
+
+def _cached_text(columns: RequestColumns, row: int) -> str:
+    value = int(columns.num_cached_tokens[row])
+    return count(value) if value else NOTHING
+
+
+def _preempted_text(columns: RequestColumns, row: int) -> str:
+    value = int(columns.num_preemptions[row])
+    return f"{value} ×" if value else NOTHING
+
+
+COLUMNS: Final = (
+    Column("#", "number", _counted("number"), "Number of the request in this engine"),
+    Column("State", "state", _state_text, "Waiting, prefill, running, preempted or finished", False),
+    Column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "Tokens of the prompt"),
+    Column("Output", "num_output_tokens", _output_text, "Tokens generated, of at most"),
+    Column("Blocks", "num_blocks", _counted("num_blocks"), "Blocks in its block table"),
+    Column("Speed", "tokens_per_s", _speed_text, "Output tokens a second since its first token"),
+    Column("Time", "time_s", _timed("time_s"), "Since it arrived, until it ended"),
+    Column("TTFT", "ttft_s", _timed("ttft_s"), "Time to first token, since it arrived"),
+    Column("Cached", "num_cached_tokens", _cached_text, "Prompt tokens taken from the prefix cache"),
+    Column("Preempted", "num_preemptions", _preempted_text, "How often its blocks were taken for another"),
+    Column("Id", "request_ids", lambda columns, row: columns.request_ids[row], "The client's name for it", False),
+)
+_LEFT, _RIGHT = (
+    side | Qt.AlignmentFlag.AlignVCenter for side in (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignRight)
+)
+_ALIGNMENTS: Final = tuple(_RIGHT if column.is_number else _LEFT for column in COLUMNS)
+OUTPUT_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Output")
+_STATE: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "State")
+
+
+class RequestModel(QAbstractTableModel):
+    """The requests that pass the filter, in the chosen order."""
+
+    reordering = Signal()
+    """Rows are about to hold other requests: what Qt does to its selection meanwhile is nobody's choice."""
+    reordered = Signal()
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self.filter = Filter.ALL
+        self.text = ""
+        self._sort_column = 0
+        self._descending = True
+        self._columns: RequestColumns | None = None
+        self._rows = np.empty(0, np.intp)
+
+    def show_columns(self, columns: RequestColumns) -> None:
+        """Show new values."""
+        if not len(columns):
+            self._empty()
+        elif self._columns is not None and len(self._rows):
+            # Every row goes on holding its request, in the new columns, until they are put in order.
+            found = np.searchsorted(columns.number, self._columns.number[self._rows])
+            self._rows = np.minimum(found, len(columns) - 1).astype(np.intp)
+        self._columns = columns
+        self.reorder()
+
+    def set_filter(self, wanted: Filter, text: str) -> None:
+        """Show those requests alone."""
+        self.filter, self.text = wanted, text
+        self.reorder()
+
+    def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
+        self._sort_column, self._descending = column, order is Qt.SortOrder.DescendingOrder
+        self.reorder()
+
+    def reorder(self) -> None:
+        """Filter and sort what is held."""
+        if self._columns is None:
+            return
+        sort_by = COLUMNS[self._sort_column].sort_by
+        rows = order_rows(self._columns, self.filter, self.text, sort_by, self._descending)
+        self.reordering.emit()
+        self._replace(rows)
+        if len(rows):
+            self.dataChanged.emit(self.index(0, 0), self.index(len(rows) - 1, len(COLUMNS) - 1))
+        self.reordered.emit()
+
+    def number_at(self, row: int) -> int | None:
+        """The request in view row `row`."""
+        if self._columns is None or not 0 <= row < len(self._rows):
+            return None
+        return int(self._columns.number[self._rows[row]])
+
+    def request_id_at(self, row: int) -> str:
+        """What the client called the request in view row `row`."""
+        return "" if self._columns is None else self._columns.request_ids[self._rows[row]]
+
+    def is_finished(self, row: int) -> bool:
+        """Whether the request in view row `row` has ended."""
+        return self._columns is not None and self._columns.state[self._rows[row]] == RequestState.FINISHED
+
+    def row_of(self, number: int) -> int | None:
+        """The view row of a request, None when the filter hides it."""
+        if self._columns is None:
+            return None
+        found = np.flatnonzero(self._columns.number[self._rows] == number)
+        return int(found[0]) if found.size else None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests there are, shown or not."""
+        return 0 if self._columns is None else len(self._columns)
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(self._rows)
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(COLUMNS)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
+        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(COLUMNS):
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return COLUMNS[section].title
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return COLUMNS[section].tip
+        return _ALIGNMENTS[section] if role == Qt.ItemDataRole.TextAlignmentRole else None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if role not in _TOLD_ROLES:  # asked thousands of times a second
+            return None
+        if self._columns is None or not 0 <= index.row() < len(self._rows):
+            return None
+        row, column = int(self._rows[index.row()]), index.column()
+        if role == _DISPLAY:
+            return COLUMNS[column].text(self._columns, row)
+        if role == _ALIGNMENT:
+            return _ALIGNMENTS[column]
+        if role == _FOREGROUND and column == _STATE:
+            return self.theme.color(_STATE_COLORS[RequestState(int(self._columns.state[row]))])
+        if role == _DECORATION and column == 0:
+            return self._owner_color(row)
+        return self._progress(row) if role == _PROGRESS and column == OUTPUT_COLUMN else None
+
+    def _owner_color(self, row: int) -> QColor:
+        """The page map's colour of the request."""
+        assert self._columns is not None, "cells are asked for only when there are columns"
+        return owner_color(int(self._columns.number[row]), self.theme)
+
+    def _progress(self, row: int) -> float:
+        assert self._columns is not None, "cells are asked for only when there are columns"
+        return float(self._columns.num_output_tokens[row] / max(self._columns.max_tokens[row], 1))
+
+    def _replace(self, rows: npt.NDArray[np.intp]) -> None:
+        """Rows are added and removed at the end; what the others hold is told by dataChanged."""
+        before = len(self._rows)
+        if len(rows) > before:
+            self.beginInsertRows(QModelIndex(), before, len(rows) - 1)
+            self._rows = np.concatenate((self._rows, rows[before:]))
+            self.endInsertRows()
+        elif len(rows) < before:
+            self._rows = np.concatenate((rows, self._rows[len(rows) :]))
+            self.beginRemoveRows(QModelIndex(), len(rows), before - 1)
+            self._rows = rows
+            self.endRemoveRows()
+        self._rows = rows
+
+    def _empty(self) -> None:
+        if len(self._rows):
+            self.beginRemoveRows(QModelIndex(), 0, len(self._rows) - 1)
+            self._rows = np.empty(0, np.intp)
+            self.endRemoveRows()

@@ -1,0 +1,158 @@
+"""Below the request table: the selected request's block table and events, and the events of all."""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabWidget, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label
+from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.event_log import LoggedEvent
+from kvscope_app.session.session import Session
+from kvscope_app.views.events.event_model import EventFilter, EventModel
+from kvscope_app.views.events.event_table import EventTable
+from kvscope_app.views.places import is_swapped_out, num_by_tier, places_text
+from kvscope_app.views.requests.block_strip import BlockStrip, IntArray
+from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
+from kvscope_telemetry.ledger import BlockState
+
+NOTHING_SELECTED = "Select a request to see its blocks."
+
+
+class RequestDetail(QTabWidget):
+    """Three tabs: blocks, events of the request, events of all."""
+
+    request_chosen = Signal(object, object)
+    """Epoch and number of the request of an event the person chose."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self.setDocumentMode(True)
+        self.summary = label(look="muted", wraps=True)
+        self.reuse = label(wraps=True)
+        """What it need not compute, and why not more."""
+        self.strip = BlockStrip()
+        offset_ns = session.history.wall_ns(0)
+        self.own_events = EventModel(offset_ns, self)
+        self.all_events = EventModel(offset_ns, self)
+        self.filter = QComboBox()
+        self.filter.addItems([wanted.value for wanted in EventFilter])
+        self.filter.setAccessibleName("Which events")
+        self.filter.currentTextChanged.connect(self._on_filter)
+        self._tables = [
+            EventTable(self.own_events, "Events of the request"),
+            EventTable(self.all_events, "Events"),
+        ]
+        for table in self._tables:
+            table.request_chosen.connect(self.request_chosen)
+        self._own_seen: tuple[int | None, int, int] = (None, -1, -1)
+        self._lay_out()
+
+    def refresh(self) -> None:
+        """Show the selected request as the mirror has it."""
+        self._show_blocks()
+        self._show_own_events()
+        self.all_events.follow(self._session.history.events)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Hand the colours on."""
+        self.strip.apply_theme(theme)
+        for model, table in zip((self.own_events, self.all_events), self._tables, strict=True):
+            model.theme = theme
+            table.viewport().update()
+
+    def _show_blocks(self) -> None:
+        mirror, number = self._session.mirror, self._session.selected_request
+        if mirror.hello is None or number is None:
+            self.summary.setText(NOTHING_SELECTED)
+            nothing = np.empty(0, np.int64)
+            self.strip.show_blocks(nothing, nothing, nothing, 1)
+            return
+        ids = mirror.requests.table(number).astype(np.int64)
+        filled = mirror.ledger.filled[ids].astype(np.int64)
+        cache = mirror.hello.cache
+        self.strip.show_blocks(ids, filled, mirror.ledger.ref_count[ids].astype(np.int64), cache.block_size, cache)
+        self.summary.setText(self._summary(number, ids, int(filled.sum())))
+
+    def _summary(self, number: int, ids: IntArray, num_tokens: int) -> str:
+        mirror = self._session.mirror
+        assert mirror.hello is not None, "a request is shown only once there is an engine"
+        cache, num_blocks = mirror.hello.cache, ids.size
+        if not num_blocks:
+            left = int(np.count_nonzero((mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)))
+            cached = f" {plural(left, 'block')} it left {'is' if left == 1 else 'are'} still cached." if left else ""
+            return f"Request #{count(number)} holds no blocks now.{cached}"
+        size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
+        slots = f"{count(num_tokens)} of {count(num_blocks * cache.block_size)} slots filled"
+        name = f"Request #{count(number)}"
+        lower = places_text(num_by_tier(cache, ids))
+        if not lower:
+            return f"{name}: {plural(num_blocks, 'block')}{size}, {slots}"
+        if is_swapped_out(mirror, number):
+            return f"{name} is swapped out: {lower}{size}, {slots}"
+        return f"{name}: {plural(num_blocks, 'block')} ({lower}){size}, {slots}"
+
+    def _show_own_events(self) -> None:
+        history, number = self._session.history, self._session.selected_request
+        seen = (number, history.events.num_clears, history.events.last_serial)
+        if seen == self._own_seen:
+            return
+        self._own_seen = seen
+        epoch = self._session.mirror.epoch
+        entries = [] if number is None or epoch is None else history.events.of_request(epoch, number)
+        self.own_events.show_entries(entries)
+        self._show_reuse(number, entries)
+
+    def _show_reuse(self, number: int | None, entries: list[LoggedEvent]) -> None:
+        prompt = None if number is None else prompt_of(self._session.mirror, number)
+        text = "" if number is None or prompt is None else reuse_text([e.event for e in entries], number, prompt)
+        self.reuse.setText(text)
+        self.reuse.setVisible(bool(text))
+
+    def _on_filter(self, text: str) -> None:
+        self.all_events.show_only(EventFilter(text), self._session.history.events)
+
+    def _lay_out(self) -> None:
+        self.addTab(self._blocks_page(), "Block table")
+        self.addTab(self._tables[0], "Its events")
+        self.addTab(self._all_events_page(), "All events")
+
+    def _blocks_page(self) -> QWidget:
+        scroll = QScrollArea()
+        body = QWidget()
+        below = QVBoxLayout(body)
+        below.setContentsMargins(0, 0, 0, 0)
+        below.setSpacing(0)
+        self.reuse.setContentsMargins(10, 4, 10, 4)
+        self.reuse.hide()
+        below.addWidget(self.reuse)
+        below.addWidget(self.strip)
+        below.addStretch(1)
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        return _column(self.summary, scroll)
+
+    def _all_events_page(self) -> QWidget:
+        bar = QWidget()
+        row = QHBoxLayout(bar)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.addWidget(self.filter)
+        row.addStretch(1)
+        return _column(bar, self._tables[1])
+
+
+def _column(head: QWidget, body: QWidget) -> QWidget:
+    page = QWidget()
+    column = QVBoxLayout(page)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(2)
+    framed = QHBoxLayout()
+    framed.setContentsMargins(10, 6, 10, 2)
+    framed.addWidget(head)
+    column.addLayout(framed)
+    column.addWidget(body, 1)
+    return page

@@ -1,0 +1,110 @@
+"""The request table's widget: keys, context menu, column widths."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QItemSelection, QPoint, QSize, Qt, Signal
+from PySide6.QtGui import QAction, QGuiApplication, QKeySequence
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QMenu, QTableView
+
+from kvscope_app.look.theme import Theme
+from kvscope_app.views.requests.delegate import ProgressDelegate
+from kvscope_app.views.requests.model import COLUMNS, OUTPUT_COLUMN, RequestModel
+
+_SORT_ARROW = """
+QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
+"""
+"""At its usual place it lies on top of titles that are set to the right."""
+_SAMPLES = {
+    "#": "00 000",
+    "Id": "chat-00000000",
+    "State": "preempted",
+    "Prompt": "00 000",
+    "Cached": "00 000",
+    "Output": "0 000 / 0 000",
+    "Blocks": "0 000",
+    "Speed": "000.0 tok/s",
+    "TTFT": "000.0 ms",
+    "Time": "00:00 min",
+    "Preempted": "Preempted",
+}
+"""The widest text each column is made for."""
+
+
+class RequestTable(QTableView):
+    """Sortable by clicking a header; Delete aborts, Escape lets go of the selection."""
+
+    row_chosen = Signal()
+    abort_wanted = Signal()
+    released = Signal()
+
+    def __init__(self, model: RequestModel) -> None:
+        super().__init__()
+        self.setAccessibleName("Requests")
+        self._requests = model
+        self._delegate = ProgressDelegate(self)
+        self.setModel(model)
+        self.setItemDelegateForColumn(OUTPUT_COLUMN, self._delegate)
+        self._set_up_looks()
+        self._set_up_actions()
+        self.selectionModel().selectionChanged.connect(self._on_selection)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of the bars."""
+        self._delegate.theme = theme
+        self.viewport().update()
+
+    def _set_up_looks(self) -> None:
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setAlternatingRowColors(False)
+        self.setTabKeyNavigation(False)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.verticalHeader().hide()
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 9)
+        self.setSortingEnabled(True)
+        self.sortByColumn(0, Qt.SortOrder.DescendingOrder)
+        self.horizontalHeader().setHighlightSections(False)
+        self.horizontalHeader().setStyleSheet(_SORT_ARROW)
+        self.horizontalHeader().setMinimumSectionSize(40)
+        self.setIconSize(QSize(10, 10))
+        for index, column in enumerate(COLUMNS):
+            width = max(self.fontMetrics().horizontalAdvance(text) for text in (_SAMPLES[column.title], column.title))
+            self.setColumnWidth(index, width + 26)
+
+    def _set_up_actions(self) -> None:
+        self.abort = QAction("Abort request", self)
+        self.abort.setShortcut(QKeySequence(QKeySequence.StandardKey.Delete))
+        self.abort.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
+        self.abort.triggered.connect(self.abort_wanted)
+        self.copy_id = QAction("Copy id", self)
+        self.copy_id.triggered.connect(self._copy_id)
+        release = QAction("Clear selection", self)
+        release.setShortcut(QKeySequence(Qt.Key.Key_Escape))
+        release.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
+        release.triggered.connect(self.released)
+        self.addActions([self.abort, self.copy_id, release])
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.customContextMenuRequested.connect(self._show_menu)
+
+    def _show_menu(self, position: QPoint) -> None:
+        row = self.indexAt(position).row()
+        if row < 0:
+            return
+        self.abort.setEnabled(not self._requests.is_finished(row))
+        menu = QMenu(self)
+        menu.addActions(self.actions())
+        menu.exec(self.viewport().mapToGlobal(position))
+        menu.deleteLater()
+        self.abort.setEnabled(True)
+
+    def _on_selection(self, selected: QItemSelection, _deselected: QItemSelection) -> None:
+        if not selected.isEmpty():
+            self.row_chosen.emit()
+
+    def _copy_id(self) -> None:
+        row = self.currentIndex().row()
+        if row >= 0:
+            QGuiApplication.clipboard().setText(self._requests.request_id_at(row))

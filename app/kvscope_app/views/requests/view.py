@@ -1,0 +1,169 @@
+"""Requests: a table of all, and below it the block table and the events of the selected one.
+
+Owns the selection's way between the table and the session, the filter and the abort action.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from PySide6.QtCore import QItemSelectionModel, Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QComboBox,
+    QHBoxLayout,
+    QLineEdit,
+    QSplitter,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.number_text import plural
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.requests.columns import Filter, read_columns
+from kvscope_app.views.requests.model import RequestModel
+from kvscope_app.views.requests.request_detail import RequestDetail
+from kvscope_app.views.requests.table import RequestTable
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.commands import Abort
+
+_BESIDE_FROM_WIDTH = 620
+_LOW = 400
+EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
+
+
+class RequestsView(View):
+    """The table, the filter above it, the details below."""
+
+    title: ClassVar[str] = "Requests"
+    object_name: ClassVar[str] = "requests"
+    refresh_hz: ClassVar[float] = 5.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.model = RequestModel(self)
+        self.table = RequestTable(self.model)
+        self.detail = RequestDetail(session)
+        self.filter = QComboBox()
+        self.filter.addItems([wanted.value for wanted in Filter])
+        self.filter.setAccessibleName("Which requests")
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Find by id or number")
+        self.search.setClearButtonEnabled(True)
+        self.count = label(look="muted")
+        self._is_reordering = False
+        self._lay_out()
+        self._connect()
+
+    def refresh(self) -> None:
+        history = self.session.history
+        self.model.show_columns(read_columns(self.session.mirror, history.request_times))
+        self._stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
+        self._show_count()
+        self.detail.refresh()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.model.theme = theme
+        self.table.apply_theme(theme)
+        self.detail.apply_theme(theme)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Details stand beside the table in a wide, low dock, below it otherwise."""
+        super().resizeEvent(event)
+        is_low = self.width() >= _BESIDE_FROM_WIDTH and self.height() < _LOW
+        orientation = Qt.Orientation.Horizontal if is_low else Qt.Orientation.Vertical
+        if self._splitter.orientation() is not orientation:
+            self._splitter.setOrientation(orientation)
+            whole = self.width() if is_low else self.height()
+            self._splitter.setSizes([whole * 3 // 5, whole * 2 // 5])
+
+    def abort_selected(self) -> None:
+        """Ask the engine to stop the selected request, if it has not ended."""
+        row = self.table.currentIndex().row()
+        if row < 0 or self.model.is_finished(row):
+            return
+        try:
+            self.session.send(Abort(request_id=self.model.request_id_at(row)))
+        except KvscopeError as error:
+            self.count.setText(str(error))
+
+    def _on_row_chosen(self) -> None:
+        number = self.model.number_at(self.table.currentIndex().row())
+        if number is not None and not self._is_reordering:
+            self.session.select_request(number)
+
+    def _on_reordering(self) -> None:
+        self._is_reordering = True
+
+    def _on_reordered(self) -> None:
+        self._show_selection(scroll=False)
+        self._is_reordering = False
+
+    def _on_selection_changed(self) -> None:
+        self._show_selection(scroll=True)
+        self.detail.refresh()
+
+    def _show_selection(self, *, scroll: bool) -> None:
+        """Select the row that holds the session's request now; rows move as the table is sorted anew."""
+        number = self.session.selected_request
+        row = None if number is None else self.model.row_of(number)
+        selection = self.table.selectionModel()
+        if row is None:
+            selection.clear()
+            return
+        index = self.model.index(row, 0)
+        if selection.currentIndex().row() != row or not selection.isRowSelected(row):
+            flags = QItemSelectionModel.SelectionFlag
+            selection.setCurrentIndex(index, flags.ClearAndSelect | flags.Rows)
+        if scroll:
+            self.table.scrollTo(index)
+
+    def _on_filter(self) -> None:
+        self.model.set_filter(Filter(self.filter.currentText()), self.search.text())
+        self._show_count()
+
+    def _show_count(self) -> None:
+        shown, there = self.model.rowCount(), self.model.num_requests
+        self.count.setText(plural(there, "request") if shown == there else f"{shown} of {plural(there, 'request')}")
+
+    def _on_event_chosen(self, epoch: int, number: int) -> None:
+        if epoch == self.session.mirror.epoch and self.session.mirror.requests.row_of(number) is not None:
+            self.session.select_request(number)
+
+    def _connect(self) -> None:
+        self.model.reordering.connect(self._on_reordering)
+        self.model.reordered.connect(self._on_reordered)
+        self.session.selection_changed.connect(self._on_selection_changed)
+        self.table.row_chosen.connect(self._on_row_chosen)
+        self.table.abort_wanted.connect(self.abort_selected)
+        self.table.released.connect(lambda: self.session.select_request(None))
+        self.detail.request_chosen.connect(self._on_event_chosen)
+        self.filter.currentIndexChanged.connect(self._on_filter)
+        self.search.textChanged.connect(self._on_filter)
+
+    def _lay_out(self) -> None:
+        bar = QHBoxLayout()
+        bar.setContentsMargins(8, 6, 8, 4)
+        bar.setSpacing(8)
+        bar.addWidget(self.filter)
+        bar.addWidget(self.search, 1)
+        bar.addWidget(self.count)
+        self._splitter = QSplitter(Qt.Orientation.Vertical)
+        self._splitter.addWidget(self.table)
+        self._splitter.addWidget(self.detail)
+        self._splitter.setStretchFactor(0, 3)
+        self._splitter.setStretchFactor(1, 2)
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addLayout(bar)
+        column.addWidget(self._splitter, 1)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(empty_state(EMPTY_TEXT))
+        self._stack.addWidget(body)

@@ -1,0 +1,1 @@
+"""Tokens, requests, KV usage and latencies over time."""

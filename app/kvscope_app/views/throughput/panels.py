@@ -1,0 +1,189 @@
+"""What the throughput panels are, and how a stretch of history becomes their curves and values.
+
+Owns the list of panels; widgets come from `chart.panel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.number_text import NOTHING, percent, seconds, short
+from kvscope_app.session.event_log import LoggedEvent
+from kvscope_app.session.history import BIN_NS, History, HistoryWindow
+from kvscope_app.session.session import Session
+from kvscope_app.views.chart.curves import FloatArray, trailing_mean
+from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
+
+MAX_MARKED_EVENTS: Final = 2000
+_MARKS_ACROSS: Final = 80
+"""Preemptions closer than this part of the time shown share a mark: more would lie on top of each other."""
+_NAMED_ON_A_MARK: Final = 4
+_LATENCY_WINDOW_S: Final = 10.0
+_JOIN_LATENCIES_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class PanelSpec:
+    """One panel: its curves, how its axis and its values are written."""
+
+    key: str
+    title: str
+    curves: tuple[CurveSpec, ...]
+    axis_text: Callable[[float], str]
+    value_text: Callable[[float], str]
+    top: float | None = None
+    join_gap_s: float = 0.0
+
+    def make_panel(self) -> ChartPanel:
+        """The widget."""
+        return ChartPanel(self.title, self.curves, self.axis_text, top=self.top, join_gap_s=self.join_gap_s)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What a panel shows: times in seconds of the monotonic clock, values by curve, shape (n,) each."""
+
+    time_s: FloatArray
+    values: dict[str, FloatArray] = field(default_factory=dict)
+    latest: dict[str, str] = field(default_factory=dict)
+
+
+def _tokens(value: float) -> str:
+    return NOTHING if not np.isfinite(value) else f"{short(value)} tok/s"
+
+
+def _whole(value: float) -> str:
+    return NOTHING if not np.isfinite(value) else short(round(value))
+
+
+def _share(value: float) -> str:
+    return NOTHING if not np.isfinite(value) else percent(value)
+
+
+PANELS: Final = (
+    PanelSpec("decode", "Decode", (CurveSpec("decode_tokens", "", 0),), short, _tokens),
+    PanelSpec("prefill", "Prefill", (CurveSpec("prefill_tokens", "", 1),), short, _tokens),
+    PanelSpec(
+        "requests",
+        "Requests",
+        (CurveSpec("num_running", "running", 2), CurveSpec("num_waiting", "waiting", 5)),
+        short,
+        _whole,
+    ),
+    PanelSpec(
+        "kv",
+        "KV cache",
+        (
+            CurveSpec("cached", "cached", "block_cached", filled=True),
+            CurveSpec("active", "in use", "block_active", filled=True),
+        ),
+        lambda value: percent(value, 0),
+        _share,
+        top=1.0,
+    ),
+    PanelSpec(
+        "ttft",
+        "Time to first token",
+        (CurveSpec("ttft_p50_s", "p50", 6), CurveSpec("ttft_p95_s", "p95", 3)),
+        seconds,
+        seconds,
+        join_gap_s=_JOIN_LATENCIES_S,
+    ),
+    PanelSpec(
+        "itl",
+        "Time between tokens",
+        (CurveSpec("itl_p50_s", "p50", 6), CurveSpec("itl_p95_s", "p95", 3)),
+        seconds,
+        seconds,
+        join_gap_s=_JOIN_LATENCIES_S,
+    ),
+)
+_BY_KEY: Final = {spec.key: spec for spec in PANELS}
+
+
+def columns_of(keys: Iterable[str]) -> set[str]:
+    """The columns of the history that panels need; `num_steps` tells where nothing was heard."""
+    blocks = {"blocks_active", "blocks_cached", "blocks_free"}
+    curves = (blocks if key == "kv" else {curve.name for curve in _BY_KEY[key].curves} for key in keys)
+    return {"num_steps"}.union(*curves)
+
+
+def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, span_s: float) -> Drawn:
+    """Draw the curves of panel `key` over `span_s` seconds, and say what was drawn."""
+    curves = _curves(key, window, span_s)
+    last = -1 if window.end_ns >= session.shown_until_ns - BIN_NS else None
+    time_s = (window.time_s + window.end_ns / 1e9)[:last]
+    drawn = Drawn(time_s, {name: values[:last] for name, values in curves.items()})
+    phase = int(window.end_ns // BIN_NS) - len(window.time_s) + 1
+    highest = [panel.show_curve(name, time_s, _stacked(key, name, drawn.values), phase) for name in drawn.values]
+    panel.fit(max(highest))
+    drawn.latest = _latest(key, drawn, session.history, window.end_ns)
+    return drawn
+
+
+def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
+    """The values of each curve nearest to second `x`."""
+    if not drawn.time_s.size:
+        return {}
+    index = int(np.clip(np.searchsorted(drawn.time_s, x), 0, drawn.time_s.size - 1))
+    return {name: _BY_KEY[key].value_text(float(values[index])) for name, values in drawn.values.items()}
+
+
+def preemption_marks(history: History, first_s: float, last_s: float) -> list[Mark]:
+    """The newest preemptions between two seconds; each mark tells who, for whom and why."""
+    entries = history.events.between(int(first_s * 1e9), int(last_s * 1e9), "preempted", MAX_MARKED_EVENTS)
+    # Absolute stretches of time, so that marks stay what they are as the window moves on.
+    width_ns = max(int((last_s - first_s) * 1e9) // _MARKS_ACROSS, 1)
+    groups = groupby(entries, key=lambda entry: entry.time_ns // width_ns)
+    return [_mark(list(group)) for _, group in groups]
+
+
+def _mark(entries: list[LoggedEvent]) -> Mark:
+    lines = [f"Request {e.event.number} preempted: {e.event.cause}" for e in entries[:_NAMED_ON_A_MARK]]
+    rest = len(entries) - len(lines)
+    return Mark(entries[0].time_ns / 1e9, "\n".join([*lines, f"and {rest} more"] if rest else lines))
+
+
+def _curves(key: str, window: HistoryWindow, span_s: float) -> dict[str, FloatArray]:
+    if key in ("decode", "prefill"):
+        name = f"{key}_tokens"
+        return {name: trailing_mean(window.rate(name), _smoothing(span_s))}
+    if key == "kv":
+        return _block_shares(window)
+    return {curve.name: window.columns[curve.name] for curve in _BY_KEY[key].curves}
+
+
+def _smoothing(span_s: float) -> int:
+    """Bins averaged: steps of 50 ms beat against bins of 100 ms. Half a second up to five."""
+    return int(np.clip(span_s / 60, 0.5, 5.0) * 1e9) // BIN_NS
+
+
+def _block_shares(window: HistoryWindow) -> dict[str, FloatArray]:
+    active, cached = window.columns["blocks_active"], window.columns["blocks_cached"]
+    total = np.maximum(active + cached + window.columns["blocks_free"], 1)
+    return {"cached": cached / total, "active": active / total}
+
+
+def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
+    """Cached lies on top of active, and is painted first."""
+    return values["cached"] + values["active"] if (key, name) == ("kv", "cached") else values[name]
+
+
+def _latest(key: str, drawn: Drawn, history: History, end_ns: int) -> dict[str, str]:
+    if key in ("ttft", "itl"):
+        latencies = history.first_token if key == "ttft" else history.inter_token
+        p50, p95 = latencies.recent(end_ns - int(_LATENCY_WINDOW_S * 1e9))
+        return {f"{key}_p50_s": seconds(p50), f"{key}_p95_s": seconds(p95)}
+    text = _BY_KEY[key].value_text
+    return {name: text(_last_known(values)) for name, values in drawn.values.items()}
+
+
+def _last_known(values: FloatArray) -> float:
+    """The newest value, unless nothing was heard for the last five bins."""
+    known = np.flatnonzero(np.isfinite(values[-20:]))
+    return float(values[-20:][known[-1]]) if known.size else np.nan

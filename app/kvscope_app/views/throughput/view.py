@@ -1,0 +1,199 @@
+"""Throughput: tokens, requests, KV usage and latencies over one time axis.
+
+Owns which time is shown and how the panels are laid out; what a panel draws is in `throughput_panels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import empty_state
+from kvscope_app.look.theme import Theme
+from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.chart.axes import ago_text
+from kvscope_app.views.chart.curves import gaps
+from kvscope_app.views.chart.panel import ChartPanel
+from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
+from kvscope_app.views.throughput.panels import PANELS, Drawn, columns_of, draw, preemption_marks, values_at
+from kvscope_telemetry.source import SourceState
+
+EMPTY_TEXT = "No engine has reported yet.\nCurves begin with its first message."
+_PANEL_MIN_WIDTH = 310
+
+
+class ThroughputView(View):
+    """Six plots. One of them is drawn each call, so that every plot moves five times a second and no call
+    is long."""
+
+    title: ClassVar[str] = "Throughput"
+    object_name: ClassVar[str] = "throughput"
+    refresh_hz: ClassVar[float] = 30.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.bar = TimeBar()
+        self.panels = {spec.key: spec.make_panel() for spec in PANELS}
+        self._range_s = RANGES_S[DEFAULT_RANGE]
+        self._fixed: tuple[float, float] | None = None
+        """First and last second shown while not following."""
+        self._hover_s: float | None = None
+        self._turn = 0
+        self._num_columns = 0
+        self._place = (0, 0)
+        """Of a recording: where it was at the last look, and what of it was taken."""
+        self._drawn: dict[str, Drawn] = {}
+        self._lay_out()
+        self._connect()
+
+    def refresh(self) -> None:
+        """Draw the next panel."""
+        if self.session.history.epoch is None:
+            return
+        self._stack.setCurrentIndex(1)
+        self._turn = (self._turn + 1) % len(PANELS)
+        key = PANELS[self._turn].key
+        if not self.panels[key].visibleRegion().isEmpty():  # not scrolled out of sight
+            self._draw([key])
+
+    def refresh_all(self) -> None:
+        """Draw every panel now: the person changed what is shown."""
+        if self.session.history.epoch is not None:
+            self._stack.setCurrentIndex(1)
+            self._draw([spec.key for spec in PANELS])
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        for panel in self.panels.values():
+            panel.apply_theme(theme)
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the right edge is the present."""
+        return self._fixed is None
+
+    def show_last(self, seconds: float) -> None:
+        """Show the last `seconds` and follow."""
+        self._range_s = seconds
+        self.follow()
+
+    def follow(self) -> None:
+        """Let the right edge be the present."""
+        self._fixed = None
+        self.bar.set_following(True)
+        self.refresh_all()
+
+    def look_back(self, first_s: float, last_s: float) -> None:
+        """Stand still on a stretch of time, in seconds of the monotonic clock."""
+        self._fixed = (first_s, last_s)
+        self.bar.set_following(False)
+        self.refresh_all()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._reflow()
+
+    def _draw(self, keys: list[str]) -> None:
+        window, first_s, last_s = self._window(columns_of(keys))
+        now_s = last_s if self.is_following else None
+        known = window.columns["num_steps"] == window.columns["num_steps"]
+        silent = gaps(window.time_s + window.end_ns / 1e9, known, MAX_SILENCE_NS / 1e9)
+        for key in keys:
+            panel = self.panels[key]
+            panel.show_time(first_s, last_s, now_s)
+            self._drawn[key] = draw(panel, key, window, self.session, last_s - first_s)
+            panel.show_gaps(silent)
+            if key == "requests":
+                panel.show_marks(preemption_marks(self.session.history, first_s, last_s))
+            panel.settle()
+        self._show_values(keys)
+
+    def _window(self, names: Iterable[str]) -> tuple[HistoryWindow, float, float]:
+        """What is to be drawn, and the first and last second shown."""
+        shown_ns = self.session.shown_until_ns
+        if self._fixed is None:
+            # The bin in progress is not drawn: it would look like a drop.
+            last_s = (shown_ns // BIN_NS) * BIN_NS / 1e9
+            return self.session.history.window(self._range_s, shown_ns, names), last_s - self._range_s, last_s
+        first_s, last_s = self._fixed
+        end_ns = min(int(last_s * 1e9), shown_ns)
+        return self.session.history.window(last_s - first_s, end_ns, names), first_s, last_s
+
+    def _show_values(self, keys: list[str]) -> None:
+        for key in keys:
+            if key in self._drawn:
+                drawn = self._drawn[key]
+                at = drawn.latest if self._hover_s is None else values_at(key, drawn, self._hover_s)
+                self.panels[key].legend.set_values(at)
+
+    def _on_status(self) -> None:
+        """Without an engine nothing changes but the time: curves move on, and their values go."""
+        silent = self.session.status.state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
+        if (silent or self._is_elsewhere()) and self.is_following and self.isVisible() and not self.session.paused:
+            self.refresh_all()
+
+    def _is_elsewhere(self) -> bool:
+        """Whether a recording stands still somewhere else than at the last look: not every panel is drawn yet."""
+        player = self.session.player
+        if player is None or player.is_playing:
+            return False
+        before, self._place = self._place, (player.now_ns, player.taken_ns)
+        return before != self._place
+
+    def _on_hover(self, x: float | None) -> None:
+        self._hover_s = x
+        for panel in self.panels.values():
+            panel.show_cursor(x)
+        self.bar.time.setText("" if x is None else self._time_text(x))
+        self._show_values(list(self.panels))
+
+    def _time_text(self, x: float) -> str:
+        ago_s = self.session.shown_until_ns / 1e9 - x
+        return f"{self.panels['decode'].clock_text(x)}  ({ago_text(round(max(ago_s, 0.0), 1))})"
+
+    def _connect(self) -> None:
+        self.bar.range_chosen.connect(self.show_last)
+        self.bar.live_requested.connect(self.follow)
+        self.session.status_changed.connect(self._on_status)
+        for panel in self.panels.values():
+            panel.hovered.connect(self._on_hover)
+            panel.range_dragged.connect(self.look_back)
+
+    def _lay_out(self) -> None:
+        body = QWidget()
+        self._grid = QGridLayout(body)
+        self._grid.setContentsMargins(2, 2, 6, 6)
+        self._grid.setHorizontalSpacing(10)
+        self._grid.setVerticalSpacing(8)
+        scroll = QScrollArea()
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        pages = QWidget()
+        self._stack = QStackedLayout(pages)
+        self._stack.addWidget(empty_state(EMPTY_TEXT))
+        self._stack.addWidget(scroll)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(2)
+        layout.addWidget(self.bar)
+        layout.addWidget(pages, 1)
+        self._reflow()
+
+    def _reflow(self) -> None:
+        """One, two or three panels side by side, as many as the width takes."""
+        columns = max(1, min(3, self.width() // _PANEL_MIN_WIDTH))
+        if columns == self._num_columns:
+            return
+        self._num_columns = columns
+        panels: list[ChartPanel] = list(self.panels.values())
+        for index, panel in enumerate(panels):
+            self._grid.addWidget(panel, index // columns, index % columns)
+            panel.show_time_labels(index >= len(panels) - columns)

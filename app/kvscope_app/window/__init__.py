@@ -1,0 +1,1 @@
+"""The main window and what stands in it beside the views: actions, docks, bars, sheets."""

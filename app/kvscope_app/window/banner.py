@@ -1,0 +1,74 @@
+"""The strip under the toolbar that tells what went wrong and offers what can be done about it. Never modal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
+
+from kvscope_app.look.icons import icon, pixmap
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
+
+Choice = tuple[str, Callable[[], None]]
+
+
+class Banner(QWidget):
+    """Hidden until `tell`."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._sign, self._text, self._detail = QLabel(), ElidedLabel(), ElidedLabel()
+        self._text.setProperty("look", "heading")
+        self._detail.setProperty("look", "muted")
+        self._close = QToolButton()
+        self._close.setAccessibleName("Dismiss")
+        self._close.clicked.connect(self.hide)
+        self._buttons = QHBoxLayout()
+        self._build()
+        self.hide()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._sign.setPixmap(pixmap("warning", theme.bad, 20))
+        self._close.setIcon(icon("close", theme.muted, size=14))
+
+    def tell(self, text: str, detail: str = "", choices: Sequence[Choice] = ()) -> None:
+        """Show a message with its choices, the first of them the one most people want."""
+        self._text.setText(text)
+        self._detail.setText(detail)
+        self._detail.setVisible(bool(detail))
+        while (item := self._buttons.takeAt(0)) is not None:
+            if (widget := item.widget()) is not None:
+                widget.hide()
+                widget.deleteLater()
+        for index, (label, run) in enumerate(choices):
+            button = QPushButton(label)
+            button.setProperty("look", "primary" if index == 0 else "")
+            button.clicked.connect(run)
+            self._buttons.addWidget(button)
+        self.setAccessibleName(f"{text} {detail}")
+        self.show()
+
+    @property
+    def text(self) -> str:
+        """What is told now, empty when nothing is."""
+        return self._text.text() if self.isVisible() else ""
+
+    def _build(self) -> None:
+        frame = QFrame()
+        frame.setProperty("look", "banner")
+        words = QVBoxLayout()
+        words.setSpacing(1)
+        words.addWidget(self._text)
+        words.addWidget(self._detail)
+        row = QHBoxLayout(frame)
+        row.setContentsMargins(14, 9, 8, 9)
+        row.setSpacing(12)
+        row.addWidget(self._sign)
+        row.addLayout(words, 1)
+        row.addLayout(self._buttons)
+        row.addWidget(self._close)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(8, 8, 8, 2)
+        outer.addWidget(frame)

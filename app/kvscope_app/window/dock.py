@@ -1,0 +1,55 @@
+"""A dock with a quiet title bar of our own."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtWidgets import QDockWidget, QHBoxLayout, QLabel, QToolButton, QWidget
+
+from kvscope_app.look.icons import icon
+from kvscope_app.look.theme import Theme
+
+
+class DockTitle(QWidget):
+    """Name, float and close; double click floats, dragging moves (Qt's own, through the title bar widget)."""
+
+    def __init__(self, dock: QDockWidget) -> None:
+        super().__init__(dock)
+        self.setObjectName("dock_title")
+        self.setAutoFillBackground(True)
+        self._float, self._close = QToolButton(), QToolButton()
+        self._float.setAccessibleName(f"Float {dock.windowTitle()}")
+        self._float.setToolTip("Take out of the window, or put back")
+        self._close.setAccessibleName(f"Close {dock.windowTitle()}")
+        self._close.setToolTip("Close; the View menu brings it back")
+        self._float.clicked.connect(lambda: dock.setFloating(not dock.isFloating()))
+        self._close.clicked.connect(dock.close)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(14, 3, 6, 3)
+        row.setSpacing(0)
+        row.addWidget(QLabel(dock.windowTitle()))
+        row.addStretch()
+        for button in (self._float, self._close):
+            button.setIconSize(QSize(13, 13))
+            button.setAutoRaise(True)
+            button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the View menu does the same
+            row.addWidget(button)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Draw the icons in the colours of `theme`."""
+        self._float.setIcon(icon("float", theme.muted, size=13))
+        self._close.setIcon(icon("close", theme.muted, size=13))
+
+
+class Dock(QDockWidget):
+    """Holds one view. Its object name is the view's, in saved layouts."""
+
+    def __init__(self, title: str, object_name: str, parent: QWidget) -> None:
+        super().__init__(title, parent)
+        self.setObjectName(f"dock_{object_name}")
+        self._title = DockTitle(self)
+        self.setTitleBarWidget(self._title)
+        self.setWidget(QWidget())
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._title.apply_theme(theme)

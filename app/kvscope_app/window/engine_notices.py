@@ -1,0 +1,118 @@
+"""Tells the person how the engine is: progress while it loads, a banner when it ended, and what can be done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QObject
+
+from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.window.help_sheets import log_sheet
+from kvscope_app.window.welcome import progress_text
+from kvscope_telemetry.messages.commands import Failed, Reply
+from kvscope_telemetry.messages.telemetry import Progress
+from kvscope_telemetry.source import SourceState, Update
+
+if TYPE_CHECKING:
+    from kvscope_app.window.main_window import MainWindow
+
+_NOTICE_MS: Final = 6000
+_RESTARTING: Final = "Restarting the engine…"
+_LAST_STATE: Final = "What you see is the last state."
+
+
+class EngineNotices(QObject):
+    """Listens to the session and the keeper of one window."""
+
+    def __init__(self, window: MainWindow, keeper: EngineKeeper | None) -> None:
+        super().__init__(window)
+        self._window = window
+        self._keeper = keeper
+        self._epoch_lost: int | None = None
+        self._has_ended = False
+        session = window.session
+        session.updated.connect(self._on_update)
+        session.status_changed.connect(self._on_status)
+        session.replies.connect(self._on_replies)
+        if keeper is not None:
+            keeper.ended.connect(self.engine_ended)
+            keeper.started.connect(self._engine_started)
+        else:
+            doing = "Connecting" if session.player is None else "Opening the recording"
+            window.welcome.show_waiting(doing, session.source.name)
+
+    def forget(self) -> None:
+        """The window closes."""
+        if self._keeper is not None:
+            self._keeper.forget()
+
+    def restart(self) -> None:
+        """End the engine and start it anew."""
+        if self._keeper is not None:
+            self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
+            self._window.banner.tell(_RESTARTING, _LAST_STATE)
+            self._keeper.restart()
+
+    def show_log(self) -> None:
+        """What the engine printed."""
+        if self._keeper is not None:
+            log_sheet(self._window, self._keeper.engine.log_text()).show()
+
+    def engine_ended(self, reason: str) -> None:
+        """The process ended by itself."""
+        self._has_ended = True
+        self._epoch_lost = self._window.session.live_mirror.epoch
+        has_state = self._epoch_lost is not None
+        self._window.banner.tell(
+            f"The engine ended: {reason}",
+            _LAST_STATE if has_state else "It had not begun to run.",
+            (("Restart engine", self.restart), ("Show log", self.show_log)),
+        )
+        self._window.welcome.show_ended("The engine ended before it was ready", reason)
+
+    def _engine_started(self) -> None:
+        self._window.welcome.show_waiting("Starting the engine", "")
+
+    def _on_update(self, update: Update) -> None:
+        mirror = self._window.session.live_mirror
+        if update.progress is not None and update.progress.stage != "ready":
+            self._show_progress(update.progress)
+        if mirror.hello is not None:
+            self._window.show_map()
+        if update.snapshot is not None and mirror.epoch != self._epoch_lost:
+            self._window.banner.hide()
+            self._has_ended, self._epoch_lost = False, None
+
+    def _show_progress(self, progress: Progress) -> None:
+        self._window.welcome.show_progress(progress)
+        if self._window.banner.text == _RESTARTING:
+            self._window.banner.tell(
+                _RESTARTING, f"{progress.stage.capitalize()} {progress_text(progress)}. {_LAST_STATE}"
+            )
+
+    def _on_status(self) -> None:
+        status, banner = self._window.session.status, self._window.banner
+        if status.state is SourceState.ENDED:
+            if self._keeper is None and not self._has_ended:  # of our own engine the keeper knows the reason
+                self._source_ended(status.reason)
+        elif status.state is SourceState.STUCK and not banner.isVisible():
+            banner.tell(f"The engine is stuck: {status.reason}", "It is alive, but its step does not end.")
+        elif status.state is SourceState.LIVE and self._is_over(banner.text):
+            self._has_ended = False
+            banner.hide()
+
+    def _is_over(self, told: str) -> bool:
+        """Whether what the banner tells is no longer so, now that the engine is live."""
+        came_back = self._keeper is None and self._has_ended
+        return came_back or told.startswith("The engine is stuck")
+
+    def _source_ended(self, reason: str) -> None:
+        self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
+        self._window.banner.tell(
+            f"The engine ended: {reason}", f"{_LAST_STATE} It will be followed again when it comes back."
+        )
+
+    def _on_replies(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, Failed) and reply.reason:
+                self._window.statusBar().showMessage(reply.reason, _NOTICE_MS)

@@ -1,0 +1,136 @@
+"""The sheets of the Help menu: shortcuts, about, and the engine's log. None of them is modal."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Final
+
+from PySide6.QtCore import Qt, qVersion
+from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtWidgets import (
+    QDialog,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QPushButton,
+    QScrollArea,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.look.fonts import mono, sans
+from kvscope_app.look.icons import pixmap
+from kvscope_app.window.command_palette import action_text
+
+_MAP_KEYS: Final = (
+    ("Move the cursor", "Arrow keys"),
+    ("Ten rows", "Page Up, Page Down"),
+    ("Select the request that holds the block", "Enter or click"),
+    ("Next holder of a shared block", "Click again"),
+    ("Clear the selection", "Esc"),
+    ("Pan", "Drag, or Ctrl+Arrow keys"),
+    ("Zoom at the pointer", "Wheel"),
+)
+
+
+class Sheet(QDialog):
+    """A window with a heading and a Close button."""
+
+    def __init__(self, title: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(title)
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.column = QVBoxLayout(self)
+        self.column.setContentsMargins(22, 20, 22, 18)
+        self.column.setSpacing(12)
+
+    def add_close(self) -> None:
+        """The button at the end."""
+        row = QHBoxLayout()
+        row.addStretch()
+        close = QPushButton("Close")
+        close.setDefault(True)
+        close.clicked.connect(self.close)
+        row.addWidget(close)
+        self.column.addLayout(row)
+
+
+def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> Sheet:
+    """All shortcuts, by group."""
+    sheet = Sheet("Keyboard shortcuts", parent)
+    groups: dict[str, list[tuple[str, str]]] = {"Page map, when it has the focus": list(_MAP_KEYS)}
+    for group, action in entries:
+        keys = ", ".join(k.toString(QKeySequence.SequenceFormat.NativeText) for k in action.shortcuts())
+        if keys:
+            groups.setdefault(group, []).append((action_text(action).rstrip("…"), keys))
+    body = QWidget()
+    grid = QGridLayout(body)
+    grid.setContentsMargins(0, 0, 12, 0)
+    grid.setHorizontalSpacing(28)
+    grid.setVerticalSpacing(6)
+    for group in sorted(groups, key=lambda name: name.startswith("Page map,")):
+        _add_group(grid, group, groups[group])
+    area = QScrollArea()
+    area.setWidgetResizable(True)
+    area.setFrameShape(QScrollArea.Shape.NoFrame)
+    area.setWidget(body)
+    sheet.column.addWidget(area)
+    sheet.add_close()
+    sheet.resize(560, 640)
+    return sheet
+
+
+def about_sheet(parent: QWidget) -> Sheet:
+    """What this is, in which versions."""
+    sheet = Sheet("About kvscope", parent)
+    mark, name = QLabel(), QLabel("kvscope")
+    mark.setPixmap(pixmap("kvscope", "#000001", 64))
+    name.setFont(sans(1.6))
+    words = QLabel(
+        f"Version {version('kvscope')}\n\nSee inside the KV cache of language-model inference.\n"
+        "Apache License 2.0\n\n"
+        f"Python {platform.python_version()}, Qt {qVersion()}, PySide6 {version('PySide6-Essentials')},"
+        f" {platform.system()} {platform.release()}"
+    )
+    words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    words.setWordWrap(True)
+    row, text = QHBoxLayout(), QVBoxLayout()
+    row.setSpacing(18)
+    row.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
+    text.addWidget(name)
+    text.addWidget(words)
+    row.addLayout(text, 1)
+    sheet.column.addLayout(row)
+    sheet.add_close()
+    sheet.resize(440, 260)
+    return sheet
+
+
+def log_sheet(parent: QWidget, log: str) -> Sheet:
+    """The end of the engine's log."""
+    sheet = Sheet("Engine log", parent)
+    text = QPlainTextEdit(log or "The engine printed nothing.")
+    text.setReadOnly(True)
+    text.setFont(mono())
+    text.setAccessibleName("Engine log")
+    sheet.column.addWidget(text)
+    sheet.add_close()
+    sheet.resize(820, 520)
+    text.verticalScrollBar().setValue(text.verticalScrollBar().maximum())
+    return sheet
+
+
+def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> None:
+    heading = QLabel(group)
+    heading.setProperty("look", "heading")
+    heading.setContentsMargins(0, 10 if grid.rowCount() > 1 else 0, 0, 2)
+    grid.addWidget(heading, grid.rowCount(), 0, 1, 2)
+    for text, keys in rows:
+        row = grid.rowCount()
+        key = QLabel(keys)
+        key.setProperty("look", "key")
+        grid.addWidget(QLabel(text), row, 0)
+        grid.addWidget(key, row, 1, Qt.AlignmentFlag.AlignRight)

@@ -1,0 +1,133 @@
+"""Which views there are, where they are docked at first, and how a layout is saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+from PySide6.QtCore import QByteArray, QSettings, QSize, Qt
+from PySide6.QtWidgets import QMainWindow
+
+from kvscope_app.views.base import View
+from kvscope_app.window.dock import Dock
+
+LAYOUT_VERSION: Final = 2
+"""A saved layout of another version is not restored, but for the one before."""
+_BEFORE_WHAT_IF: Final = 1
+_DEFAULT_SIZE: Final = QSize(1560, 960)
+_LEFT, _RIGHT, _BOTTOM = (
+    Qt.DockWidgetArea.LeftDockWidgetArea,
+    Qt.DockWidgetArea.RightDockWidgetArea,
+    Qt.DockWidgetArea.BottomDockWidgetArea,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DockSpec:
+    """A docked view. Its module is imported after the window is up."""
+
+    name: str
+    title: str
+    module: str
+    cls: str
+    area: Qt.DockWidgetArea
+    size: int
+    """Width at the sides, height at the bottom, at first."""
+    icon: str
+
+    def view_class(self) -> type[View]:
+        """The class, imported now."""
+        found: type[View] = getattr(import_module(self.module), self.cls)
+        return found
+
+
+DOCKS: Final = (
+    DockSpec("console", "Console", "kvscope_app.views.console", "ConsoleView", _LEFT, 400, "chat"),
+    DockSpec("requests", "Requests", "kvscope_app.views.requests.view", "RequestsView", _BOTTOM, 300, "requests"),
+    DockSpec("throughput", "Throughput", "kvscope_app.views.throughput.view", "ThroughputView", _RIGHT, 400, "chart"),
+    DockSpec("memory", "Memory", "kvscope_app.views.memory.view", "MemoryView", _RIGHT, 400, "memory"),
+    DockSpec("what_if", "What if", "kvscope_app.views.what_if", "WhatIfView", _BOTTOM, 300, "compare"),
+)
+
+
+def prepare(window: QMainWindow) -> None:
+    """Dock options and corners."""
+    window.setDockOptions(QMainWindow.DockOption.AllowNestedDocks | QMainWindow.DockOption.AllowTabbedDocks)
+    window.setCorner(Qt.Corner.BottomLeftCorner, _LEFT)
+    window.setCorner(Qt.Corner.BottomRightCorner, _RIGHT)
+
+
+def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
+    """The layout of the first start."""
+    for spec in DOCKS:
+        dock = docks[spec.name]
+        dock.setFloating(False)
+        window.addDockWidget(spec.area, dock)
+        dock.show()
+    if _is_small(window):
+        for name in ("memory", "requests", "what_if"):
+            window.tabifyDockWidget(docks["throughput"], docks[name])
+        docks["throughput"].raise_()
+    else:
+        window.tabifyDockWidget(docks["requests"], docks["what_if"])
+        docks["requests"].raise_()
+    share_out(window, docks)
+
+
+def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
+    """The sizes of the first start."""
+    for spec in DOCKS:
+        direction = Qt.Orientation.Vertical if spec.area is _BOTTOM else Qt.Orientation.Horizontal
+        window.resizeDocks([docks[spec.name]], [spec.size * 3 // 4 if _is_small(window) else spec.size], direction)
+    sides = [docks["throughput"], docks["memory"]]
+    window.resizeDocks(sides, [window.height() * 6 // 10, window.height() * 4 // 10], Qt.Orientation.Vertical)
+
+
+def _is_small(window: QMainWindow) -> bool:
+    return window.width() < 1200 or window.height() < 640
+
+
+def save(window: QMainWindow, settings: QSettings, kind: str = "window") -> None:
+    """Remember the window's place and layout, as that of its kind."""
+    settings.setValue(f"{kind}/geometry", window.saveGeometry())
+    settings.setValue(f"{kind}/state", window.saveState(LAYOUT_VERSION))
+
+
+def restore(window: QMainWindow, settings: QSettings, kind: str = "window") -> bool:
+    """Put the window as it was; False when nothing fitting is remembered."""
+    geometry = settings.value(f"{kind}/geometry")
+    if isinstance(geometry, QByteArray):
+        window.restoreGeometry(geometry)
+    return restore_docks(window, settings, kind)
+
+
+def restore_docks(window: QMainWindow, settings: QSettings, kind: str = "window") -> bool:
+    """Put the docks as they were; False when nothing fitting is remembered."""
+    state = settings.value(f"{kind}/state")
+    if not isinstance(state, QByteArray):
+        return False
+    return window.restoreState(state, LAYOUT_VERSION) or _restore_older(window, state)
+
+
+def _restore_older(window: QMainWindow, state: QByteArray) -> bool:
+    """A layout from before there was "What if": that goes behind the requests, or is closed where they are not."""
+    if not window.restoreState(state, _BEFORE_WHAT_IF):
+        return False
+    docks = {dock.objectName(): dock for dock in window.findChildren(Dock)}
+    requests, what_if = docks["dock_requests"], docks["dock_what_if"]
+    what_if.setFloating(False)
+    if requests.isHidden() or requests.isFloating():
+        what_if.hide()
+        return True
+    window.tabifyDockWidget(requests, what_if)
+    what_if.show()
+    requests.raise_()
+    return True
+
+
+def default_size(window: QMainWindow) -> None:
+    """A comfortable size that fits the screen."""
+    available = window.screen().availableGeometry().size() * 0.94
+    window.resize(_DEFAULT_SIZE.boundedTo(available))

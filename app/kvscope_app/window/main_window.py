@@ -1,0 +1,225 @@
+"""The main window: the page map in the middle, the other views docked around it.
+
+Owns layout and the wiring between session, views and actions. Knows neither how views draw nor how an engine runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from PySide6.QtCore import QSettings, Qt, QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QShowEvent
+from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
+
+from kvscope_app.look.model_name import model_name
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.playback.playback_bar import PlaybackBar
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.page_map import PageMapView
+from kvscope_app.window import layout
+from kvscope_app.window.actions import Actions
+from kvscope_app.window.banner import Banner
+from kvscope_app.window.dock import Dock
+from kvscope_app.window.engine_notices import EngineNotices
+from kvscope_app.window.layout import DOCKS, DockSpec
+from kvscope_app.window.menu_corner import Corner
+from kvscope_app.window.refresher import Refresher
+from kvscope_app.window.status_bar import StatusBar
+from kvscope_app.window.welcome import Welcome
+from kvscope_app.window.window_actions import add_actions, build_menus
+
+
+class MainWindow(QMainWindow):
+    """Shows one session. `keeper` is there when the engine is the desktop's own."""
+
+    closing = Signal()
+    views_loaded = Signal()
+    """All docked views are there (they are imported after the first paint)."""
+
+    def __init__(
+        self,
+        session: Session,
+        themes: ThemeKeeper,
+        settings: QSettings,
+        keeper: EngineKeeper | None = None,
+        attach: Callable[[str], None] | None = None,
+        open_file: Callable[[str], None] | None = None,
+    ) -> None:
+        """`attach` opens another window on an endpoint, `open_file` one on a recording; without, it is not offered."""
+        super().__init__()
+        self.session = session
+        self.keeper = keeper
+        self.themes = themes
+        self.attach = attach
+        self.open_file = open_file
+        self.views: dict[str, View] = {}
+        self.docks: dict[str, Dock] = {}
+        self._settings = settings
+        self._unloaded = list(DOCKS)
+        self.setWindowTitle("kvscope")
+        self.banner = Banner(self)
+        self.welcome = Welcome()
+        self.page_map = PageMapView(session)
+        self.refresher = Refresher(session, self)
+        self._build_body()
+        self._build_docks()
+        self.notices = EngineNotices(self, keeper)
+        self.actions_by_name = Actions(self)
+        add_actions(self, self.actions_by_name)
+        build_menus(self, self.actions_by_name)
+        self.playback = self._build_playback()
+        self._corner = self._build_corner()
+        self._status = StatusBar(session, self)
+        self.setStatusBar(self._status)
+        self._add_view("page_map", self.page_map)
+        self._restore_layout()
+        themes.changed.connect(self._apply_theme)
+        self._apply_theme(themes.theme)
+        if session.live_mirror.hello is not None:
+            self.show_map()
+
+    def show_map(self) -> None:
+        """There is a pool to look at."""
+        if self._stack.currentWidget() is not self.page_map:
+            self._stack.setCurrentWidget(self.page_map)
+            self.refresher.touch(self.page_map)
+            self.setWindowTitle(self._title())
+
+    def reset_layout(self) -> None:
+        """Everything where it was at the first start."""
+        layout.arrange(self, self.docks)
+        self.docks["console"].setVisible(self.session.takes_commands)
+
+    def focus_view(self, name: str) -> None:
+        """Bring a dock up and give it the keyboard."""
+        dock = self.docks[name]
+        dock.show()
+        dock.raise_()
+        if name in self.views:
+            self.views[name].setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    # Qt's side
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if self._unloaded:
+            self.page_map.canvas.setFocus()
+            QTimer.singleShot(40, self, self._load_next_view)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        layout.save(self, self._settings, self._kind)
+        self.notices.forget()
+        for view in self.views.values():
+            view.shut_down()
+        self.closing.emit()
+        super().closeEvent(event)
+
+    # private
+
+    def _build_body(self) -> None:
+        self._stack = QStackedWidget()
+        self._stack.addWidget(self.welcome)
+        self._stack.addWidget(self.page_map)
+        body = QWidget()
+        body.setObjectName("central")
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.banner)
+        column.addWidget(self._stack, 1)
+        self._body = column
+        self.setCentralWidget(body)
+
+    def _build_docks(self) -> None:
+        layout.prepare(self)
+        for spec in DOCKS:
+            dock = Dock(spec.title, spec.name, self)
+            dock.visibilityChanged.connect(partial(self._dock_seen, spec.name))
+            self.docks[spec.name] = dock
+
+    def _build_corner(self) -> Corner:
+        actions = self.actions_by_name
+        is_live = self.session.player is None
+        names = ("pause" if is_live else "play", "palette", "theme_toggle", "shortcuts")
+        live = actions["go_live"] if is_live else None
+        corner = Corner(self.session, live, [actions[name] for name in names], self)
+        self.menuBar().setCornerWidget(corner, Qt.Corner.TopRightCorner)
+        return corner
+
+    def _build_playback(self) -> PlaybackBar | None:
+        """Under the page map, where a recording is played."""
+        player, actions = self.session.player, self.actions_by_name
+        if player is None:
+            return None
+        bar = PlaybackBar(self.session, player, (actions["to_start"], actions["play"], actions["to_end"]))
+        self._body.addWidget(bar)
+        return bar
+
+    def _restore_layout(self) -> None:
+        layout.default_size(self)
+        self.reset_layout()
+        self._has_own_layout = layout.restore(self, self._settings, self._kind)
+
+    @property
+    def _kind(self) -> str:
+        """Whose layout is remembered: where there is nobody to talk to, a person wants another one."""
+        return "window" if self.session.takes_commands else "playback"
+
+    def _keep_sizes(self) -> None:
+        """Views bring sizes of their own when they are loaded: the docks take back theirs."""
+        if self._has_own_layout:
+            layout.restore_docks(self, self._settings, self._kind)
+        else:
+            layout.share_out(self, self.docks)
+
+    def _load_next_view(self) -> None:
+        """One view a turn of the event loop, so that the window answers in between."""
+        if not self._unloaded:
+            return
+        spec = self._unloaded.pop(0)
+        done = self.views_loaded.emit if not self._unloaded else self._load_next_view
+        QTimer.singleShot(0, self, done)
+        self._load(spec)
+
+    def _load(self, spec: DockSpec) -> None:
+        view = spec.view_class()(self.session)
+        dock = self.docks[spec.name]
+        placeholder = dock.widget()
+        dock.setWidget(view)
+        placeholder.deleteLater()
+        self._add_view(spec.name, view)
+        view.apply_theme(self.themes.theme)
+        self._keep_sizes()
+        if spec is DOCKS[0] and self.session.takes_commands:
+            view.setFocus()  # the prompt is where one begins
+
+    def _add_view(self, name: str, view: View) -> None:
+        self.views[name] = view
+        self.refresher.add(view)
+
+    def _dock_seen(self, name: str, seen: bool) -> None:
+        if seen and name in self.views:
+            self.refresher.touch(self.views[name])
+
+    def _apply_theme(self, theme: Theme) -> None:
+        self.actions_by_name.apply_theme(theme)
+        for part in (self._corner, self._status, self.banner, self.welcome):
+            part.apply_theme(theme)
+        if self.playback is not None:
+            self.playback.apply_theme(theme)
+        for dock in self.docks.values():
+            dock.apply_theme(theme)
+        for view in self.views.values():
+            view.apply_theme(theme)
+        self.refresher.touch_all()
+
+    def _title(self) -> str:
+        name = model_name(self.session.live_mirror.hello)
+        where = "" if self.keeper is not None else f" at {self.session.source.name}"
+        if self.session.player is not None:
+            where = f" – {self.session.source.name}"
+        return f"{name}{where} – kvscope" if name else "kvscope"

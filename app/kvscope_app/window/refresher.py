@@ -1,0 +1,91 @@
+"""Refreshes the views: each at most `refresh_hz`, only while it is seen and something changed.
+
+A turn of the event loop is kept short, or keys would wait: an update refreshes the fast view alone, and between two
+updates one of the others has its turn.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer
+
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+
+_FAST_HZ: Final = 50.0
+"""Views from this rate on are refreshed with every update, the others one after another, between updates."""
+_TURN_MS: Final = 8
+
+
+class Refresher(QObject):
+    """Refreshes `views` of one session."""
+
+    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._last_ns: dict[View, int] = {}
+        self._dirty: set[View] = set()
+        self._soon = QTimer(self, singleShot=True, interval=0)
+        self._soon.timeout.connect(self._refresh_fast)
+        self._later = QTimer(self, singleShot=True, interval=_TURN_MS)
+        self._later.timeout.connect(self.run)
+        session.updated.connect(self._on_update)
+        session.selection_changed.connect(self.touch_all)
+        session.paused_changed.connect(self.touch_all)
+
+    def add(self, view: View) -> None:
+        """Refresh this view from now on."""
+        self._last_ns[view] = 0
+        self.touch(view)
+
+    def remove(self, view: View) -> None:
+        """No more."""
+        self._last_ns.pop(view, None)
+        self._dirty.discard(view)
+
+    def touch(self, view: View) -> None:
+        """Something this view shows may have changed."""
+        self._dirty.add(view)
+        self._schedule()
+
+    def touch_all(self) -> None:
+        """Something every view shows may have changed."""
+        self._dirty.update(self._last_ns)
+        self.run()
+
+    def run(self) -> None:
+        """Refresh what is due: the fast ones, and the one of the others that waited longest."""
+        due = self._due()
+        slow = [view for view in due if view.refresh_hz < _FAST_HZ]
+        self._refresh([view for view in due if view.refresh_hz >= _FAST_HZ])
+        self._refresh(sorted(slow, key=lambda view: self._last_ns[view])[:1])
+        self._schedule()
+
+    def _on_update(self) -> None:
+        if not self._session.paused:
+            self._dirty.update(self._last_ns)
+            self._soon.start()  # in a turn of its own: taking the update in was one
+
+    def _refresh_fast(self) -> None:
+        self._refresh([view for view in self._due() if view.refresh_hz >= _FAST_HZ])
+        self._schedule()
+
+    def _due(self) -> list[View]:
+        now_ns = time.monotonic_ns()
+        return [view for view in self._dirty if view.isVisible() and self._is_due(view, now_ns)]
+
+    def _refresh(self, views: list[View]) -> None:
+        for view in views:
+            self._dirty.discard(view)
+            self._last_ns[view] = time.monotonic_ns()
+            view.refresh()
+
+    def _is_due(self, view: View, now_ns: int) -> bool:
+        # Half a frame of grace: a view of 60 Hz is refreshed on every 16 ms turn.
+        return now_ns - self._last_ns[view] >= 1e9 / view.refresh_hz - 8_000_000
+
+    def _schedule(self) -> None:
+        if any(view.isVisible() for view in self._dirty) and not self._later.isActive():
+            self._later.start()

@@ -1,0 +1,170 @@
+"""The status bar: connection, model, step rate, latency, and what was lost. Words beside each colour."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QWidget
+
+from kvscope_app.look.model_name import model_name
+from kvscope_app.look.number_text import count, plural, seconds
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.session.session import Session
+from kvscope_telemetry.messages.telemetry import Hello
+from kvscope_telemetry.source import SourceState
+
+_WORDS: Final = {
+    SourceState.CONNECTING: "Connecting",
+    SourceState.LOADING: "Loading",
+    SourceState.LIVE: "Live",
+    SourceState.STUCK: "Stuck",
+    SourceState.STALE: "No word",
+    SourceState.ENDED: "Ended",
+    SourceState.PLAYBACK: "Playback",
+}
+_COLORS: Final = {
+    SourceState.CONNECTING: "muted",
+    SourceState.LOADING: "accent",
+    SourceState.LIVE: "good",
+    SourceState.STUCK: "warn",
+    SourceState.STALE: "warn",
+    SourceState.ENDED: "bad",
+    SourceState.PLAYBACK: "accent",
+}
+_TIPS: Final = {
+    "state": "Connection to the engine",
+    "model": "Model, number format and device",
+    "rate": "Steps of the engine in the last second",
+    "frames": "Frames received; those that never came are made good by a snapshot",
+    "latency": "From the end of a step to its frame here",
+    "display": "Window updates in the last second",
+}
+
+
+class Dot(QWidget):
+    """A small filled circle."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._color = QColor()
+        self.setFixedSize(QSize(10, 10))
+
+    def set_color(self, color: QColor) -> None:
+        """Fill with `color`."""
+        if color != self._color:
+            self._color = color
+            self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(self._color)
+        painter.drawEllipse(QRectF(1, 1, 8, 8))
+        painter.end()
+
+
+class StatusBar(QStatusBar):
+    """Follows a session's status, four times a second."""
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._theme = DARK
+        self._dot = Dot()
+        self._frames_color = ""
+        self._labels = {name: _label(name) for name in _TIPS}
+        self._steps: list[tuple[int, int]] = []  # (our time, step) of the last second
+        self._updates: list[int] = []
+        self._build()
+        session.status_changed.connect(self.refresh)
+        session.updated.connect(self._count_update)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._theme = theme
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show how things stand."""
+        status, mirror = self._session.status, self._session.live_mirror
+        self._dot.set_color(self._theme.color(_COLORS[status.state]))
+        reason = f": {status.reason}" if status.reason and status.state is not SourceState.LIVE else ""
+        is_ready = status.state is SourceState.LOADING and status.reason == "ready"
+        self._set("state", "Ready" if is_ready else (_WORDS[status.state] + reason)[:80])
+        self._set("model", _model(mirror.hello))
+        self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
+        if self._session.player is not None:
+            note = self._session.player.note
+            self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
+            self._color_frames("warn" if note else "muted")
+            return
+        lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"
+        rejected = f", {count(status.messages_rejected)} unreadable" if status.messages_rejected else ""
+        self._set("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
+        self._color_frames("warn" if status.frames_dropped or status.messages_rejected else "muted")
+        known = status.latency_ns >= 0 and status.state is SourceState.LIVE
+        self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
+        self._set("display", f"{self._display_rate()} updates/s")
+
+    def _build(self) -> None:
+        self.setSizeGripEnabled(False)
+        left = QWidget()
+        row = QHBoxLayout(left)
+        row.setContentsMargins(10, 0, 0, 0)
+        row.setSpacing(7)
+        row.addWidget(self._dot)
+        row.addWidget(self._labels["state"])
+        self.addWidget(left)
+        self.addWidget(self._labels["model"])
+        for name in ("rate", "frames", "latency", "display"):
+            self.addPermanentWidget(self._labels[name])
+
+    def _color_frames(self, name: str) -> None:
+        color = str(getattr(self._theme, name))
+        if color != self._frames_color:
+            self._frames_color = color
+            self._labels["frames"].setStyleSheet(f"color: {color};")
+
+    def _set(self, name: str, text: str) -> None:
+        label = self._labels[name]
+        if label.text() != text:
+            label.setText(text)
+            label.setVisible(bool(text))
+
+    def _count_update(self) -> None:
+        now_ns = time.monotonic_ns()
+        self._updates.append(now_ns)
+        self._steps.append((now_ns, self._session.live_mirror.step))
+        while self._steps[0][0] < now_ns - 1_000_000_000:
+            del self._steps[0], self._updates[0]
+
+    def _step_rate(self) -> str:
+        now_ns = time.monotonic_ns()
+        recent = [(t, step) for t, step in self._steps if t >= now_ns - 1_500_000_000]
+        steps = max(0, recent[-1][1] - recent[0][1]) if recent else 0
+        span_s = (now_ns - recent[0][0]) / 1e9 if recent else 1.0
+        rate = steps / max(span_s, 0.25)
+        return f"{rate:,.0f} steps/s" if rate >= 10 or rate == 0 else f"{rate:.1f} steps/s"
+
+    def _display_rate(self) -> int:
+        return sum(t >= time.monotonic_ns() - 1_000_000_000 for t in self._updates)
+
+
+def _label(name: str) -> QLabel:
+    made = QLabel()
+    made.setToolTip(_TIPS[name])
+    made.setContentsMargins(7, 0, 7, 0)
+    if name != "state":
+        made.setProperty("look", "muted")  # before it is shown: the stylesheet looks once
+    return made
+
+
+def _model(hello: Hello | None) -> str:
+    if hello is None:
+        return ""
+    parts = (model_name(hello), hello.model.dtype, hello.device.name)
+    return "  ·  ".join(part for part in parts if part)

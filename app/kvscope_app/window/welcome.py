@@ -1,0 +1,127 @@
+"""What the middle of the window shows before there is an engine to look at: progress, or what will be seen here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.icons import pixmap
+from kvscope_app.look.number_text import count, num_bytes
+from kvscope_app.look.theme import Theme
+from kvscope_telemetry.messages.telemetry import Progress
+
+_TOLD: Final = (
+    ("map", "Page map", "each cell is one block of the KV cache: who holds it, how full it is, who shares it"),
+    ("chat", "Console", "type a prompt and watch its blocks appear while the answer streams in"),
+    ("chart", "Throughput and memory", "tokens a second, latencies, and where every byte went"),
+    ("requests", "Requests", "each one's state, tokens, blocks and speed; select one to see it everywhere"),
+)
+_STAGES: Final = {
+    "download": "Downloading the model",
+    "convert": "Converting the model (once; the next start is fast)",
+    "load": "Loading the model",
+    "warm up": "Warming up",
+    "ready": "Ready",
+}
+_STEPS: Final = 1000
+
+
+class Welcome(QWidget):
+    """A card with a progress bar."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._title, self._detail = QLabel("Starting the engine"), QLabel()
+        self._bar = QProgressBar()
+        self._bar.setTextVisible(False)
+        self._signs = [QLabel() for _ in _TOLD]
+        self._mark = QLabel()
+        self._build()
+        self.show_waiting("Starting the engine", "")
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._mark.setPixmap(pixmap("kvscope", "#000001", 44))
+        for sign, (name, _, _) in zip(self._signs, _TOLD, strict=True):
+            sign.setPixmap(pixmap(name, theme.accent, 20))
+
+    def show_waiting(self, title: str, detail: str) -> None:
+        """Something is waited for; nobody knows how long."""
+        self._title.setText(title)
+        self._detail.setText(detail)
+        self._bar.setRange(0, 0)
+        self._bar.show()
+
+    def show_ended(self, title: str, detail: str) -> None:
+        """Nothing is waited for."""
+        self._title.setText(title)
+        self._detail.setText(detail)
+        self._bar.hide()
+
+    def show_progress(self, progress: Progress) -> None:
+        """A download, conversion or load goes on."""
+        self._title.setText(_STAGES.get(progress.stage, progress.stage.capitalize()))
+        self._detail.setText(progress_text(progress))
+        self._bar.setRange(0, _STEPS if progress.total else 0)
+        self._bar.setValue(_STEPS * progress.done // progress.total if progress.total else 0)
+        self._bar.show()
+
+    def _build(self) -> None:
+        card = QFrame()
+        card.setProperty("look", "card")
+        card.setMaximumWidth(560)
+        column = QVBoxLayout(card)
+        column.setContentsMargins(30, 26, 30, 28)
+        column.setSpacing(10)
+        self._title.setFont(sans(1.35))
+        self._title.setProperty("look", "heading")
+        self._title.setWordWrap(True)
+        self._detail.setProperty("look", "muted")
+        self._detail.setWordWrap(True)
+        head = QHBoxLayout()
+        head.setSpacing(16)
+        words = QVBoxLayout()
+        words.setSpacing(3)
+        words.addWidget(self._title)
+        words.addWidget(self._detail)
+        head.addWidget(self._mark, 0, Qt.AlignmentFlag.AlignTop)
+        head.addLayout(words, 1)
+        column.addLayout(head)
+        column.addSpacing(4)
+        column.addWidget(self._bar)
+        column.addSpacing(14)
+        column.addLayout(self._told())
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(24, 24, 24, 24)
+        outer.addStretch(2)
+        row = QHBoxLayout()
+        row.addStretch(1)
+        row.addWidget(card, 8)
+        row.addStretch(1)
+        outer.addLayout(row)
+        outer.addStretch(3)
+
+    def _told(self) -> QGridLayout:
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(14)
+        grid.setVerticalSpacing(12)
+        grid.setColumnStretch(1, 1)
+        for row, (sign, (_, name, words)) in enumerate(zip(self._signs, _TOLD, strict=True)):
+            text = QLabel(f"<b>{name}</b>: {words}.")
+            text.setWordWrap(True)
+            grid.addWidget(sign, row, 0, Qt.AlignmentFlag.AlignTop)
+            grid.addWidget(text, row, 1)
+        return grid
+
+
+def progress_text(progress: Progress) -> str:
+    """How far, in words: `model.gguf: 12.3 MiB of 98.1 MiB`."""
+    if progress.unit == "bytes":
+        done, total = num_bytes(progress.done), num_bytes(progress.total)
+    else:
+        done, total = count(progress.done), f"{count(progress.total)} {progress.unit}".strip()
+    amount = f"{done} of {total}" if progress.total else done if progress.done else ""
+    return ": ".join(part for part in (progress.detail, amount) if part)

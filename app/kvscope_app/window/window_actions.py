@@ -1,0 +1,235 @@
+"""The actions of the main window and the menus they are in."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QApplication, QMenu
+
+from kvscope_app.look.theme_keeper import CHOICES
+from kvscope_app.playback.playback_actions import PLAYBACK, playback_actions
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.attach_sheet import AttachSheet
+from kvscope_app.window.command_palette import CommandPalette
+from kvscope_app.window.help_sheets import about_sheet, shortcut_sheet
+from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.open_file import ask_file
+from kvscope_telemetry.messages.commands import Control
+
+if TYPE_CHECKING:
+    from kvscope_app.window.main_window import MainWindow
+
+ENGINE: Final = "Engine"
+VIEW: Final = "View"
+MAP: Final = "Page map"
+PANELS: Final = "Panels"
+THEME: Final = "Theme"
+HELP: Final = "Help"
+
+
+def add_actions(window: MainWindow, actions: Actions) -> None:
+    """Everything a person can do in `window`."""
+    player = window.session.player
+    for spec in playback_actions(player) if player is not None else ():
+        actions.add(spec)
+    for spec in (*_engine(window), *_view(window), *_map(window), *_panels(window), *_theme(window)):
+        actions.add(spec)
+    _add_dock_toggles(window, actions)
+    for spec in _help(window):
+        actions.add(spec)
+    _keep_checks(window, actions)
+
+
+def build_menus(window: MainWindow, actions: Actions) -> None:
+    """Menus in the order of the groups."""
+    bar = window.menuBar()
+    _fill(bar.addMenu("&Engine"), actions, ENGINE)
+    if window.session.player is not None:
+        _fill(bar.addMenu("&Playback"), actions, PLAYBACK)
+    view = bar.addMenu("&View")
+    _fill(view, actions, VIEW)
+    for group in (MAP, PANELS, THEME):
+        _fill(view.addMenu(group), actions, group)
+    _fill(bar.addMenu("&Help"), actions, HELP)
+
+
+def _engine(window: MainWindow) -> list[ActionSpec]:
+    own = [
+        ActionSpec("restart", "Restart engine", ENGINE, window.notices.restart, ("Ctrl+Shift+R",), "restart"),
+        ActionSpec("log", "Show engine log", ENGINE, window.notices.show_log, ("Ctrl+Shift+G",), "log"),
+    ]
+    control = [
+        ActionSpec("hold", "Hold the engine's steps", ENGINE, partial(_control, window, "pause")),
+        ActionSpec("resume", "Let the engine go on", ENGINE, partial(_control, window, "resume")),
+        ActionSpec("reset_cache", "Empty the prefix cache", ENGINE, partial(_control, window, "reset_prefix_cache")),
+    ]
+    attach = [
+        ActionSpec(
+            "attach", "Attach to an engine…", ENGINE, partial(_ask_endpoint, window), ("Ctrl+Shift+A",), "attach"
+        )
+    ]
+    recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
+    end = [
+        *(recording if window.open_file else []),
+        ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
+        ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
+    ]
+    return [*(own if window.keeper else []), *control, *(attach if window.attach else []), *end]
+
+
+def _view(window: MainWindow) -> list[ActionSpec]:
+    session = window.session
+    live = [
+        ActionSpec(
+            "pause",
+            "Pause",
+            VIEW,
+            session.set_paused,
+            ("Space",),
+            "pause",
+            checkable=True,
+            yields=True,
+            tip="Freeze what is shown; everything is still received",
+        ),
+        ActionSpec(
+            "go_live",
+            "Go live",
+            VIEW,
+            partial(session.set_paused, False),
+            ("End",),
+            "live",
+            yields=True,
+            tip="Show the present again",
+        ),
+    ]
+    return [
+        *(live if session.player is None else []),
+        ActionSpec("clear", "Clear selection", VIEW, partial(session.select_request, None), ("Esc",)),
+        ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
+    ]
+
+
+def _map(window: MainWindow) -> list[ActionSpec]:
+    view = window.page_map
+    modes = [
+        ActionSpec(
+            f"color_{mode}",
+            f"Colour by {mode}",
+            MAP,
+            partial(view.set_mode, mode),
+            (str(index),),
+            checkable=True,
+            exclusive="color",
+        )
+        for index, mode in enumerate(ColorMode, start=1)
+    ]
+    return [
+        *modes,
+        ActionSpec("zoom_in", "Zoom in", MAP, view.zoom_in, ("+", "="), "zoom-in"),
+        ActionSpec("zoom_out", "Zoom out", MAP, view.zoom_out, ("-",), "zoom-out"),
+        ActionSpec("fit", "Show all blocks", MAP, view.fit_all, ("F", "Ctrl+0"), "fit"),
+        ActionSpec("flash", "Light up cells that change", MAP, view.set_flashing, checkable=True),
+        ActionSpec("focus_map", "Go to the page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map"),
+    ]
+
+
+def _panels(window: MainWindow) -> list[ActionSpec]:
+    return [
+        ActionSpec(
+            f"focus_{spec.name}",
+            f"Go to {spec.title.lower()}",
+            PANELS,
+            partial(window.focus_view, spec.name),
+            (f"Ctrl+{index}",),
+            spec.icon,
+        )
+        for index, spec in enumerate(DOCKS, start=2)
+    ]
+
+
+def _theme(window: MainWindow) -> list[ActionSpec]:
+    icons = {"auto": "auto", "dark": "moon", "light": "sun"}
+    return [
+        ActionSpec(
+            f"theme_{choice}",
+            {"auto": "As the system", "dark": "Dark", "light": "Light"}[choice],
+            THEME,
+            partial(window.themes.choose, choice),
+            (),
+            icons[choice],
+            checkable=True,
+            exclusive="theme",
+        )
+        for choice in CHOICES
+    ]
+
+
+def _help(window: MainWindow) -> list[ActionSpec]:
+    return [
+        ActionSpec("palette", "Command palette…", HELP, partial(_open_palette, window), ("Ctrl+Shift+P",), "palette"),
+        ActionSpec("shortcuts", "Keyboard shortcuts", HELP, partial(_open_shortcuts, window), ("F1", "?"), "keyboard"),
+        ActionSpec("theme_toggle", "Dark or light", HELP, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
+        ActionSpec("about", "About kvscope", HELP, lambda: about_sheet(window).show(), (), "help"),
+    ]
+
+
+def _keep_checks(window: MainWindow, actions: Actions) -> None:
+    """Check marks follow the state, whoever changed it."""
+    session, themes = window.session, window.themes
+
+    def paused() -> None:
+        actions["pause"].setChecked(session.paused)
+        actions["go_live"].setEnabled(session.paused)
+
+    def theme() -> None:
+        actions[f"theme_{themes.choice}"].setChecked(True)
+
+    if session.player is None:
+        session.paused_changed.connect(paused)
+        paused()
+    for name in ("hold", "resume", "reset_cache"):
+        actions[name].setEnabled(session.takes_commands)
+    themes.changed.connect(theme)
+    window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
+    actions["flash"].setChecked(True)
+    actions[f"color_{window.page_map.mode}"].setChecked(True)
+    theme()
+
+
+def _add_dock_toggles(window: MainWindow, actions: Actions) -> None:
+    for name, dock in window.docks.items():
+        toggle = dock.toggleViewAction()
+        spec = ActionSpec(f"toggle_{name}", f"Show {dock.windowTitle().lower()}", PANELS, toggle.trigger)
+        toggle.setText(spec.text)
+        actions.register(spec, toggle)
+
+
+def _fill(menu: QMenu, actions: Actions, group: str) -> None:
+    for spec in actions.in_group(group):
+        menu.addAction(actions[spec.name])
+
+
+def entries(window: MainWindow) -> list[tuple[str, QAction]]:
+    """Everything there is to do, for the palette and the sheet."""
+    actions = window.actions_by_name
+    return [(spec.group, actions[spec.name]) for spec in actions]
+
+
+def _open_palette(window: MainWindow) -> None:
+    CommandPalette(window).open_with(entries(window))
+
+
+def _open_shortcuts(window: MainWindow) -> None:
+    shortcut_sheet(window, entries(window)).show()
+
+
+def _ask_endpoint(window: MainWindow) -> None:
+    if window.attach is not None:
+        AttachSheet(window, window.attach).show()
+
+
+def _control(window: MainWindow, action: Literal["pause", "resume", "reset_prefix_cache"]) -> None:
+    window.session.send(Control(action=action))

@@ -1,0 +1,1 @@
+"""What is proven at load: that our attention, and whatever replaces a part, gives what transformers gives."""

@@ -1,0 +1,187 @@
+"""Whether a model can run on our attention: found out by running it, not by a list of names.
+
+Owns the check at load. A tiny forward must reach the hook exactly once a layer, with nothing in its keywords that
+we do not do; a second one, paged and in two pieces, must give the logits of transformers' eager attention. What
+fails is refused with the name of the architecture, never run wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.checks.eager_check import check_equals_eager
+from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
+from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_telemetry.errors import BadInput
+
+NUM_TOKENS: Final = 5
+_SERVED_KEYWORDS: Final = frozenset({"paged", "scaling", "sliding_window", "softcap", "s_aux"})
+_HARMLESS_KEYWORDS: Final = frozenset(
+    {
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "dropout",
+        "layer_idx",
+        "max_length_k",
+        "max_length_q",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+_SERVED_LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """How one layer called the hook."""
+
+    layer: int
+    shape: LayerShape
+    num_query_heads: int
+    options: AttentionOptions
+
+
+@dataclass(slots=True)
+class _Recording:
+    """Stands in for a `PagedContext`: keeps the calls, answers with zeros."""
+
+    calls: list[LayerCall] = field(default_factory=list)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
+            raise BadInput("its layers attend to other tokens than their own (cross attention)")
+        if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[2] != key.shape[2]:
+            raise BadInput(f"its heads do not match: query {_heads(query)}, key {_heads(key)}, value {_heads(value)}")
+        shape = LayerShape(int(key.shape[1]), max(int(key.shape[2]), int(value.shape[2])))
+        self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options))
+        return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+
+
+def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
+    """Put our attention into `module` and see that it is served; how each layer calls it, first to last.
+
+    What was found stays on the module, so that asking again is free. Raises BadInput naming the architecture.
+    """
+    found: tuple[LayerCall, ...] | None = getattr(module, "kvscope_layer_calls", None)
+    if found is None:
+        register_attention()
+        try:
+            found = _checked(module)
+        except BadInput as error:
+            raise BadInput(f"model architecture {type(module).__name__} is not supported: {error}") from error
+        module.kvscope_layer_calls = found  # type: ignore[assignment]
+    return found
+
+
+def _checked(module: nn.Module) -> tuple[LayerCall, ...]:
+    config: Any = module.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise BadInput("it is an encoder-decoder, only decoders are")
+    text_config = config.get_text_config(decoder=True)
+    _check_layer_types(text_config)
+    calls = _record(module)
+    _check_once_a_layer(calls, int(text_config.num_hidden_layers))
+    _check_windows(calls, text_config)
+    check_equals_eager(module, [call.shape for call in calls])
+    return tuple(calls)
+
+
+def _check_layer_types(text_config: Any) -> None:
+    unknown = set(getattr(text_config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES
+    if unknown:
+        raise BadInput(f"it has layers of type {', '.join(sorted(unknown))}; full and sliding attention are served")
+
+
+def _record(module: nn.Module) -> list[LayerCall]:
+    _set_attention(module)
+    recording = _Recording()
+    device = next(module.parameters()).device
+    positions = torch.arange(NUM_TOKENS, device=device)[None]
+    with torch.inference_mode(), _watched_hook():
+        try:
+            module(input_ids=positions + 1, position_ids=positions, use_cache=False, paged=recording)
+        except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, ValueError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"a trial run failed ({type(error).__name__}: {str(error)[:160]})") from error
+    return sorted(recording.calls, key=lambda call: call.layer)
+
+
+def _set_attention(module: nn.Module) -> None:
+    """transformers only warns when it cannot; and a model of few layers may not use what was set."""
+    can_set = getattr(type(module), "_can_set_attn_implementation", None)
+    if can_set is not None and not can_set():
+        raise BadInput("its attention cannot be replaced")
+    module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
+
+
+@contextmanager
+def _watched_hook() -> Iterator[None]:
+    """The registered hook, refusing keywords that would change attention and that we do not read."""
+    from transformers import AttentionInterface
+
+    from kvscope_engine.model.running.attention import paged_attention
+
+    def watched(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **kwargs: Any
+    ) -> Any:
+        _refuse_unknown(module, mask, kwargs)
+        return paged_attention(module, query, key, value, mask, **kwargs)
+
+    AttentionInterface.register(ATTENTION_NAME, watched)
+    try:
+        yield
+    finally:
+        register_attention()
+
+
+def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> None:
+    if mask is not None:
+        raise BadInput("its attention brings a mask of its own")
+    if kwargs.get("paged") is None:
+        raise BadInput("its attention does not pass keywords on")
+    if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise BadInput("its attention looks ahead (not causal)")
+    known = _SERVED_KEYWORDS | _HARMLESS_KEYWORDS | {"is_causal"}
+    unknown = sorted(name for name, value in kwargs.items() if name not in known and value is not None)
+    if unknown:
+        raise BadInput(f"its attention asks for {', '.join(unknown)}, which is not done")
+
+
+def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
+    layers = [call.layer for call in calls]
+    if layers != list(range(num_layers)):
+        raise BadInput(
+            f"{len(set(layers))} of its {num_layers} layers attend through transformers' attention interface"
+            f" ({len(layers)} calls); each must, once"
+        )
+
+
+def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
+    """A window that the model would have put into the mask alone must not be lost."""
+    window = getattr(text_config, "sliding_window", None)
+    types = getattr(text_config, "layer_types", None)
+    slides = [kind == "sliding_attention" for kind in types] if types else [False] * len(calls)
+    is_lost = [slide and call.options.sliding_window is None for slide, call in zip(slides, calls, strict=False)]
+    never_passed = window is not None and not types and all(call.options.sliding_window is None for call in calls)
+    if any(is_lost) or never_passed:
+        raise BadInput(f"its sliding window ({window}) is not passed to the attention function")
+
+
+def _heads(tensor: torch.Tensor) -> str:
+    return f"{tensor.shape[1]} x {tensor.shape[2]}"

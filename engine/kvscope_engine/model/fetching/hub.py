@@ -1,0 +1,78 @@
+"""Models of the Hugging Face hub, by id: their files on this machine, downloaded when they are not."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_engine.model.fetching.progress import Meter, ProgressCallback
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+"""Weights in safetensors, configuration, tokenizer; nothing that would have to be unpickled or run."""
+
+POLL_S: Final = 0.1
+
+
+def hub_folder(repository: str, progress: ProgressCallback) -> Path:
+    """Folder with the files of `repository`.
+
+    Raises BadInput when there is no such model or it is not open to this user, KvscopeError when the hub cannot
+    be reached and the files are not here already.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    bars: list[Any] = []
+    try:
+        with Meter(progress, "download", repository, unit="bytes") as meter, ThreadPoolExecutor(1) as worker:
+            download = worker.submit(
+                snapshot_download, repository, allow_patterns=list(PATTERNS), tqdm_class=_counting_bar(bars)
+            )
+            # The bars count in the hub's own threads; what is told is told from this one.
+            while not wait((download,), POLL_S).done:
+                meter.reach(*_furthest(bars))
+            folder = download.result()
+            meter.reach(*_furthest(bars))
+    except GatedRepoError as error:
+        raise BadInput(
+            f"model {repository!r} is closed to this user: its licence must be accepted at the hub"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise BadInput(f"model {repository!r} is not there: no such folder, and none of that id at the hub") from error
+    except LocalEntryNotFoundError as error:
+        raise KvscopeError(f"model {repository!r} is not on this machine, and the hub cannot be reached") from error
+    except (HfHubHTTPError, OSError) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KvscopeError(f"model {repository!r} cannot be downloaded: {line:.200}") from error
+    return Path(folder)
+
+
+def _counting_bar(bars: list[Any]) -> type[Any]:
+    """A kind of bar that draws nothing; those made for bytes come into `bars`."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **options | {"disable": False, "file": io.StringIO()})
+            if options.get("unit") == "B":
+                bars.append(self)
+
+        def display(self, *_: Any, **__: Any) -> bool:
+            return True
+
+    return Bar
+
+
+def _furthest(bars: list[Any]) -> tuple[int, int]:
+    """Bytes done and in all: the hub counts those received and those written apart."""
+    done = max((int(bar.n) for bar in bars), default=0)
+    return done, max((int(bar.total or 0) for bar in bars), default=0)

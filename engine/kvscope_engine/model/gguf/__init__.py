@@ -1,0 +1,1 @@
+"""GGUF files: their header, their conversion, and where converted ones are kept."""

@@ -1,0 +1,1 @@
+"""Parts of a model in fewer operations: joined and packed projections, fused layers."""

@@ -1,0 +1,118 @@
+"""Making a loaded model cheaper to run: parts of known structure are replaced by fused ones, each proven first.
+
+Owns the order and the replacing. A module keeps its place and class; its `forward` becomes that of the fused part,
+held as its `kvscope_fused`, and the plain weights go. What cannot be proven equal stays as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from kvscope_engine.model.checks.trial import Trial, run_trial
+from kvscope_engine.model.joined.fused_attention import attention_candidates
+from kvscope_engine.model.joined.fused_layer import FusedLayer, layer_candidate
+from kvscope_engine.model.joined.fused_mlp import mlp_candidate
+from kvscope_engine.model.joined.fused_norm import norm_candidates
+from kvscope_engine.model.joined.packed_linear import can_pack, pack_linears, packed_bytes
+
+LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """How many parts were replaced, and whether linear layers run on packed weights."""
+
+    attentions: int
+    mlps: int
+    norms: int
+    layers: int
+    packed: bool
+    float32_residual: bool
+
+
+def fuse_model(module: nn.Module) -> Fused:
+    """Replace what can be proven equal, in place. The model must run on our attention (`hook_check`)."""
+    parameter = next(module.parameters())
+    packed = can_pack(parameter.dtype, parameter.device)
+    trial = run_trial(module)
+    with torch.no_grad():
+        attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
+        mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
+        norms = _each(module, lambda part: _fuse_norm(part, trial))
+        layers = _each(module, lambda part: _fuse_layer(part, trial))
+        if packed:
+            pack_linears(module)
+        float32_residual = _keep_residual_in_float32(module, trial)
+    return Fused(attentions, mlps, norms, layers, packed, float32_residual)
+
+
+def weights_bytes(module: nn.Module) -> int:
+    """Bytes of parameters and buffers, packed ones included, each counted once."""
+    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensors.values()) + packed_bytes(module)
+
+
+def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
+    return sum(fuse(part) for part in list(module.modules()))
+
+
+def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
+    seen = trial.context.layers.get(getattr(part, "layer_idx", None))  # type: ignore[arg-type]
+    if seen is None or part not in trial.calls:
+        return False
+    for candidate in attention_candidates(part, seen[1], packed):
+        if trial.proves(part, candidate):
+            _replace(part, candidate, "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+            return True
+    return False
+
+
+def _fuse_mlp(part: nn.Module, trial: Trial, packed: bool) -> bool:
+    candidate = mlp_candidate(part, packed) if part in trial.calls else None
+    if candidate is None or not trial.proves(part, candidate):
+        return False
+    _replace(part, candidate, "gate_proj", "up_proj", "down_proj")
+    return True
+
+
+def _fuse_norm(part: nn.Module, trial: Trial) -> bool:
+    for candidate in norm_candidates(part):
+        if trial.proves(part, candidate):
+            _replace(part, candidate)
+            return True
+    return False
+
+
+def _fuse_layer(part: nn.Module, trial: Trial) -> bool:
+    candidate = layer_candidate(part)
+    if candidate is None or not trial.proves(part, candidate):
+        return False
+    _replace(part, candidate)
+    return True
+
+
+def _keep_residual_in_float32(module: nn.Module, trial: Trial) -> bool:
+    """Where all layers are fused, and whatever stands around them takes what they return then."""
+    parts = [getattr(part, "kvscope_fused", None) for part in module.modules()]
+    layers = [part for part in parts if isinstance(part, FusedLayer)]
+    if next(module.parameters()).dtype not in LOW_PRECISION or len(layers) != len(trial.context.layers):
+        return False
+    for layer in layers:
+        layer.keeps_float32 = True
+    if trial.proves_as_a_whole(module):
+        return True
+    for layer in layers:
+        layer.keeps_float32 = False
+    return False
+
+
+def _replace(part: nn.Module, fused: Any, *given_up: str) -> None:
+    part.kvscope_fused = fused
+    part.forward = fused.forward if isinstance(fused, nn.Module) else fused
+    for name in given_up:
+        part._modules.pop(name, None)

@@ -1,0 +1,109 @@
+"""A folder with a model in Hugging Face's layout: its configuration and its weights, checked before use.
+
+Weights are safetensors alone: nothing is ever unpickled, and no code that comes with a model is run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from kvscope_engine.model.fetching.progress import ProgressCallback
+from kvscope_engine.model.fetching.quiet import quiet_transformers
+from kvscope_engine.model.loading.json_file import read_json
+from kvscope_telemetry.errors import BadInput
+
+CONFIG_FILE: Final = "config.json"
+WEIGHTS_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+
+
+def check_weights(folder: Path) -> None:
+    """Raise BadInput unless every safetensors file the folder needs is there and whole."""
+    index = folder / INDEX_FILE
+    names = _shards(index) if index.is_file() else [WEIGHTS_FILE]
+    if names == [WEIGHTS_FILE] and not (folder / WEIGHTS_FILE).is_file():
+        other = next(folder.glob("*.bin"), None)
+        hint = f" ({other.name} is not read: only safetensors are)" if other else ""
+        raise BadInput(f"{str(folder)!r} has no weights: {WEIGHTS_FILE} or {INDEX_FILE} is needed{hint}")
+    for name in names:
+        _check_safetensors(folder / name)
+
+
+def load_weights(
+    folder: Path,
+    hf_config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    detail: str,
+    progress: ProgressCallback,
+) -> torch.nn.Module:
+    """The causal language model in `folder`. On a CPU, weights in the dtype of the files are mapped, not read.
+
+    `detail` is what progress calls it.
+
+    Raises BadInput when weights are missing or of another shape than the configuration says.
+    """
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    try:
+        with quiet_transformers(progress, "load", detail):
+            model, report = auto.from_pretrained(
+                folder,
+                config=hf_config,
+                dtype=dtype,
+                attn_implementation="eager",
+                device_map={"": device} if device.type == "cuda" else None,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a foreign file: transformers raises nearly anything
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"the model in {str(folder)!r} cannot be loaded: {line:.200}") from error
+    check_report(folder, report)
+    module: torch.nn.Module = model
+    return module
+
+
+def check_report(source: Path, report: dict[str, Any]) -> None:
+    """Raise BadInput when transformers did not find every weight, in its shape, in `source`."""
+    missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
+    if missing:
+        raise BadInput(f"{str(source)!r} lacks {len(missing)} weights of its model, {missing[0]} for one")
+    if mismatched:
+        name, found, expected = mismatched[0]
+        raise BadInput(
+            f"{str(source)!r} has {len(mismatched)} weights of a wrong shape: {name} is {list(found)},"
+            f" its configuration says {list(expected)}"
+        )
+
+
+def _shards(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadInput(f"{index} is not accepted: it has no weight_map")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name:
+            raise BadInput(f"{index} is not accepted: {name!r} is not the name of a file beside it")
+    return names
+
+
+def _check_safetensors(path: Path) -> None:
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise BadInput(f"{path} is missing: {INDEX_FILE} asks for it")
+    try:
+        with safe_open(path, framework="pt"):
+            return
+    except Exception as error:  # SafetensorError, or whatever a broken header makes of it
+        raise BadInput(f"{path} is damaged or cut short: {error!s:.120}") from error

@@ -1,0 +1,175 @@
+"""From the name of a model to the model on its device, with our attention in it. Owns the order of that.
+
+Knows nothing of blocks: how attention is computed is for `attention`, who runs is for the scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf
+from kvscope_engine.model.fetching.hub import hub_folder
+from kvscope_engine.model.fetching.names import ModelName, parse_model_name
+from kvscope_engine.model.fetching.progress import ProgressCallback
+from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder, is_intact
+from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
+from kvscope_engine.model.loading.device import choose_device, choose_dtype, dtype_name, free_bytes
+from kvscope_engine.model.loading.dummy import random_model
+from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, read_config
+from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
+from kvscope_engine.model.loading.support import Blueprint, blueprint
+from kvscope_engine.model.running.host_memory import bound_compiled_products
+from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_engine.model.text.tokenizer_files import load_tokenizer
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.telemetry import ModelInfo
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run: evaluated only, its weights fixed, every attention layer calling ours."""
+
+    module: torch.nn.Module
+    hf_config: PretrainedConfig
+    tokenizer: Tokenizer | None
+    info: ModelInfo
+    eos_token_ids: frozenset[int]
+    device: torch.device
+    dtype: torch.dtype
+    max_model_len: int
+    """Tokens of prompt and output together."""
+
+    @property
+    def num_layers(self) -> int:
+        """Attention layers, each with a KV cache of its own."""
+        return self.info.num_layers
+
+    @property
+    def num_query_heads(self) -> int:
+        """Query heads of a layer."""
+        return self.info.num_query_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key and value heads of a layer."""
+        return self.info.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers in a key, and in a value, of one head."""
+        return self.info.head_dim
+
+
+def load_model(config: EngineConfig, progress: ProgressCallback) -> LoadedModel:
+    """Find, download, convert and load `config.model`, as far as each is needed.
+
+    Raises BadInput for a model that cannot be accepted and KvscopeError for what stands in the way (no network,
+    no memory), each in one line that names it; then nothing of the model is left in memory.
+    """
+    name = parse_model_name(config.model)
+    device = choose_device(config.device)
+    if device.type == "cpu":
+        bound_compiled_products()
+    dtype = choose_dtype(config.dtype, device)
+    try:
+        return _load(config, name, device, dtype, progress)
+    except torch.OutOfMemoryError as error:
+        raise KvscopeError(f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}") from error
+
+
+def _load(
+    config: EngineConfig,
+    name: ModelName,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: ProgressCallback,
+) -> LoadedModel:
+    folder, config_file = _files(name, dtype, progress)
+    hf_config = read_config(config_file)
+    plan = blueprint(hf_config, name.text)
+    max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
+    _check_memory(plan, name, dtype, device)
+    if name.kind == "dummy":
+        module = random_model(hf_config, dtype, device, config.seed, progress)
+    else:
+        check_weights(folder)
+        module = load_weights(folder, hf_config, dtype, device, name.text, progress)
+    _make_ready(module)
+    return LoadedModel(
+        module=module,
+        hf_config=module.config,  # type: ignore[arg-type]
+        tokenizer=load_tokenizer(folder),
+        info=_info(name, plan, hf_config, dtype, max_model_len),
+        eos_token_ids=eos_token_ids(folder, hf_config),
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+    )
+
+
+def _files(name: ModelName, dtype: torch.dtype, progress: ProgressCallback) -> tuple[Path, Path]:
+    """The model's folder, and its configuration in it."""
+    if name.kind == "dummy":
+        return name.path.parent, name.path
+    if name.kind == "folder":
+        folder = name.path
+    elif name.kind == "hub":
+        folder = hub_folder(name.text, progress)
+    elif name.kind == "gguf":
+        folder = converted_gguf(name.path, dtype, progress)
+    else:
+        folder = _default_folder(dtype, progress)
+    return folder, folder / "config.json"
+
+
+def _default_folder(dtype: torch.dtype, progress: ProgressCallback) -> Path:
+    """Once converted, the file it came from is not needed."""
+    entry = entry_folder(DEFAULT_GGUF_SHA256, dtype)
+    return entry if is_intact(entry) else converted_gguf(default_gguf(progress), dtype, progress)
+
+
+def _check_memory(plan: Blueprint, name: ModelName, dtype: torch.dtype, device: torch.device) -> None:
+    needed, free = plan.num_parameters * dtype.itemsize, free_bytes(device)
+    if needed > free:
+        raise KvscopeError(
+            f"no memory for model {name.text!r}: its weights in {dtype_name(dtype)} take {needed / 1e9:.1f} GB,"
+            f" {free / 1e9:.1f} GB are free on {device}"
+        )
+
+
+def _make_ready(module: torch.nn.Module) -> None:
+    """Evaluation only, with our attention: transformers only warns when it cannot set it, so look."""
+    from kvscope_engine.model.running.attention import ATTENTION_NAME, register_attention
+
+    freeze_rope(module)
+    module.requires_grad_(False).eval()
+    register_attention()
+    module.set_attn_implementation(ATTENTION_NAME)  # type: ignore[operator]
+    used = module.config._attn_implementation  # type: ignore[union-attr]
+    if used != ATTENTION_NAME:
+        raise KvscopeError(f"{type(module).__name__} kept its own attention, {used!r}")
+
+
+def _info(
+    name: ModelName, plan: Blueprint, hf_config: PretrainedConfig, dtype: torch.dtype, max_model_len: int
+) -> ModelInfo:
+    return ModelInfo(
+        name=name.text,
+        architecture=plan.architecture,
+        dtype=dtype_name(dtype),
+        num_layers=int(hf_config.num_hidden_layers),
+        num_query_heads=int(hf_config.num_attention_heads),
+        num_kv_heads=num_kv_heads(hf_config),
+        head_dim=head_dim(hf_config),
+        vocab_size=int(hf_config.vocab_size),
+        num_parameters=plan.num_parameters,
+        max_model_len=max_model_len,
+    )

@@ -1,0 +1,185 @@
+"""Our attention as transformers calls it: writes a layer's keys and values, then attends over the block pool.
+
+Owns the name under which it is registered and the per-step `PagedContext`; knows neither requests nor policy.
+Whatever a model asks for that is not handled here is refused at load by `hook_check`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+from transformers import AttentionInterface
+
+from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
+from kvscope_kernels import Ops
+
+ATTENTION_NAME: Final = "kvscope_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What a layer's attention asks for; constant through a model's life."""
+
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class DecodeBatch:
+    """Sequences with one query token each: the first tokens of the flattened batch."""
+
+    block_tables: torch.Tensor
+    """(num_single_token, max_blocks) int32."""
+    seq_lens: torch.Tensor
+    """(num_single_token,) int32, the query token included."""
+    max_seq_len: int
+
+
+@dataclass(slots=True)
+class PrefillBatch:
+    """Sequences with several query tokens: the rest of the flattened batch."""
+
+    block_tables: torch.Tensor
+    """(num_prefills, max_blocks) int32."""
+    seq_lens: torch.Tensor
+    """(num_prefills,) int32, the query tokens included."""
+    max_seq_len: int
+    query_start: torch.Tensor
+    """(num_prefills + 1,) int32, counted from the first prefill token."""
+    max_query_len: int
+
+
+@dataclass(slots=True)
+class PagedContext:
+    """What attention needs to know about a step; travels through the model as the keyword `paged`."""
+
+    storage: KVStorage
+    ops: Ops
+    slot_mapping: torch.Tensor
+    """(T,) int64; -1 for padding."""
+    num_single_token: int
+    decode: DecodeBatch | None
+    prefill: PrefillBatch | None
+    scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    """Results that layers of this step share, keyed by the id of the tensor (held in the value) they come from."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv), all T tokens of the step."""
+        kv = self.storage.layer(layer)
+        stored_dim, value_dim = kv.k.shape[-1], value.shape[-1]
+        if key.shape[-1] != stored_dim:
+            query, key = _widen(query, stored_dim), _widen(key, stored_dim)
+        value = _widen(value, stored_dim)
+        self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale)
+        out = self._attend(query, kv, options)
+        return out if value_dim == stored_dim else out[..., :value_dim]
+
+    def _attend(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
+        if self.prefill is None:
+            return self._decode(query, kv, options, None)
+        if self.decode is None:
+            return self._prefill(query, kv, options, None)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        count = self.num_single_token
+        self._decode(query[:count], kv, options, out[:count])
+        self._prefill(query[count:], kv, options, out[count:])
+        return out
+
+    def _decode(
+        self,
+        query: torch.Tensor,
+        kv: LayerKV,
+        options: AttentionOptions,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        batch = self.decode
+        assert batch is not None, "a step without prefill has decodes"
+        return self.ops.decode(
+            query,
+            kv.k,
+            kv.v,
+            batch.block_tables,
+            batch.seq_lens,
+            scale=options.scale,
+            sliding_window=options.sliding_window,
+            softcap=options.softcap,
+            sinks=options.sinks,
+            k_scale=kv.k_scale,
+            v_scale=kv.v_scale,
+            max_seq_len=batch.max_seq_len,
+            out=out,
+        )
+
+    def _prefill(
+        self,
+        query: torch.Tensor,
+        kv: LayerKV,
+        options: AttentionOptions,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        batch = self.prefill
+        assert batch is not None, "only called with prefill"
+        return self.ops.prefill(
+            query,
+            kv.k,
+            kv.v,
+            batch.block_tables,
+            batch.query_start,
+            batch.seq_lens,
+            max_query_len=batch.max_query_len,
+            scale=options.scale,
+            sliding_window=options.sliding_window,
+            softcap=options.softcap,
+            sinks=options.sinks,
+            k_scale=kv.k_scale,
+            v_scale=kv.v_scale,
+            max_seq_len=batch.max_seq_len,
+            out=out,
+        )
+
+
+def register_attention() -> None:
+    """Make `ATTENTION_NAME` known to transformers. No mask function is registered, so none is built."""
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The hook. query (1, Hq, T, D), key and value (1, Hkv, T, D), rotated -> (1, T, Hq, D).
+
+    `hook_check` has seen every keyword and refused what `options_of` does not read.
+    """
+    context = kwargs["paged"]
+    tokens_first = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return context.attend(module.layer_idx, *tokens_first, options_of(query, kwargs))[None], None
+
+
+def options_of(query: torch.Tensor, kwargs: dict[str, Any]) -> AttentionOptions:
+    """What the keywords of a call ask for. `scaling` left out is one over the root of the head dimension."""
+    scaling = kwargs.get("scaling")
+    return AttentionOptions(
+        scale=float(scaling) if scaling is not None else float(query.shape[-1] ** -0.5),
+        sliding_window=kwargs.get("sliding_window"),
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
+
+
+def _widen(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """Zeros up to the stored head dimension; they add nothing to a product."""
+    missing = dim - tensor.shape[-1]
+    return tensor if missing == 0 else pad(tensor, (0, missing))

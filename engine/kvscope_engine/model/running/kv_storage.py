@@ -1,0 +1,200 @@
+"""The bytes of the block pool on the device: one packed tensor a layer, and one of scales when it is quantized.
+
+Owns the layout, NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]`
+on a GPU; who uses a block, and why, it must not know. Everybody else sees the logical views
+`(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`; who moves whole blocks takes
+`block_tensors`, so that data and scales travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from kvscope_kernels.kv_formats import LARGEST, as_bytes
+from kvscope_telemetry.errors import KvscopeError
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loading.loader import LoadedModel
+    from kvscope_engine.model.virtual_memory.memory import PagedMemory
+
+MIB = 1 << 20
+QUANTIZED_DTYPES: Final = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+SCALE_DTYPE: Final = torch.float32
+"""4 bytes beside each vector of 64 or 128. float16 would save 2 of them, and lose vectors whose largest number is
+below 4e-6 or blur those below 8e-3, which are its subnormals; every scale of a bfloat16 activation is a float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """KV heads and head dimension of one layer. Keys and values are stored at the larger of their two sizes."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of a layer, each (num_blocks, block_size, heads, dim), and their scales without dim, or None."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+
+
+class KVStorage:
+    """Keys and values of every block and layer, in `memory` where that is given: there not every block has some.
+
+    Raises KvscopeError with the sizes when the device has no room for it.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        layers: Sequence[LayerShape],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        memory: PagedMemory | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layers = tuple(layers)
+        self.dtype = dtype
+        self.device = device
+        self.block_bytes = block_bytes(self.layers, block_size, dtype)
+        self._memory = memory
+        self._packed, self._scales = self._allocate()
+        self._views = [self._layer_view(layer) for layer in range(len(self.layers))]
+
+    @classmethod
+    def for_model(
+        cls,
+        loaded: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        kv_cache_dtype: str = "auto",
+        *,
+        memory: PagedMemory | None = None,
+    ) -> KVStorage:
+        """Storage whose layers are those that the model's attention was seen to use."""
+        from kvscope_engine.model.checks.hook_check import check_hook
+
+        layers = [layer.shape for layer in check_hook(loaded.module)]
+        dtype = storage_dtype(kv_cache_dtype, loaded.dtype)
+        return cls(num_blocks, block_size, layers, dtype, loaded.device, memory=memory)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all blocks may take together."""
+        return self.num_blocks * self.block_bytes if self._memory is None else self._memory.num_bytes
+
+    def resident_bytes(self) -> int:
+        """Bytes of `memory` behind blocks now, measured; -1 without it, where nobody can tell."""
+        return -1 if self._memory is None else self._memory.resident_bytes()
+
+    @property
+    def block_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a block is made of: tensors whose row b holds bytes of block b, each row one run of memory.
+
+        Copying row b of every one of them copies block b, its scales included. Types are such that a CPU can index.
+        """
+        return (*map(as_bytes, self._packed), *self._scales)
+
+    def layer(self, layer: int) -> LayerKV:
+        """Keys, values and their scales of a layer."""
+        return self._views[layer]
+
+    def kv(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, each (num_blocks, block_size, heads, dim)."""
+        return self._views[layer][:2]
+
+    def k(self, layer: int) -> torch.Tensor:
+        """Keys of a layer, (num_blocks, block_size, heads, dim)."""
+        return self._views[layer].k
+
+    def v(self, layer: int) -> torch.Tensor:
+        """Values of a layer, (num_blocks, block_size, heads, dim)."""
+        return self._views[layer].v
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (from, to), in every layer; all are read before any is written."""
+        if not pairs:
+            return
+        sources, targets = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
+        for tensor in self.block_tensors:
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+
+    def close(self) -> None:
+        """Give the memory back; the storage holds nothing afterwards."""
+        self._views.clear()
+        self._packed.clear()
+        self._scales.clear()
+        if self._memory is not None:
+            self._memory.close()
+
+    def _layer_view(self, layer: int) -> LayerKV:
+        hnd = _is_hnd(self.device)
+        scales = _logical_views(self._scales[layer], hnd) if self._scales else (None, None)
+        return LayerKV(*_logical_views(self._packed[layer], hnd), *scales)
+
+    def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Data and, if quantized, scales of each layer.
+
+        Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots.
+        """
+        hnd = _is_hnd(self.device)
+        shapes = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
+        scale_shapes = [shape[:-1] for shape in shapes] if self.dtype in LARGEST else []
+        if self._memory is not None:
+            data = [self._memory.tensor(index, shape, self.dtype) for index, shape in enumerate(shapes)]
+            first = len(shapes)
+            return data, [self._memory.tensor(first + i, shape, SCALE_DTYPE) for i, shape in enumerate(scale_shapes)]
+        try:
+            return (
+                [torch.empty(shape, dtype=self.dtype, device=self.device) for shape in shapes],
+                [torch.empty(shape, dtype=SCALE_DTYPE, device=self.device) for shape in scale_shapes],
+            )
+        except (RuntimeError, MemoryError) as error:  # torch tells of memory by RuntimeError
+            raise KvscopeError(
+                f"no memory for the KV cache: {self.num_blocks} blocks of {self.block_bytes / MIB:.2f} MiB are"
+                f" {self.num_bytes / MIB:.0f} MiB on {self.device} ({str(error).splitlines()[0]:.120});"
+                " give a smaller --kv-memory or --num-gpu-blocks-override"
+            ) from error
+
+
+def storage_dtype(kv_cache_dtype: str, activations: torch.dtype) -> torch.dtype:
+    """What blocks are stored in, by the configuration's name for it; `auto` is the type of the activations."""
+    return QUANTIZED_DTYPES.get(kv_cache_dtype, activations)
+
+
+def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, keys and values, and their scales where `dtype` is quantized."""
+    return sum(tensor_block_bytes(layers, block_size, dtype))
+
+
+def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Bytes of one block in each tensor of a storage: the data of each layer, then, if quantized, its scales."""
+    heads = [2 * block_size * layer.num_kv_heads for layer in layers]
+    data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
+    scales = [count * SCALE_DTYPE.itemsize for count in heads] if dtype in LARGEST else []
+    return (*data, *scales)
+
+
+def _is_hnd(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _packed_shape(num_blocks: int, block_size: int, layer: LayerShape, hnd: bool) -> tuple[int, ...]:
+    if hnd:
+        return (num_blocks, 2, layer.num_kv_heads, block_size, layer.head_dim)
+    return (num_blocks, 2, block_size, layer.num_kv_heads, layer.head_dim)
+
+
+def _logical_views(packed: torch.Tensor, hnd: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    keys, values = packed.unbind(1)
+    return (keys.transpose(1, 2), values.transpose(1, 2)) if hnd else (keys, values)

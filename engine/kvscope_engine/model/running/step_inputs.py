@@ -1,0 +1,171 @@
+"""From a step's plan to the arrays the model is run on, in numpy, with little Python a request.
+
+Owns one row of block ids a request that lives across steps, so that a step appends what is new instead of building
+tables again. Knows no tensors and no policy: a row is right whatever happened to the request's table in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Number = TypeVar("Number", np.int32, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step's flattened batch: T tokens of S sequences, decodes first."""
+
+    input_ids: Int64
+    """(T,)."""
+    positions: Int64
+    """(T,)."""
+    slot_mapping: Int64
+    """(T,); -1 for padding."""
+    block_tables: Int32
+    """(S, max_blocks); what is behind a sequence's last block is never read."""
+    seq_lens: Int32
+    """(S,), the step's tokens included."""
+    query_start: Int32
+    """(S + 1,): where each sequence's tokens start in the batch."""
+    num_single_token: int
+    sample_rows: Int64
+    """Rows of the batch whose logits are sampled from."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed."""
+        return len(self.input_ids)
+
+
+class TableRows:
+    """Block ids of the requests that ran lately, one row a request."""
+
+    def __init__(self, num_rows: int, max_blocks: int) -> None:
+        self.table: Int32 = np.zeros((num_rows, max_blocks), np.int32)
+        self._rows: dict[int, int] = {}
+        self._known: list[list[int]] = [[] for _ in range(num_rows)]
+        self._free = list(range(num_rows - 1, -1, -1))
+
+    def rows_of(self, requests: list[Request]) -> Int64:
+        """The row of each request, brought up to date."""
+        self._make_room(requests)
+        return np.fromiter((self._update(request) for request in requests), np.int64, len(requests))
+
+    def _update(self, request: Request) -> int:
+        row = self._rows.get(request.number)
+        if row is None:
+            row = self._rows[request.number] = self._free.pop()
+        known, table = self._known[row], request.block_table
+        if known != table:  # compares identical objects, so 1,000 ids take microseconds
+            self._write(row, known, table)
+        return row
+
+    def _write(self, row: int, known: list[int], table: list[int]) -> None:
+        """Append what is new; start over when the known ids are not its beginning."""
+        kept = len(known)
+        if known != table[:kept]:
+            known.clear()
+            kept = 0
+        if len(table) > self.table.shape[1]:
+            self._widen(len(table))
+        self.table[row, kept : len(table)] = table[kept:]
+        known += table[kept:]
+
+    def _make_room(self, requests: list[Request]) -> None:
+        """Forget those that do not run in this step, once rows run short."""
+        missing = sum(request.number not in self._rows for request in requests)
+        if missing <= len(self._free):
+            return
+        running = {request.number for request in requests}
+        for number in [number for number in self._rows if number not in running]:
+            row = self._rows.pop(number)
+            self._known[row].clear()
+            self._free.append(row)
+        self._add_rows(missing - len(self._free))
+
+    def _add_rows(self, count: int) -> None:
+        if count <= 0:
+            return
+        start = len(self.table)
+        self.table = np.vstack((self.table, np.zeros((count, self.table.shape[1]), np.int32)))
+        self._known += [[] for _ in range(count)]
+        self._free += range(start, start + count)
+
+    def _widen(self, width: int) -> None:
+        wider = np.zeros((len(self.table), max(width, 2 * self.table.shape[1])), np.int32)
+        wider[:, : self.table.shape[1]] = self.table
+        self.table = wider
+
+
+def build_inputs(plan: StepPlan, rows: TableRows, block_size: int) -> StepInputs:
+    """The arrays of one step."""
+    scheduled = plan.scheduled
+    counts = np.fromiter((item.num_tokens for item in scheduled), np.int64, len(scheduled))
+    starts = np.fromiter((item.start for item in scheduled), np.int64, len(scheduled))
+    ends = np.cumsum(counts)
+    query_start = np.concatenate(([0], ends))
+    row_of_sequence = rows.rows_of([item.request for item in scheduled])
+    positions = np.arange(ends[-1]) + np.repeat(starts - query_start[:-1], counts)
+    row_of_token = np.repeat(row_of_sequence, counts)
+    seq_lens = starts + counts
+    samples = np.fromiter((item.samples for item in scheduled), np.bool_, len(scheduled))
+    return StepInputs(
+        input_ids=_token_ids(scheduled, plan.num_single_token, int(ends[-1])),
+        positions=positions,
+        slot_mapping=_slots(rows.table, row_of_token, positions, block_size),
+        block_tables=rows.table[row_of_sequence, : -(-int(seq_lens.max()) // block_size)],
+        seq_lens=seq_lens.astype(np.int32),
+        query_start=query_start.astype(np.int32),
+        num_single_token=plan.num_single_token,
+        sample_rows=ends[samples] - 1,
+    )
+
+
+def pad_decodes(inputs: StepInputs, size: int, max_blocks: int) -> StepInputs:
+    """A step of decodes alone, as `size` sequences: those added write nowhere (slot -1) and attend to nothing."""
+    count = len(inputs.seq_lens)
+    assert inputs.num_single_token == count == inputs.num_tokens <= size, "only decodes are padded"
+    tables = np.zeros((size, max_blocks), np.int32)
+    tables[:count, : inputs.block_tables.shape[1]] = inputs.block_tables[:, :max_blocks]
+    return replace(
+        inputs,
+        input_ids=_padded(inputs.input_ids, size, 0),
+        positions=_padded(inputs.positions, size, 0),
+        slot_mapping=_padded(inputs.slot_mapping, size, -1),
+        block_tables=tables,
+        seq_lens=_padded(inputs.seq_lens, size, 0),
+        query_start=np.arange(size + 1, dtype=np.int32),
+        num_single_token=size,
+    )
+
+
+def _token_ids(scheduled: tuple[Scheduled, ...], num_single_token: int, num_tokens: int) -> Int64:
+    ids: list[int] = []
+    for item in scheduled[:num_single_token]:
+        request = item.request
+        output = item.start - len(request.prompt_token_ids)
+        ids.append(request.output_token_ids[output] if output >= 0 else request.prompt_token_ids[item.start])
+    for item in scheduled[num_single_token:]:
+        ids += item.request.tokens(item.start, item.start + item.num_tokens)
+    assert len(ids) == num_tokens, f"the plan computes {num_tokens} tokens, the requests know {len(ids)}"
+    return np.array(ids, np.int64)
+
+
+def _slots(table: Int32, row_of_token: Int64, positions: Int64, block_size: int) -> Int64:
+    blocks, offsets = np.divmod(positions, block_size)
+    return table[row_of_token, blocks].astype(np.int64) * block_size + offsets
+
+
+def _padded(values: NDArray[Number], size: int, fill: int) -> NDArray[Number]:
+    padded = np.full(size, fill, values.dtype)
+    padded[: len(values)] = values
+    return padded

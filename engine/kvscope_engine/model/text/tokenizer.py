@@ -1,0 +1,143 @@
+"""Text to token ids and back, for text as it is and for conversations through the model's chat template.
+
+Gives the ids that transformers' tokenizer of the same files gives. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, Final, Protocol
+
+from kvscope_engine.model.text.detokenizer import Detokenizer
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import ChatMessage
+
+UNBOUNDED_TOKEN: Final = 1 << 20
+"""Characters that one token may stand for where an unknown token swallows any run of them."""
+
+
+class Codec(Protocol):
+    """What encodes and decodes."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Ids of `text`."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Text of `ids`."""
+
+    def vocabulary(self) -> Mapping[str, int]:
+        """Ids by token, those added later too."""
+
+    def has_any_character(self) -> bool:
+        """Whether every character has tokens of its own, so that none becomes unknown."""
+
+
+class Tokenizer:
+    """A model's tokenizer. Read only; threads may share it."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        special_tokens: Mapping[str, str],
+        chat_template: str | None = None,
+    ) -> None:
+        """`special_tokens` are by role, `eos_token` and so on: a chat template may ask for them."""
+        self._codec = codec
+        self._special = dict(special_tokens)
+        self.chat_template = chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Special tokens written out in it count as such, as in transformers."""
+        return self._codec.encode(_valid(text), add_special_tokens)
+
+    def chat(
+        self, messages: Sequence[ChatMessage | Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the answer.
+
+        Raises BadInput when the model has no chat template, or the template refuses the conversation.
+        """
+        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
+
+    def chat_text(
+        self, messages: Sequence[ChatMessage | Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The conversation as the model's template writes it."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if self.chat_template is None:
+            raise BadInput("this model has no chat template: only raw prompts are accepted")
+        if not messages:
+            raise BadInput("messages is empty: at least one message is accepted")
+        try:
+            render: Any = render_jinja_template
+            rendered, _ = render(
+                conversations=[[_turn(message) for message in messages]],
+                chat_template=self.chat_template,
+                add_generation_prompt=add_generation_prompt,
+                **self._special,
+            )
+        except Exception as error:  # the template is the model's own program: anything may come out of it
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
+        return str(rendered[0])
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of `ids`, with special tokens written out unless skipped."""
+        return self._codec.decode(ids, skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token on its own; replacement characters where it is a part of a character."""
+        return self._codec.decode([token_id], False)
+
+    def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
+        """For the text of one answer as it streams: special tokens are skipped, `stop` strings end it."""
+        return Detokenizer(partial(self._codec.decode, skip_special_tokens=True), stop)
+
+    @cached_property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Ids by token as the vocabulary writes it."""
+        return self._codec.vocabulary()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens. The model's embedding may have more rows than this."""
+        return len(self.vocabulary)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a text, where there is one."""
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends a text, where there is one."""
+        return self._special_id("eos_token")
+
+    @cached_property
+    def max_token_characters(self) -> int:
+        """Characters that one token stands for at most."""
+        if not self._codec.has_any_character():
+            return UNBOUNDED_TOKEN
+        return max((len(token) for token in self.vocabulary), default=1)
+
+    def _special_id(self, role: str) -> int | None:
+        token = self._special.get(role)
+        return None if token is None else self.vocabulary.get(token)
+
+
+def _turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:
+    if isinstance(message, ChatMessage):
+        return {"role": message.role, "content": _valid(message.content)}
+    return {key: _valid(value) for key, value in message.items()}
+
+
+def _valid(text: str) -> str:
+    """Raises BadInput for half a surrogate pair: it has no bytes, so no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"text is not accepted: {text[error.start]!r} at {error.start} is no character") from error
+    return text

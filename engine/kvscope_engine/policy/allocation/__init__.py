@@ -1,0 +1,1 @@
+"""Where a request's next block comes from: `paged`, and the policies it is compared with."""

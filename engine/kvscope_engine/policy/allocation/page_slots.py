@@ -1,0 +1,114 @@
+"""Slots of address space and the page groups behind them, in numbers: which slot has how many, and needs how many.
+
+As in vAttention (Prabhu et al. 2024, arXiv 2405.04437, section 6.1): a slot keeps its groups when its request is
+gone (deferred reclamation), the next request takes the slot that suits it best, and only when no group is free are
+groups taken away, always the last of a slot, from slots that have more than they need.
+
+Owns these counts. Knows neither requests nor blocks, and maps nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvscope_engine.policy.allocation.address_space import AddressSpace
+
+
+class PageSlots:
+    """No slot is taken at first, and none has a group."""
+
+    def __init__(self, space: AddressSpace) -> None:
+        self.space = space
+        self._mapped = np.zeros(space.num_slots, np.int64)
+        self._needed = np.zeros(space.num_slots, np.int64)
+        self._is_taken = np.zeros(space.num_slots, np.bool_)
+        self._num_taken = 0
+        self._num_mapped = 0
+        self._num_needed = 0
+
+    @property
+    def num_taken(self) -> int:
+        """Slots that a request has."""
+        return self._num_taken
+
+    @property
+    def num_needed(self) -> int:
+        """Groups that hold tokens of a request, or are about to."""
+        return self._num_needed
+
+    @property
+    def num_free(self) -> int:
+        """Groups behind no address."""
+        return self.space.num_groups - self._num_mapped
+
+    @property
+    def num_available(self) -> int:
+        """Groups that no request needs: free ones, and mapped ones to be taken away."""
+        return self.space.num_groups - self._num_needed
+
+    def mapped(self, slot: int) -> int:
+        """Groups behind the slot's first blocks."""
+        return int(self._mapped[slot])
+
+    def needed(self, slot: int) -> int:
+        """How many of them its request needs."""
+        return int(self._needed[slot])
+
+    def take(self, num_groups: int) -> int:
+        """The free slot that suits a request for `num_groups`: the fewest of those mapped that are enough, else the
+        most there are. There must be a free slot."""
+        free = np.flatnonzero(~self._is_taken)
+        assert len(free), "every slot is taken"
+        mapped = self._mapped[free]
+        enough = mapped >= num_groups
+        best = np.where(enough, mapped, np.iinfo(np.int64).max).argmin() if enough.any() else mapped.argmax()
+        slot = int(free[best])
+        self._is_taken[slot] = True
+        self._num_taken += 1
+        return slot
+
+    def need(self, slot: int, num_groups: int) -> None:
+        """The request of the slot needs the first `num_groups` groups, mapped or not."""
+        self._num_needed += num_groups - int(self._needed[slot])
+        self._needed[slot] = num_groups
+
+    def leave(self, slot: int) -> None:
+        """The slot's request is gone. What is mapped stays."""
+        self.need(slot, 0)
+        self._is_taken[slot] = False
+        self._num_taken -= 1
+
+    def set_mapped(self, slot: int, num_groups: int) -> None:
+        """Exactly the first `num_groups` groups of the slot are mapped now."""
+        self._num_mapped += num_groups - int(self._mapped[slot])
+        self._mapped[slot] = num_groups
+
+    def surplus(self, num_groups: int) -> Iterator[tuple[int, int]]:
+        """Where `num_groups` groups can be taken away, as (slot, groups it keeps): from slots without a request
+        first, of these from the last. At most what is mapped and not needed."""
+        over = np.maximum(self._mapped - self._needed, 0)
+        order = np.flatnonzero(over)[::-1]
+        for slot in (*order[~self._is_taken[order]].tolist(), *order[self._is_taken[order]].tolist()):
+            if num_groups <= 0:
+                return
+            count = min(num_groups, int(over[slot]))
+            num_groups -= count
+            yield slot, self.mapped(slot) - count
+        assert num_groups <= 0, f"{num_groups} groups more were to be taken away than are mapped and not needed"
+
+    def check(self) -> None:
+        """Raise AssertionError, saying what is wrong, unless the counts agree."""
+        space = self.space
+        assert self._num_mapped == self._mapped.sum() <= space.num_groups, "more groups are mapped than there are"
+        assert self._num_needed == self._needed.sum(), "the groups needed are miscounted"
+        assert self._num_taken == self._is_taken.sum(), "the slots taken are miscounted"
+        _none("has fewer groups mapped than needed", self._mapped < self._needed)
+        _none("has no request and needs groups", ~self._is_taken & (self._needed > 0))
+        _none("has more groups than blocks for them", self._mapped > space.num_groups_for(space.slot_blocks))
+
+
+def _none(what: str, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
+    slots = np.flatnonzero(wrong)
+    assert not len(slots), f"slot {slots[0]} {what} ({len(slots)} slots, first: {slots[:8].tolist()})"

@@ -1,0 +1,158 @@
+"""Policies from before PagedAttention: a request's whole space is set aside, in one run of blocks, when it starts.
+
+These are the three baselines of PagedAttention (Kwon et al. 2023, arXiv 2309.06180, section 6.1), which differ
+only in how many tokens they reserve (`reservations`). As there, a buddy allocator places them: a run has a power
+of two of blocks. The kernels see an ordinary block table whose blocks happen to be neighbours.
+
+Owns which run each request has. Knows no order of service, and writes no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvscope_engine.policy.allocation.reservations import ReservationRule
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.errors import BadInput
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The run of a request, and for how many tokens, of those it has room for, it was asked for."""
+
+    run: list[int]
+    num_tokens: int
+
+
+class RunAllocation:
+    """A run for each request, long enough for what its rule says; a longer one when that was too little.
+
+    `pool` must be fresh and without a prefix cache, as a cached block would stand in the way of runs. A run that
+    is too short is doubled where it is when the blocks beside it are free (so a request alone in the pool can
+    always grow). Otherwise the request moves to another, and the old run is held until the step is committed:
+    its blocks are the sources of copies, and may not be the targets of others in the same step.
+    """
+
+    def __init__(self, rule: ReservationRule, pool: BlockPool, *, max_model_len: int) -> None:
+        self._rule = rule
+        self._pool = pool
+        self._max_model_len = max_model_len
+        pool.keep_runs()
+        self._max_run = pool.longest_run
+        self._held: dict[int, Reservation] = {}
+        self._left: dict[int, list[int]] = {}
+
+    @property
+    def name(self) -> str:
+        """What `--allocator` calls it."""
+        return self._rule.name
+
+    @property
+    def reserves(self) -> bool:
+        """A request holds blocks that are not in its table yet."""
+        return True
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request that fits when it runs alone: the longest run there is."""
+        return self._max_run * self._pool.block_size
+
+    def check_fits(self, request: Request) -> None:
+        """Raise BadInput when the request could not run even alone, or lacks what the rule needs to know."""
+        self._rule.check(request)
+        length = request.num_prompt_tokens + request.max_tokens
+        if length > self.max_request_tokens:
+            raise BadInput(
+                f"{request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones make {length} tokens:"
+                f" at most {self.max_request_tokens} are accepted, in the longest run of {self._max_run} blocks that"
+                f" allocator={self.name!r} has in a pool of {self._pool.num_blocks}"
+            )
+
+    def num_available(self, request: Request) -> int:
+        """What is left of its run, or of a longer one it could move to; of its first run before it has any."""
+        held = self._held.get(request.number)
+        length, table = self._run_length(request), len(request.block_table)
+        if held is None:
+            return length if length <= self._pool.longest_run else 0
+        return (length if self._can_lengthen(held.run, length) else len(held.run)) - table
+
+    def num_held(self, request: Request) -> int:
+        """Blocks that `release` would let go of."""
+        held = self._held.get(request.number)
+        return (len(held.run) if held else 0) + len(self._left.get(request.number, ()))
+
+    def num_reserved_tokens(self, request: Request) -> int:
+        """Slots set aside for the request, 0 when it has no run."""
+        held = self._held.get(request.number)
+        return held.num_tokens if held else 0
+
+    def move(self, request: Request, count: int) -> list[int] | None:
+        """Where the blocks of the request's table go so that `count` more fit; None when they fit as it is."""
+        held = self._held.get(request.number)
+        if held is None or len(request.block_table) + count <= len(held.run):
+            return None
+        self._lengthen(held, self._run_length(request), request.number)
+        places = held.run[: len(request.block_table)]
+        return places if places != request.block_table else None
+
+    def take(self, request: Request, count: int) -> list[int]:
+        """The next `count` blocks of the request's run, which is reserved here when it has none."""
+        held = self._held.get(request.number)
+        if held is None:
+            held = Reservation(self._pool.allocate_run(self._run_length(request), request.number), 0)
+            self._held[request.number] = held
+        room = len(held.run) * self._pool.block_size
+        held.num_tokens = min(max(held.num_tokens, self._num_tokens(request)), room)
+        first = len(request.block_table)
+        return held.run[first : first + count]
+
+    def release(self, request: Request, step: int) -> None:
+        """Let go of the whole run, and of one it moved from in this step."""
+        self._pool.release(self._held.pop(request.number).run, step)
+        if request.number in self._left:
+            self._pool.release(self._left.pop(request.number), step)
+
+    def settle(self, step: int) -> None:
+        """The step's copies were made: runs that requests moved from are free."""
+        for run in self._left.values():
+            self._pool.release(run, step)
+        self._left.clear()
+
+    def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
+        """Every list of blocks that holds each of its blocks once: the runs, of which tables are the beginnings."""
+        without_run = set(self._held)
+        for request in requests:
+            held, table = self._held.get(request.number), request.block_table
+            run = held.run if held else []
+            assert table == run[: len(table)], f"request {request.number} has blocks outside its run"
+            assert bool(run) == bool(table), f"request {request.number} has a run and no table, or a table and no run"
+            assert request.num_reserved_tokens == self.num_reserved_tokens(request) <= len(run) * self._pool.block_size
+            without_run.discard(request.number)
+        assert not without_run, f"requests {sorted(without_run)} ended and have a run"
+        return [*(held.run for held in self._held.values()), *self._left.values()]
+
+    def _can_lengthen(self, run: list[int], length: int) -> bool:
+        """Whether a run of `length` blocks can take the place of `run`."""
+        if length <= len(run):
+            return False
+        return length <= self._pool.longest_run or (length == 2 * len(run) and self._pool.can_extend_run(run))
+
+    def _lengthen(self, held: Reservation, length: int, number: int) -> None:
+        if length == 2 * len(held.run) and self._pool.can_extend_run(held.run):
+            held.run = self._pool.extend_run(held.run, number)
+            return
+        assert number not in self._left, f"request {number} moves twice in a step"
+        self._left[number] = held.run
+        held.run = self._pool.allocate_run(length, number)
+
+    def _num_tokens(self, request: Request) -> int:
+        """Tokens to reserve: what the rule wishes, bounded by what can be, and never less than what is known."""
+        wish = min(self._rule.num_tokens(request), self._max_model_len, self.max_request_tokens)
+        return max(request.num_tokens, wish)
+
+    def _run_length(self, request: Request) -> int:
+        blocks = num_blocks_for(self._num_tokens(request), self._pool.block_size)
+        return 1 << (blocks - 1).bit_length()

@@ -1,0 +1,182 @@
+"""The policy `virtual`: each request a run of addresses for the longest length, memory behind it page by page.
+
+After vAttention (Prabhu et al. 2024, arXiv 2405.04437): a request's blocks are neighbours, so its block table is a
+range, and nothing is set aside but the rest of its last page. What it costs is that rest: a page holds far more
+tokens than a block does.
+
+Owns which request has which slot. Counts are `PageSlots`'s, rows the pool's, mapping the `PageMapper`'s. Memory is
+mapped when blocks are taken, before the step that writes them, and taken away only while blocks are taken, so
+never between a step's `schedule` and its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from kvscope_engine.policy.allocation.address_space import AddressSpace
+from kvscope_engine.policy.allocation.page_slots import PageSlots
+from kvscope_engine.policy.allocation.protocol import TableAllocation
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.ledger import BlockState
+
+SPARE_SHARE: Final = 100
+"""One group in so many, and at least one, is left to those who run when another is admitted."""
+
+
+class PageMapper(Protocol):
+    """Puts memory behind blocks. A slot's blocks get it from the first on, and lose it from the last on."""
+
+    def map(self, first_block: int, num_blocks: int) -> None:
+        """Blocks `first_block` and following, without memory so far, have some when this returns."""
+
+    def unmap(self, first_block: int, num_blocks: int) -> None:
+        """Give back the memory of these blocks; what they held is lost. Nothing may be using them."""
+
+
+class NoMapper:
+    """Where no bytes are behind the blocks: a simulation."""
+
+    def map(self, first_block: int, num_blocks: int) -> None:
+        """Nothing."""
+
+    def unmap(self, first_block: int, num_blocks: int) -> None:
+        """Nothing."""
+
+
+class VirtualAllocation(TableAllocation):
+    """Slots of `space` over a fresh pool of `space.num_rows` rows without a prefix cache: nothing is shared."""
+
+    def __init__(self, pool: BlockPool, space: AddressSpace, mapper: PageMapper) -> None:
+        assert pool.num_blocks == space.num_rows, f"{pool.num_blocks} rows for {space.num_rows} blocks with addresses"
+        self._pool = pool
+        self._space = space
+        self._mapper = mapper
+        self._pages = PageSlots(space)
+        self._slots: dict[int, int] = {}  # request number -> slot
+        pool.keep_mapped(self._pages)
+
+    @property
+    def name(self) -> str:
+        """What `--allocator` calls it."""
+        return "virtual"
+
+    @property
+    def reserves(self) -> bool:
+        """A request holds the rest of its last page."""
+        return True
+
+    @property
+    def max_request_tokens(self) -> int:
+        """A slot, or all memory where that is less."""
+        return min(self._space.slot_blocks, self._space.num_physical_blocks) * self._pool.block_size
+
+    def check_fits(self, request: Request) -> None:
+        """Raise BadInput when the request could not run even with all memory to itself."""
+        length = request.num_prompt_tokens + request.max_tokens
+        if length > self.max_request_tokens:
+            raise BadInput(
+                f"{request.num_prompt_tokens} prompt tokens and {request.max_tokens} new ones make {length} tokens:"
+                f" at most {self.max_request_tokens} are accepted, as allocator='virtual' has pages for"
+                f" {self._space.num_physical_blocks} blocks of {self._pool.block_size}"
+            )
+
+    def num_available(self, request: Request) -> int:
+        """What is left of its pages, and what free pages and those that nobody needs would add."""
+        slot, pages = self._slots.get(request.number), self._pages
+        groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._spare)
+        if slot is None and pages.num_taken == self._space.num_slots:
+            return 0
+        backed = min(self._space.num_backed(max(0, groups)), self._space.slot_blocks)
+        return backed - len(request.block_table)
+
+    def take(self, request: Request, count: int) -> list[int]:
+        """The next `count` blocks of the request's slot, which it gets here when it has none."""
+        slot = self._slots.get(request.number)
+        if slot is None:
+            known = num_blocks_for(request.num_tokens, self._pool.block_size)
+            slot = self._slots[request.number] = self._pages.take(self._space.num_groups_for(known))
+        held = len(request.block_table)
+        self._back(slot, self._space.num_groups_for(held + count))
+        first = slot * self._space.slot_blocks + held
+        return self._pool.take_mapped(first, count, request.number)
+
+    def release(self, request: Request, step: int) -> None:
+        """The slot is free. Its pages stay where they are, for whoever comes next or has none left."""
+        self._pages.leave(self._slots.pop(request.number))
+        self._pool.release(request.block_table, step)
+
+    def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
+        """The block tables; checks slots, pages and rows on the way."""
+        self._pages.check()
+        tables: list[Sequence[int]] = []
+        without_slot = set(self._slots)
+        for request in requests:
+            self._check_request(request)
+            without_slot.discard(request.number)
+            tables.append(request.block_table)
+        assert not without_slot, f"requests {sorted(without_slot)} ended and have a slot"
+        assert len(set(self._slots.values())) == len(self._slots) == self._pages.num_taken, "slots are miscounted"
+        self._check_rows()
+        return tables
+
+    @property
+    def _spare(self) -> int:
+        """Groups that a newcomer leaves, so that it is not preempted at once: none when nothing runs."""
+        return max(1, self._space.num_groups // SPARE_SHARE) if self._slots else 0
+
+    def _back(self, slot: int, num_groups: int) -> None:
+        """Memory behind the first `num_groups` groups of the slot, taken from others when none is free."""
+        pages = self._pages
+        pages.need(slot, num_groups)
+        missing = num_groups - pages.mapped(slot)
+        if missing <= 0:
+            return
+        for other, kept in list(pages.surplus(missing - pages.num_free)):
+            self._unmap(other, kept)
+        self._map(slot, num_groups)
+
+    def _map(self, slot: int, num_groups: int) -> None:
+        first, count = self._rows(slot, self._pages.mapped(slot), num_groups)
+        if count:  # of a slot whose blocks end within a group's
+            self._mapper.map(first, count)
+            self._pool.map_rows(first, count)
+        self._pages.set_mapped(slot, num_groups)
+
+    def _unmap(self, slot: int, num_groups: int) -> None:
+        first, count = self._rows(slot, num_groups, self._pages.mapped(slot))
+        if count:
+            self._mapper.unmap(first, count)
+            self._pool.unmap_rows(first, count)
+        self._pages.set_mapped(slot, num_groups)
+
+    def _rows(self, slot: int, low: int, high: int) -> tuple[int, int]:
+        """The first block that groups `low` to `high` (exclusive) of the slot back, and how many they do."""
+        start, stop = self._backed(low), self._backed(high)
+        return slot * self._space.slot_blocks + start, stop - start
+
+    def _backed(self, num_groups: int) -> int:
+        return min(self._space.num_backed(num_groups), self._space.slot_blocks)
+
+    def _check_request(self, request: Request) -> None:
+        slot, table = self._slots.get(request.number), request.block_table
+        assert (slot is not None) == bool(table), f"request {request.number} has a slot and no table, or no slot"
+        if slot is None:
+            return
+        first = slot * self._space.slot_blocks
+        assert table == list(range(first, first + len(table))), f"request {request.number} has blocks out of its slot"
+        needed = self._space.num_groups_for(len(table))
+        assert self._pages.needed(slot) == needed, f"slot {slot} needs {needed} groups, not {self._pages.needed(slot)}"
+
+    def _check_rows(self) -> None:
+        """Of each slot exactly the first rows, those that its pages back, have memory."""
+        space, state = self._space, self._pool.ledger.state
+        backed = np.array([self._backed(self._pages.mapped(slot)) for slot in range(space.num_slots)])
+        is_mapped = (state != BlockState.UNMAPPED).reshape(space.num_slots, space.slot_blocks)
+        wrong = np.flatnonzero(is_mapped != (np.arange(space.slot_blocks) < backed[:, None]))
+        assert not len(wrong), f"block {wrong[0]} has memory and no page, or a page and no memory ({len(wrong)} blocks)"

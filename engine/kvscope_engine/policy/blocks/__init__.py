@@ -1,0 +1,1 @@
+"""The block pool: who may have a block, what is in it, and which rows changed. Knows no requests' service."""

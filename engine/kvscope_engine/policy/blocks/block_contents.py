@@ -1,0 +1,44 @@
+"""What tokens a block holds, for who asks about a block of the page map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.commands import BlockContent
+
+
+def block_content(
+    block: int, pool: BlockPool, requests: Mapping[int, Request], prefix_of: Callable[[int], Prefix | None]
+) -> BlockContent:
+    """The token ids in `block`, a row of the ledger, without text; none when it holds nothing, or does not exist.
+
+    `requests` are the unfinished ones by number, `prefix_of` tells what can be found in a row of any tier. Costs the
+    length of the block tables that are searched.
+    """
+    if not 0 <= block < pool.ledger.num_blocks or not pool.ledger.filled[block]:
+        return BlockContent(block=block)
+    owner, filled = int(pool.ledger.owner[block]), int(pool.ledger.filled[block])
+    prefix = prefix_of(block)
+    if prefix is not None:
+        return BlockContent(block=block, number=owner, start=prefix.start, token_ids=prefix.token_ids)
+    holder = _holder(block, owner, requests)
+    if holder is None:
+        return BlockContent(block=block)
+    start = _held(holder).index(block) * pool.block_size
+    tokens = tuple(holder.tokens(start, start + filled))
+    return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens)
+
+
+def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:
+    """A request whose table has the block: the one that wrote it, or another that shares it."""
+    request = requests.get(owner)
+    if request is not None and block in _held(request):
+        return request
+    return next((other for other in requests.values() if block in _held(other)), None)
+
+
+def _held(request: Request) -> list[int]:
+    return request.saved_rows or request.block_table

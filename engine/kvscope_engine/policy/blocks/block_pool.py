@@ -1,0 +1,344 @@
+"""The block pool: every block's row of the ledger, who may have a block next, and which rows changed.
+
+Owns the ledger, the free list, reference counts, the prefix index and the order of eviction. Knows block ids
+and request numbers, and neither the requests nor what is computed in a block.
+
+A block is free (holds nothing), active (`ref_count` block tables or reservations hold it) or cached (held by nobody,
+full and hashed; kept for a later prompt, evicted oldest first once no free block is left). `free + cached + active =
+num_blocks`, always; `check_integrity` says where that, or anything else here, is broken.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_engine.policy.allocation.buddy_list import BuddyList
+from kvscope_engine.policy.allocation.mapped_rows import MappedRows
+from kvscope_engine.policy.allocation.page_slots import PageSlots
+from kvscope_engine.policy.blocks.changed_rows import ChangedRows
+from kvscope_engine.policy.blocks.free_list import FreeList
+from kvscope_engine.policy.blocks.integrity import check_pool
+from kvscope_engine.policy.blocks.move_log import MoveLog
+from kvscope_engine.policy.prefixes.prefix_history import PrefixHistory
+from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, published_hash
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
+
+MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
+Ids = npt.NDArray[np.int64]
+
+
+class Sinks(Protocol):
+    """Takes what is evicted."""
+
+    def sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
+        """`blocks`, which hold `prefixes`, are about to be given away. Returns which prefixes can still be found."""
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` slots, all free at first.
+
+    `salt` seeds the prefix hashes (random when None). The ledger has more rows behind those of the blocks, one a place
+    of the lower tiers: `LowerTiers` keeps them. Methods that change blocks cost the same for one block
+    as for some dozens: numpy is worth it from there on, and single blocks have a path of their own.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        salt: bytes | None = None,
+        num_host: int = 0,
+        num_disk: int = 0,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_host = num_host
+        self.num_disk = num_disk
+        self.ledger = Ledger(num_blocks + num_host + num_disk)
+        self.ledger.tier[num_blocks:] = Tier.HOST
+        self.ledger.tier[num_blocks + num_host :] = Tier.DISK
+        self.index = PrefixIndex(block_size, salt) if prefix_caching else None
+        self.history = PrefixHistory() if prefix_caching else None
+        self.moves = MoveLog()
+        self.sinks: Sinks | None = None
+        """Who is told of evicted blocks before they are given away; without one they are forgotten."""
+        self.step = 0
+        """The step in progress, for who asks when something happened; the scheduler sets it."""
+        self.evicted_blocks = 0
+        """Cached blocks given to another request since the start."""
+        self.page_slots: PageSlots | None = None
+        """The pages of the policy `virtual`, which alone knows rows without memory."""
+        self._free: FreeList | BuddyList | MappedRows = FreeList(num_blocks)
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the next to be evicted first
+        self._changed = ChangedRows(self.ledger.num_blocks)
+        self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
+        self._hashes = self.ledger.hash.data
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds, kept for their prefix."""
+        return len(self._idle)
+
+    @property
+    def num_active(self) -> int:
+        """Blocks in at least one block table, or reserved for one."""
+        return self.num_blocks - len(self._free) - len(self._idle) - self.num_unmapped
+
+    @property
+    def num_unmapped(self) -> int:
+        """Rows without memory; none but under the policy `virtual`."""
+        return self._free.num_unmapped if isinstance(self._free, MappedRows) else 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can give: free ones, and cached ones by eviction."""
+        return len(self._free) + len(self._idle)
+
+    def ref_count(self, block: int) -> int:
+        """How many block tables hold `block`."""
+        return self._ref_counts[block]
+
+    def is_private(self, block: int) -> bool:
+        """Whether an active block may be written to: one table holds it, and no prompt can find it."""
+        return self._ref_counts[block] == 1 and not self._hashes[block]
+
+    def prefix(self, block: int) -> Prefix | None:
+        """The tokens in a hashed block, active or cached; None for every other."""
+        return self.index.prefix(block) if self.index is not None else None
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` are cached, so that a hit on them takes away from what is available."""
+        idle = self._idle
+        return sum(block in idle for block in blocks)
+
+    def allocate(self, count: int, owner: int) -> list[int]:
+        """`count` blocks for request `owner`, at most `num_available`; each is held once and empty."""
+        if count == 1 and self._free:
+            block = self._free.take_one()
+            self._activate_one(block, owner)
+            return [block]
+        from_free = min(count, len(self._free))
+        blocks = self._free.take(from_free)
+        if count > from_free:
+            blocks += self._evict(count - from_free)
+        self._activate(np.array(blocks, np.int64), owner)
+        return blocks
+
+    def keep_runs(self) -> None:
+        """From now on free blocks are kept in runs, for `allocate_run`. All must be free, none can be cached."""
+        assert self.num_free == self.num_blocks, f"{self.num_blocks - self.num_free} blocks of the pool are in use"
+        assert self.index is None, "the pool has a prefix cache"
+        self._free = BuddyList(self.num_blocks)
+
+    @property
+    def longest_run(self) -> int:
+        """Blocks of the longest run that `allocate_run` can give, 0 when the pool keeps none."""
+        return self._free.longest if isinstance(self._free, BuddyList) else 0
+
+    def allocate_run(self, length: int, owner: int) -> list[int]:
+        """`length` blocks in a row for request `owner`: a power of two, at most `longest_run`."""
+        assert isinstance(self._free, BuddyList), "the pool keeps no runs"
+        start = self._free.take_run(length)
+        self._activate(np.arange(start, start + length, dtype=np.int64), owner)
+        return list(range(start, start + length))
+
+    def can_extend_run(self, run: Sequence[int]) -> bool:
+        """Whether `extend_run` can double `run`."""
+        return isinstance(self._free, BuddyList) and self._free.has_buddy(run[0], len(run))
+
+    def extend_run(self, run: Sequence[int], owner: int) -> list[int]:
+        """`run`, active, and as many blocks before or after it: a run of twice its length for request `owner`."""
+        assert isinstance(self._free, BuddyList), "the pool keeps no runs"
+        buddy = self._free.take_buddy(run[0], len(run))
+        self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)
+        start = min(buddy, run[0])
+        return list(range(start, start + 2 * len(run)))
+
+    def keep_mapped(self, page_slots: PageSlots) -> None:
+        """From now on rows have memory behind them from `map_rows` to `unmap_rows` only; at first none has."""
+        assert self.num_free == self.num_blocks, f"{self.num_blocks - self.num_free} blocks of the pool are in use"
+        assert self.index is None, "the pool has a prefix cache"
+        self.page_slots = page_slots
+        self._free = MappedRows(self.num_blocks)
+        self._set_state(0, self.num_blocks, BlockState.UNMAPPED)
+
+    def map_rows(self, first: int, count: int) -> None:
+        """`count` rows from `first` on, unmapped, have memory behind them: they are free."""
+        self._mapped_rows.add(self._set_state(first, count, BlockState.FREE))
+
+    def unmap_rows(self, first: int, count: int) -> None:
+        """`count` rows from `first` on, free ones, have no memory any more."""
+        self._mapped_rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
+
+    def take_mapped(self, first: int, count: int, owner: int) -> list[int]:
+        """`count` blocks from `first` on, free ones, for request `owner`; each is held once and empty."""
+        ids = np.arange(first, first + count, dtype=np.int64)
+        self._mapped_rows.take_these(ids)
+        self._activate(ids, owner)
+        return list(range(first, first + count))
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One more block table holds these active `blocks` (each once)."""
+        ids = np.array(blocks, np.int64)
+        self.ledger.ref_count[ids] += 1
+        self._changed.add(ids)
+
+    def hit(self, blocks: Sequence[int], step: int) -> None:
+        """A prompt found its prefix in `blocks` (each once), active or cached: one more table holds them."""
+        ids, ledger = np.array(blocks, np.int64), self.ledger
+        for block in ids[ledger.ref_count[ids] == 0].tolist():
+            del self._idle[block]
+        ledger.ref_count[ids] += 1
+        ledger.state[ids] = BlockState.ACTIVE
+        ledger.prefix_hits[ids] += ledger.prefix_hits[ids] < MAX_PREFIX_HITS
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+
+    def release(self, blocks: Sequence[int], step: int) -> None:
+        """A block table, in its order, lets go of `blocks` (each once).
+
+        The tail goes first: of two blocks of one text the later is evicted first, as it is of no use alone.
+        """
+        ids, ledger = np.array(blocks[::-1], np.int64), self.ledger
+        counts = ledger.ref_count[ids] - 1
+        assert not len(ids) or counts.min() >= 0, f"a block of {blocks} was released more often than held"
+        ledger.ref_count[ids] = counts
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+        unheld = ids[counts == 0]
+        hashed = ledger.hash[unheld] != 0
+        self._retire(unheld[hashed])
+        self._clear(unheld[~hashed])
+
+    def write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
+        """Tokens were written: `blocks[i]`, by request `owners[i]`, now has `filled[i]` slots in use."""
+        ids, ledger = np.array(blocks, np.int64), self.ledger
+        ledger.filled[ids] = filled
+        ledger.owner[ids] = owners
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+
+    def seal(self, block: int, prefix: Prefix) -> None:
+        """An active block is full: later prompts may find it.
+
+        When another block holds the same text this one stays unhashed and is freed when it is let go.
+        """
+        if self.index is not None and self.index.insert(block, prefix):
+            assert self.history is not None, "an index without a history"
+            self.history.enter(prefix)
+            self.ledger.hash[block] = published_hash(prefix.digest)
+            self._changed.add_one(block)
+
+    def forget(self, prefixes: Iterable[Prefix]) -> None:
+        """No tier holds these any more: a later prompt that misses one is told when it went."""
+        if self.history is not None:
+            self.history.leave(prefixes, self.step)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every prefix; returns how many cached blocks became free."""
+        if self.index is None:
+            return 0
+        assert self.history is not None, "an index without a history"
+        self.history.clear()
+        hashed = np.array(self.index.clear(), np.int64)
+        self.ledger.hash[hashed] = 0
+        self._changed.add(hashed)
+        idle = np.array(list(reversed(self._idle)), np.int64)
+        self._idle.clear()
+        self._clear(idle)
+        return len(idle)
+
+    def touch_one(self, row: int) -> None:
+        """A row of the ledger was changed by who keeps it."""
+        self._changed.add_one(row)
+
+    def take_changed(self) -> npt.NDArray[np.uint32]:
+        """Ids of the rows touched since the last call, sorted, each once."""
+        return self._changed.take()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether any row was touched since `take_changed`."""
+        return bool(self._changed)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError, saying what is wrong and where, unless all agrees with `tables`.
+
+        They are the block tables, or where blocks are reserved the reservations, of which tables are a part.
+        """
+        prefixes = self.index.items() if self.index is not None else []
+        if isinstance(self._free, BuddyList):
+            self._free.check()
+        unmapped = self._free.unmapped if isinstance(self._free, MappedRows) else ()
+        blocks = self.ledger.part(0, self.num_blocks)
+        check_pool(blocks, self.block_size, self._free.ids, list(self._idle), prefixes, tables, unmapped)
+
+    @property
+    def _mapped_rows(self) -> MappedRows:
+        assert isinstance(self._free, MappedRows), "every row of the pool has memory"
+        return self._free
+
+    def _set_state(self, first: int, count: int, state: BlockState) -> Ids:
+        ids = np.arange(first, first + count, dtype=np.int64)
+        self.ledger.state[ids] = state
+        self._changed.add(ids)
+        return ids
+
+    def _activate_one(self, block: int, owner: int) -> None:
+        # A free block's other columns are zero already.
+        self.ledger.state[block] = BlockState.ACTIVE
+        self._ref_counts[block] = 1
+        self.ledger.owner[block] = owner
+        self._changed.add_one(block)
+
+    def _activate(self, ids: Ids, owner: int) -> None:
+        self._fill_rows(ids, BlockState.ACTIVE, owner, ref_count=1)
+
+    def _clear(self, ids: Ids) -> None:
+        """Unheld, unhashed blocks become free."""
+        if len(ids):
+            self._fill_rows(ids, BlockState.FREE, NO_OWNER, ref_count=0)
+            self._free.give(ids)
+
+    def _fill_rows(self, ids: Ids, state: BlockState, owner: int, ref_count: int) -> None:
+        ledger = self.ledger
+        ledger.state[ids] = state
+        ledger.ref_count[ids] = ref_count
+        ledger.owner[ids] = owner
+        ledger.filled[ids] = 0
+        ledger.prefix_hits[ids] = 0
+        self._changed.add(ids)
+
+    def _retire(self, ids: Ids) -> None:
+        """Unheld, hashed blocks become cached, the first of `ids` the first to be evicted."""
+        self.ledger.state[ids] = BlockState.CACHED
+        self._idle.update(dict.fromkeys(ids.tolist()))
+
+    def _evict(self, count: int) -> list[int]:
+        assert count <= len(self._idle), f"{count} blocks to evict, {len(self._idle)} cached"
+        assert self.index is not None, "a block is cached without a prefix index"
+        blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        prefixes = [self.index.remove(block) for block in blocks]
+        self.forget(prefixes if self.sinks is None else self._sink(blocks, prefixes))
+        self.ledger.hash[np.array(blocks, np.int64)] = 0
+        self.evicted_blocks += count
+        self.moves.evicted(blocks)
+        return blocks
+
+    def _sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
+        """Hand evicted blocks down; returns the prefixes that are lost."""
+        assert self.sinks is not None, "nobody takes what is evicted"
+        kept = self.sinks.sink(blocks, prefixes)
+        return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]

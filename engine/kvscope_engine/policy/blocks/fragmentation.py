@@ -1,0 +1,126 @@
+"""What the slots of the KV cache are used for, and how scattered the free ones are. Reads, changes nothing.
+
+The parts are those of PagedAttention's Figure 2 (Kwon et al. 2023, arXiv 2309.06180, sections 3.1 and 6.2):
+
+| in the figure                 | here                                                     |
+|-------------------------------|----------------------------------------------------------|
+| token states                  | `num_used`                                               |
+| reservation                   | `num_reserved`                                           |
+| internal fragmentation        | `num_internal`                                           |
+| external fragmentation & others | `num_rounding + num_external` (`num_external_and_others`) |
+
+What a buddy allocator adds to a reservation to make it a power of two is no token's in the paper's sense, but the
+allocator's loss: it stands by itself (`num_rounding`) and goes with the fourth part. The paper's cache has no idle
+prefix blocks; `num_cached` is theirs.
+
+Under `virtual`, slots are those of memory: addresses without any are no slots. What is left of a request's pages is
+`num_internal`, pages that no request needs are `num_external`, wherever they are mapped, and since they can be
+mapped one after the other they are one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_engine.policy.allocation.page_slots import PageSlots
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.ledger import BlockState
+
+
+@dataclass(frozen=True, slots=True)
+class KVUse:
+    """Counts of slots; all but `num_slots` and `largest_free_run` are apart and sum up to `num_slots`."""
+
+    num_slots: int
+    num_used: int
+    """Hold a token of a request; shared ones count once."""
+    num_reserved: int
+    """Empty, and set aside for tokens of their request that will come."""
+    num_internal: int
+    """Empty, held, and never to be used: reserved beyond the final length where that is known (`expected_tokens`;
+    what is not known to be superfluous counts as reserved), or the rest of a last block (`paged`) or page
+    (`virtual`)."""
+    num_rounding: int
+    """Empty, and held beyond any reservation, since the allocator has only powers of two of whole blocks."""
+    num_cached: int
+    """Hold a token for a later prompt; no request holds them, and they are given away when needed."""
+    num_external: int
+    """In free blocks."""
+    largest_free_run: int
+    """Slots of the most free blocks in a row."""
+
+    @property
+    def num_external_and_others(self) -> int:
+        """The fourth part of the paper's figure."""
+        return self.num_external + self.num_rounding
+
+    @property
+    def external_fragmentation(self) -> float:
+        """1 - largest free run / free slots: 0 when what is free is in one piece, or nothing is."""
+        return 1 - self.largest_free_run / self.num_external if self.num_external else 0.0
+
+
+def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
+    """What the slots of `pool` are used for by `requests`, of which all that hold blocks must be there.
+
+    To be called between steps: blocks of tokens that a plan is still to write count as not used. O(blocks).
+    """
+    if pool.page_slots is not None:
+        return _page_use(pool.page_slots, pool.block_size, requests)
+    ledger, size = pool.ledger.part(0, pool.num_blocks), pool.block_size
+    used = int(ledger.filled[ledger.state == BlockState.ACTIVE].sum())
+    reserved, superfluous, has_reservations = _reservations(requests)
+    rest = pool.num_active * size - used - reserved - superfluous
+    return KVUse(
+        num_slots=pool.num_blocks * size,
+        num_used=used,
+        num_reserved=reserved,
+        num_internal=superfluous if has_reservations else rest,
+        num_rounding=rest if has_reservations else 0,
+        num_cached=pool.num_cached * size,
+        num_external=pool.num_free * size,
+        largest_free_run=_longest_run(ledger.state == BlockState.FREE) * size,
+    )
+
+
+def _page_use(pages: PageSlots, block_size: int, requests: Iterable[Request]) -> KVUse:
+    """Slots of memory; of blocks that lie across the end of a page there are parts."""
+    slots_per_group = pages.space.group_blocks * block_size
+    used = sum(request.num_computed_tokens for request in requests if request.block_table)
+    held, all_slots = int(pages.num_needed * slots_per_group), int(pages.space.num_groups * slots_per_group)
+    return KVUse(
+        num_slots=all_slots,
+        num_used=used,
+        num_reserved=0,
+        num_internal=held - used,
+        num_rounding=0,
+        num_cached=0,
+        num_external=all_slots - held,
+        largest_free_run=all_slots - held,
+    )
+
+
+def _reservations(requests: Iterable[Request]) -> tuple[int, int, bool]:
+    """Reserved slots that are empty: those that will be used, the others, and whether there is any reservation."""
+    to_come = never = 0
+    has_any = False
+    for request in requests:
+        computed = request.num_computed_tokens
+        if request.num_reserved_tokens:
+            has_any = True
+            limit = max(request.num_reserved_tokens, computed)  # a last block is used beyond what was asked for
+            final = limit if request.expected_tokens is None else min(limit, request.expected_tokens)
+            to_come += max(0, final - computed)
+            never += limit - max(final, computed)
+    return to_come, never, has_any
+
+
+def _longest_run(mask: npt.NDArray[np.bool_]) -> int:
+    """The most True in a row."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0

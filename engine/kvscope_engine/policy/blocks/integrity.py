@@ -1,0 +1,105 @@
+"""Whether a block pool is whole: what its parts say of each block must agree, and with the block tables.
+
+Reads everything, changes nothing. O(pool): for tests, the debug switch and after a failure, not each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
+
+Mask = npt.NDArray[np.bool_]
+
+
+def check_pool(
+    ledger: Ledger,
+    block_size: int,
+    free: npt.NDArray[np.int64],
+    cached: Sequence[int],
+    prefixes: Sequence[tuple[int, Prefix]],
+    tables: Iterable[Sequence[int]],
+    unmapped: npt.ArrayLike = (),
+) -> None:
+    """Raise AssertionError with the first disagreement found and the blocks that show it.
+
+    `free` and `cached` are the pool's lists of ids, `prefixes` its index, `tables` every block table; `unmapped` are
+    rows that no memory is behind: but for their state they are like free ones.
+    """
+    num_blocks = ledger.num_blocks
+    is_free = _listed("the free list", num_blocks, free)
+    is_cached = _listed("the eviction order", num_blocks, np.array(cached, np.int64))
+    is_hashed = _listed("the prefix index", num_blocks, np.array([b for b, _ in prefixes], np.int64))
+    is_unmapped = _listed("the rows without memory", num_blocks, np.array(unmapped, np.int64))
+    _none("has no memory and is free or cached", is_unmapped & (is_free | is_cached))
+    _none("has no memory and its state is not UNMAPPED", is_unmapped & (ledger.state != BlockState.UNMAPPED))
+    is_active = ~(is_free | is_cached | is_unmapped)
+    _none("is free and cached at once", is_free & is_cached)
+    _check_references(ledger, tables)
+    _check_states(ledger, is_free, is_cached, is_active)
+    _check_contents(ledger, block_size, is_free | is_unmapped, is_hashed)
+    _check_hashes(ledger, block_size, prefixes)
+
+
+def _check_references(ledger: Ledger, tables: Iterable[Sequence[int]]) -> None:
+    held = np.zeros(ledger.num_blocks, np.int64)
+    for table in tables:
+        ids = np.array(table, np.int64)
+        held += _listed("a block table", ledger.num_blocks, ids)
+    wrong = np.flatnonzero(held != ledger.ref_count)
+    if len(wrong):
+        block = wrong[0]
+        raise AssertionError(
+            f"block {block} has ref_count {ledger.ref_count[block]} and is in {held[block]} block tables"
+            f" ({len(wrong)} blocks disagree)"
+        )
+
+
+def _check_states(ledger: Ledger, is_free: Mask, is_cached: Mask, is_active: Mask) -> None:
+    _none("is in the free list and its state is not FREE", is_free & (ledger.state != BlockState.FREE))
+    _none(
+        "is in the eviction order and its state is not CACHED",
+        is_cached & (ledger.state != BlockState.CACHED),
+    )
+    _none("is in neither list and its state is not ACTIVE", is_active & (ledger.state != BlockState.ACTIVE))
+    _none("is not active and has references", ~is_active & (ledger.ref_count != 0))
+    _none("is active and has no reference", is_active & (ledger.ref_count < 1))
+
+
+def _check_contents(ledger: Ledger, block_size: int, is_free: Mask, is_hashed: Mask) -> None:
+    _none("is free and filled", is_free & (ledger.filled != 0))
+    _none("is filled beyond its slots", ledger.filled > block_size)
+    _none("is free and has an owner", is_free & (ledger.owner != NO_OWNER))
+    _none("is not free and has no owner", ~is_free & (ledger.owner < 0))
+    _none("is free and has prefix_hits", is_free & (ledger.prefix_hits != 0))
+    _none("is not in HBM", ledger.tier != Tier.HBM)
+    _none("is hashed and not in the prefix index", (ledger.hash != 0) & ~is_hashed)
+    _none("is in the prefix index and not hashed", (ledger.hash == 0) & is_hashed)
+    _none("is hashed and not full", is_hashed & (ledger.filled != block_size))
+    _none("is cached and not hashed", (ledger.state == BlockState.CACHED) & ~is_hashed)
+
+
+def _check_hashes(ledger: Ledger, block_size: int, prefixes: Sequence[tuple[int, Prefix]]) -> None:
+    for block, prefix in prefixes:
+        assert ledger.hash[block] == published_hash(prefix.digest), f"block {block} shows the hash of another"
+        assert len(prefix.tokens) == 4 * block_size, f"the prefix of block {block} is not a full block"
+
+
+def _listed(where: str, num_blocks: int, ids: npt.NDArray[np.int64]) -> Mask:
+    """Which blocks are in `ids`; none may be there twice, or not exist."""
+    outside = ids[(ids < 0) | (ids >= num_blocks)]
+    if len(outside):
+        raise AssertionError(f"block {outside[0]} in {where} does not exist")
+    counts = np.bincount(ids, minlength=num_blocks)
+    _none(f"is in {where} more than once", counts > 1)
+    return counts > 0
+
+
+def _none(what: str, wrong: Mask) -> None:
+    ids = np.flatnonzero(wrong)
+    if len(ids):
+        raise AssertionError(f"block {ids[0]} {what} ({len(ids)} blocks, first: {ids[:8].tolist()})")

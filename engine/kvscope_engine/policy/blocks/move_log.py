@@ -1,0 +1,62 @@
+"""Which blocks changed hands or places since the last frame. Bounded; whoever drives a scheduler takes it each step."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from kvscope_telemetry.messages.telemetry import Moves
+
+MAX_IDS: Final = 1 << 16
+"""Of each kind and frame: more than a person can see, and where nobody takes them, no more than this."""
+
+
+class MoveLog:
+    """Ids of the ledger's rows, as `messages.Moves` names them."""
+
+    __slots__ = ("_copied", "_evicted", "_loaded", "_saved")
+
+    def __init__(self) -> None:
+        self._evicted: list[int] = []
+        self._copied: list[int] = []
+        self._saved: list[int] = []
+        self._loaded: list[int] = []
+
+    def evicted(self, rows: Sequence[int]) -> None:
+        """They lost their prefix."""
+        _extend(self._evicted, rows)
+
+    def copied(self, rows: Sequence[int]) -> None:
+        """They are targets of copy on write."""
+        _extend(self._copied, rows)
+
+    def saved(self, rows: Sequence[int]) -> None:
+        """They were written from the tier above."""
+        _extend(self._saved, rows)
+
+    def loaded(self, rows: Sequence[int]) -> None:
+        """They were read back from below."""
+        _extend(self._loaded, rows)
+
+    def take(self) -> Moves:
+        """Everything since the last call."""
+        lists = (self._evicted, self._copied, self._saved, self._loaded)
+        if not any(lists):
+            return NO_MOVES
+        moves = Moves(*map(_pack, lists))
+        for rows in lists:
+            rows.clear()
+        return moves
+
+
+NO_MOVES: Final = Moves()
+
+
+def _extend(rows: list[int], more: Sequence[int]) -> None:
+    if len(rows) < MAX_IDS:
+        rows += more[: MAX_IDS - len(rows)]
+
+
+def _pack(rows: list[int]) -> bytes:
+    return struct.pack(f"<{len(rows)}I", *rows)

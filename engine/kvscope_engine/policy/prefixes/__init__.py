@@ -1,0 +1,1 @@
+"""Which block holds which prefix, and why one is not there any more. Knows no pool."""

@@ -1,0 +1,71 @@
+"""Why a prompt did not find more in the prefix cache: what was evicted, and where known texts go another way.
+
+Owns a bounded memory of evicted digests, and of each cached block which blocks follow it in its text. It decides
+nothing: it explains what `find_reusable` found.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+
+MAX_GHOSTS: Final = 1 << 16
+"""Evicted digests that are remembered, the newest."""
+MAX_SIBLINGS: Final = 8
+"""Texts that a prompt is held against."""
+
+
+class PrefixHistory:
+    """Told of each block that is entered into a cache or leaves the last one."""
+
+    def __init__(self) -> None:
+        self._evicted: OrderedDict[bytes, int] = OrderedDict()  # digest -> step
+        self._following: dict[bytes, dict[bytes, bytes]] = {}  # digest of a block -> digest and tokens of the next ones
+
+    def enter(self, prefix: Prefix) -> None:
+        """A block with `prefix` can be found now."""
+        self._evicted.pop(prefix.digest, None)
+        self._following.setdefault(prefix.parent, {})[prefix.digest] = prefix.tokens
+
+    def leave(self, prefixes: Iterable[Prefix], step: int) -> None:
+        """No block with these is left."""
+        for prefix in prefixes:
+            self._evicted[prefix.digest] = step
+            siblings = self._following.get(prefix.parent)
+            if siblings is not None:
+                siblings.pop(prefix.digest, None)
+                if not siblings:
+                    del self._following[prefix.parent]
+        while len(self._evicted) > MAX_GHOSTS:
+            self._evicted.popitem(last=False)
+
+    def clear(self) -> None:
+        """All was forgotten."""
+        self._evicted.clear()
+        self._following.clear()
+
+    def explain(self, digest: bytes, parent: bytes, tokens: bytes, start: int) -> str:
+        """Why the block of `tokens` (little-endian int32) from position `start` of its text is not cached."""
+        evicted_at = self._evicted.get(digest)
+        if evicted_at is not None:
+            return f"the block from token {start} was evicted at step {evicted_at}"
+        siblings = self._following.get(parent)
+        if siblings:
+            nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # the newest: there may be very many
+            same = max(_num_same(tokens, other) for other in nearest)
+            return f"it first differs from what is cached at token {start + same}"
+        if start:
+            return f"what comes after token {start} was never seen"
+        return "nothing that begins like it was ever seen"
+
+
+def _num_same(tokens: bytes, other: bytes) -> int:
+    """Tokens from the first that are alike."""
+    for low in range(0, min(len(tokens), len(other)), 4):
+        if tokens[low : low + 4] != other[low : low + 4]:
+            return low // 4
+    return min(len(tokens), len(other)) // 4

@@ -1,0 +1,63 @@
+"""What a waiting request finds when its turn comes: whether it fits, and what it starts with.
+
+Owns no request and no queue; who is next, and when, is the scheduler's.
+"""
+
+from __future__ import annotations
+
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling import causes
+from kvscope_engine.policy.scheduling.block_tables import BlockTables
+from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
+from kvscope_engine.policy.scheduling.request_prefixes import explain_miss
+from kvscope_engine.policy.scheduling.reuse import Reusable, find_reusable
+from kvscope_engine.policy.scheduling.totals import Totals
+from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
+from kvscope_engine.policy.tiers.swap_costs import PrefillRate
+from kvscope_telemetry.messages.telemetry import Event
+
+
+class Admission:
+    """Admits over one pool. `watermark` blocks are left to those who run, unless nobody does."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        tables: BlockTables,
+        tiers: LowerTiers | None,
+        rate: PrefillRate,
+        totals: Totals,
+        watermark: int,
+    ) -> None:
+        self._pool = pool
+        self._tables = tables
+        self._tiers = tiers
+        self._rate = rate
+        self._totals = totals
+        self._watermark = watermark
+
+    def find(self, request: Request) -> Reusable:
+        """What is known of the request's tokens."""
+        return find_reusable(self._pool, self._tiers, self._rate, request)
+
+    def fits(self, request: Request, found: Reusable, *, is_alone: bool) -> bool:
+        """Whether there are blocks now for all tokens the request knows."""
+        available = self._tables.num_available(request) - self._pool.num_idle(found.hits)
+        watermark = 0 if is_alone else self._watermark
+        return self._num_blocks(request) - len(found.hits) + watermark <= available
+
+    def start(self, request: Request, found: Reusable, draft: PlanBuilder) -> Event:
+        """The request gets what was found for it; returns what a person is told."""
+        pool = self._pool
+        reused = self._tables.start(request, found, pool.step, draft)
+        request.num_computed_tokens = reused
+        if request.admitted_ns is None:
+            request.num_cached_tokens = reused
+        self._totals.cached_tokens += reused
+        missed = explain_miss(pool, request, reused // pool.block_size)
+        return causes.admitted(request, draft.now_ns, found, reused, self._num_blocks(request), missed)
+
+    def _num_blocks(self, request: Request) -> int:
+        return num_blocks_for(request.num_tokens, self._pool.block_size)

@@ -1,0 +1,80 @@
+"""What happened to requests since the last frame: written by the scheduler, taken by the recorder.
+
+Owns only the record of changes; the state itself is the scheduler's. Whoever drives a scheduler takes the
+changes after each step, or they pile up (events are bounded: the oldest go first).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvscope_engine.policy.blocks.move_log import NO_MOVES, MoveLog
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.telemetry import Event, Moves
+
+MAX_EVENTS: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Everything since the last `take`. Requests that merely ran are in the plan, not here."""
+
+    added: tuple[Request, ...] = ()
+    touched: tuple[Request, ...] = ()
+    """Requests whose state or block table changed, in order of the first change, `added` among them."""
+    tables: dict[int, int] = field(default_factory=dict)
+    """Request number -> how many blocks from the first of its table are still the same."""
+    events: tuple[Event, ...] = ()
+    moves: Moves = NO_MOVES
+
+    def __bool__(self) -> bool:
+        return bool(self.touched or self.events)
+
+
+class ChangeLog:
+    """Collects changes; each call is O(1)."""
+
+    __slots__ = ("_added", "_events", "_moves", "_tables", "_touched")
+
+    def __init__(self, moves: MoveLog) -> None:
+        self._moves = moves
+        self._added: list[Request] = []
+        self._touched: dict[int, Request] = {}
+        self._tables: dict[int, int] = {}
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+
+    def add(self, request: Request) -> None:
+        """A request came."""
+        self._added.append(request)
+        self._touched[request.number] = request
+
+    def touch(self, request: Request) -> None:
+        """The state of a request changed."""
+        self._touched[request.number] = request
+
+    def table(self, request: Request, unchanged: int) -> None:
+        """A block table changed; its first `unchanged` blocks did not."""
+        number = request.number
+        self._touched[number] = request
+        self._tables[number] = min(unchanged, self._tables.get(number, unchanged))
+
+    def event(self, event: Event) -> None:
+        """Something a person is told."""
+        self._events.append(event)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """The events since the last take, oldest first."""
+        events = tuple(self._events)
+        self._events.clear()
+        return events
+
+    def take(self) -> Changes:
+        """Everything since the last take."""
+        touched, moves = tuple(self._touched.values()), self._moves.take()
+        changes = Changes(tuple(self._added), touched, self._tables, self.take_events(), moves)
+        self._added.clear()
+        self._touched.clear()
+        self._tables = {}
+        return changes

@@ -1,0 +1,70 @@
+"""The plan of a step in the making. Values of one `schedule` call; nothing here outlives it."""
+
+from __future__ import annotations
+
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+
+
+class PlanBuilder:
+    """Who runs so far, and how many tokens are left to give."""
+
+    __slots__ = (
+        "_chunks",
+        "_copies",
+        "_singles",
+        "budget",
+        "evicted_for",
+        "has_preempted",
+        "now_ns",
+        "num_copied",
+    )
+
+    def __init__(self, budget: int, now_ns: int) -> None:
+        self.budget = budget
+        """Tokens that may still be scheduled."""
+        self.now_ns = now_ns
+        self.has_preempted = False
+        self.num_copied = 0
+        """Blocks copied on write, for a request that was preempted after all too."""
+        self.evicted_for = 0
+        """The first request for which a cached block was evicted, 0 for none."""
+        self._singles: list[Scheduled] = []
+        self._chunks: list[Scheduled] = []
+        self._copies: list[tuple[Request, int, int]] = []
+
+    def add(self, request: Request, num_tokens: int, samples: bool) -> None:
+        """The request runs its next `num_tokens` tokens."""
+        item = Scheduled(request, request.num_computed_tokens, num_tokens, samples)
+        (self._singles if num_tokens == 1 else self._chunks).append(item)
+        self.budget -= num_tokens
+
+    def copy(self, request: Request, source: int, target: int) -> None:
+        """Before the step, block `source` is copied to `target` for the request."""
+        self._copies.append((request, source, target))
+
+    def undo_copy_from(self, source: int) -> tuple[Request, int] | None:
+        """Take a copy from `source` out of the plan: whose it was, and the block it went to. None: there is none."""
+        for copy in self._copies:
+            if copy[1] == source:
+                self._copies.remove(copy)
+                return copy[0], copy[2]
+        return None
+
+    def content_of(self, block: int) -> int:
+        """The block that holds now what `block` will hold once the copies of this step are made."""
+        return next((source for _, source, target in self._copies if target == block), block)
+
+    def drop(self, request: Request) -> None:
+        """The request was preempted: it does not run, and what it was given is taken back."""
+        for items in (self._singles, self._chunks):
+            for item in items:
+                if item.request is request:
+                    self.budget += item.num_tokens
+            items[:] = [item for item in items if item.request is not request]
+        self._copies = [copy for copy in self._copies if copy[0] is not request]
+
+    def plan(self) -> StepPlan:
+        """The finished plan."""
+        copies = tuple((source, target) for _, source, target in self._copies)
+        return StepPlan(tuple(self._singles + self._chunks), len(self._singles), copies)

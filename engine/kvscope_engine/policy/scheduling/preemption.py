@@ -1,0 +1,61 @@
+"""What becomes of a preempted request's blocks: computed again later, or moved to a lower tier until then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.block_tables import BlockTables
+from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
+from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
+from kvscope_engine.policy.tiers.swap_costs import PrefillRate
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """How a request gave up its blocks, and what was known of the costs."""
+
+    num_blocks: int
+    """Blocks it had."""
+    num_tokens: int
+    """Tokens computed in them."""
+    is_swapped: bool
+    swap_seconds: float | None
+    """To a lower tier and back, as measured; None without one."""
+    recompute_seconds: float | None
+    """None before anything was measured."""
+
+
+class Preemption:
+    """Chooses by `mode`: `recompute`, `swap` (while there is room), or `auto`, what costs less as measured."""
+
+    def __init__(
+        self, tables: BlockTables, tiers: LowerTiers | None, rate: PrefillRate, block_size: int, mode: str
+    ) -> None:
+        self._tables = tables
+        self._tiers = tiers
+        self._rate = rate
+        self._block_size = block_size
+        self._mode = mode
+
+    def give_up(self, victim: Request, step: int, draft: PlanBuilder) -> GivenUp:
+        """Take all blocks from a request that no longer runs, and out of the draft. It keeps its tokens."""
+        tokens, num_blocks = victim.num_computed_tokens, len(victim.block_table)
+        swap, recompute = self._swap_seconds(tokens), self._rate.seconds(tokens)
+        swapped = self._prefers_swap(swap, recompute) and self._tables.swap_out(victim, step, draft)
+        draft.drop(victim)
+        if not swapped:
+            self._tables.release(victim, step)
+        victim.num_computed_tokens = 0
+        return GivenUp(num_blocks, tokens, swapped, swap, recompute)
+
+    def _swap_seconds(self, num_tokens: int) -> float | None:
+        if self._tiers is None:
+            return None
+        return self._tiers.swap_seconds(num_blocks_for(num_tokens, self._block_size))
+
+    def _prefers_swap(self, swap: float | None, recompute: float | None) -> bool:
+        if swap is None or self._mode == "recompute":
+            return False
+        return self._mode == "swap" or recompute is None or swap < recompute

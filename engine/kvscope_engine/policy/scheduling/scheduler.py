@@ -1,0 +1,349 @@
+"""The scheduler: who runs in a step, with how many tokens, and who waits.
+
+Owns the queue, the running requests and, of each request, state, block table and `num_computed_tokens`.
+Knows no tensors and no clock: times come with the calls.
+
+The rules, in the order they are applied in each step:
+
+1. Order of service is by rank: higher priority first, then earlier arrival. It decides everything below.
+2. Running requests go on: those one token short (decode) first, then prefills, in chunks that fit what is
+   left of `max_num_batched_tokens`. Blocks are taken as tokens come.
+3. When a running request needs a block and there is none, one gives up all its blocks (`victims`: of the lowest
+   priority the one least often preempted, of those the newest) and goes back to the queue, where its rank puts
+   it before all that were never admitted (of its priority). It keeps its tokens; what was computed of them moves to
+   a lower tier, or is computed again, less what the prefix cache still holds (`preemption`). It ends all the same:
+   `add` refused what could not run alone, and each preemption follows tokens generated since the victim came.
+4. Waiting requests are admitted by rank while tokens of the budget are left (so no running prefill is still
+   short of blocks), all blocks for the tokens they know fit in what is available, less a watermark of 1 % of
+   the pool (at least a block; none when nothing runs, or the policy reserves ahead), and no request was
+   preempted in this step. One that does not fit is not overtaken. Waiting requests, whatever their priority,
+   never preempt running ones.
+5. Further completions of a prompt are held back until it is computed, and then share its blocks (`fork`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kvscope_engine.policy.allocation.protocol import AllocationPolicy
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.fit import check_fits
+from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling import causes
+from kvscope_engine.policy.scheduling.admission import Admission
+from kvscope_engine.policy.scheduling.block_tables import BlockTables
+from kvscope_engine.policy.scheduling.changes import ChangeLog, Changes
+from kvscope_engine.policy.scheduling.held_forks import HeldForks
+from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
+from kvscope_engine.policy.scheduling.preemption import Preemption
+from kvscope_engine.policy.scheduling.ranked_queue import RankedQueue
+from kvscope_engine.policy.scheduling.totals import Totals
+from kvscope_engine.policy.scheduling.victims import choose_victim
+from kvscope_engine.policy.scheduling.writing import write_down
+from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
+from kvscope_engine.policy.tiers.mover_protocol import TierMover
+from kvscope_engine.policy.tiers.swap_costs import PrefillRate
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import FinishReason
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import Event
+
+
+class Scheduler:
+    """Continuous batching over a block pool.
+
+    `max_num_seqs` requests and `max_num_batched_tokens` tokens run in a step at most; a request may not grow
+    beyond `max_model_len` tokens. With a `mover` the pool's places in lower tiers are used; `preemption` is one of
+    `recompute`, `swap` and `auto`.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        allocation: AllocationPolicy,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        mover: TierMover | None = None,
+        preemption: str = "auto",
+    ) -> None:
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._allocation = allocation
+        self._reserves = allocation.reserves
+        self._waiting = RankedQueue()
+        self._running = RankedQueue()
+        self._requests: dict[int, Request] = {}
+        self._changes = ChangeLog(pool.moves)
+        self._held = HeldForks()
+        self.totals = Totals()
+        self.rate = PrefillRate()
+        """Whoever runs the steps tells it how long they took."""
+        self._tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
+        self._tables = BlockTables(pool, allocation, self._changes, self._tiers)
+        self._preemption = Preemption(self._tables, self._tiers, self.rate, pool.block_size, preemption)
+        watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
+        self._admission = Admission(pool, self._tables, self._tiers, self.rate, self.totals, watermark)
+        self._disk_failure = ""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, new, preempted, and held back for their prompt."""
+        return len(self._waiting) + len(self._held)
+
+    @property
+    def requests(self) -> Mapping[int, Request]:
+        """All unfinished requests by number, in the order they came."""
+        return self._requests
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest prompt and output together that `add` takes."""
+        return min(self._max_model_len, self._allocation.max_request_tokens)
+
+    def prefix_of(self, row: int) -> Prefix | None:
+        """What can be found in a row of the ledger, whichever tier it is of; None for every other."""
+        if row < self._pool.num_blocks:
+            return self._pool.prefix(row)
+        return None if self._tiers is None else self._tiers.prefix(row)
+
+    def check_fits(self, request: Request) -> None:
+        """Raise BadInput, with the numbers, when the request could not even run alone. Changes nothing."""
+        check_fits(
+            request,
+            num_blocks=self._pool.num_blocks,
+            block_size=self._pool.block_size,
+            max_model_len=self._max_model_len,
+        )
+        self._allocation.check_fits(request)
+
+    def add(self, request: Request) -> None:
+        """Take a new request into the queue. Raises BadInput, and notes the refusal, as `check_fits` does."""
+        assert request.number not in self._requests, f"request {request.number} was added twice"
+        try:
+            self.check_fits(request)
+        except BadInput as error:
+            self.refuse(str(error), request.arrival_ns, number=request.number)
+            raise
+        self._requests[request.number] = request
+        (self._held if self._is_held_back(request) else self._waiting).add(request)
+        self._changes.add(request)
+
+    def refuse(self, cause: str, now_ns: int, *, number: int = 0) -> None:
+        """Note that a request was refused before it got here (`add` notes its own refusals)."""
+        self.totals.refused += 1
+        self._changes.event(causes.refused(number, now_ns, cause))
+
+    def note(self, what: str, now_ns: int) -> None:
+        """Something that is not as it was asked for, for the events."""
+        self._changes.event(Event(kind="note", time_ns=now_ns, cause=what))
+
+    def schedule(self, step: int, now_ns: int) -> StepPlan:
+        """Decide the step: blocks for every scheduled token are in the tables when this returns.
+
+        Nothing else may be scheduled until the plan was committed. An empty plan means nothing is unfinished.
+        """
+        self._pool.step = step
+        draft = PlanBuilder(self._max_num_batched_tokens, now_ns)
+        evicted_before, sunk_before = self._pool.evicted_blocks, self.totals.sunk_blocks
+        self._continue_prefills(self._continue_decodes(draft), draft)
+        if not draft.has_preempted:
+            self._admit(draft)
+        if draft.evicted_for:
+            count = self._pool.evicted_blocks - evicted_before
+            num_sunk = self.totals.sunk_blocks - sunk_before
+            self._changes.event(causes.evicted(count, num_sunk, draft.evicted_for, now_ns))
+        self.totals.copied_blocks += draft.num_copied
+        if self._tiers is not None:
+            self._flush(self._tiers, now_ns)
+        return draft.plan()
+
+    def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
+        """The plan was run: its tokens are in their blocks. Requests that ended meanwhile are left alone."""
+        self._pool.step = step
+        self.totals.prompt_tokens += write_down(plan, self._pool, step)
+        self._tables.settle(step)
+        if self._held:
+            for item in plan.scheduled:
+                if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
+                    self._fork_held(item.request, now_ns)
+
+    def finish(self, request: Request, reason: FinishReason, now_ns: int) -> None:
+        """End a request that is done (or failed) and let go of its blocks. Nothing happens when it ended."""
+        if request.is_finished:
+            return
+        num_blocks = self._end(request, reason)
+        self.totals.finished += 1
+        self._changes.event(causes.finished(request, now_ns, num_blocks))
+
+    def abort(self, request: Request, now_ns: int, cause: str = "the client asked for it") -> None:
+        """End a request in any state, also between schedule and commit. Nothing happens when it ended."""
+        if request.is_finished:
+            return
+        num_blocks = self._end(request, "abort")
+        self.totals.aborted += 1
+        self._changes.event(causes.aborted(request, now_ns, num_blocks, cause))
+
+    def fork(self, parent: Request, child: Request, now_ns: int) -> None:
+        """Let `child`, a new request, run on the parent's blocks.
+
+        Its tokens must start with the parent's computed ones; one of its own at least is left to compute. Full blocks
+        stay shared; a partial last block is copied (`StepPlan.copies`) once either writes to it. When the parent does
+        not run, as many requests run as may, or the policy reserves blocks (nothing is shared then), the child waits
+        in the queue like any other. Raises BadInput as `add` does.
+        """
+        self.add(child)
+        self._fork(parent, child, now_ns)
+
+    def reset_prefix_cache(self, now_ns: int) -> int:
+        """Forget every cached prefix; returns how many idle blocks became free."""
+        count = self._pool.reset_prefix_cache()
+        if self._tiers is not None:
+            self._tiers.reset()
+        self._changes.event(causes.cache_reset(count, now_ns))
+        return count
+
+    def put_away(self, may_go_on: Callable[[], bool]) -> None:
+        """At the end, when nothing is scheduled any more: cached prefixes go to disk, to be kept, while `may_go_on`."""
+        if self._tiers is not None:
+            self._tiers.put_away(may_go_on)
+
+    def take_changes(self) -> Changes:
+        """What happened since the last call, events among it."""
+        return self._changes.take()
+
+    def take_events(self) -> tuple[Event, ...]:
+        """Only the events since the last call, for who wants no more."""
+        return self._changes.take_events()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError, saying what is wrong and where, unless pool and requests agree."""
+        self._pool.check_integrity(self._allocation.holders(self._requests.values()))
+        if self._tiers is not None:
+            self._tiers.check_integrity(self._requests.values())
+
+    def _continue_decodes(self, draft: PlanBuilder) -> list[Request]:
+        """Schedule running requests that miss one token; returns the others."""
+        prefills = []
+        for request in list(self._running):  # those preempted meanwhile are still in this list
+            if request.state is not RequestState.RUNNING:
+                continue
+            stop = request.num_computed_tokens + 1
+            if stop < request.num_tokens:
+                prefills.append(request)
+            elif draft.budget and self._make_room(request, stop, draft):
+                draft.add(request, 1, True)
+        return prefills
+
+    def _continue_prefills(self, prefills: list[Request], draft: PlanBuilder) -> None:
+        for request in prefills:
+            if draft.budget and request.state is RequestState.RUNNING:
+                self._schedule_chunk(request, draft)
+
+    def _schedule_chunk(self, request: Request, draft: PlanBuilder) -> None:
+        """Schedule as many of the request's tokens as the budget leaves."""
+        start, known = request.num_computed_tokens, request.num_tokens
+        count = min(known - start, draft.budget)
+        if self._make_room(request, start + count, draft):
+            draft.add(request, count, start + count == known)
+
+    def _admit(self, draft: PlanBuilder) -> None:
+        while self._waiting and len(self._running) < self._max_num_seqs and draft.budget:
+            request = self._waiting.first
+            found = self._admission.find(request)
+            if not self._admission.fits(request, found, is_alone=not self._running):
+                return
+            self._waiting.pop_first()
+            event = self._admission.start(request, found, draft)
+            self._run(request, draft.now_ns)
+            self._changes.event(event)
+            self._schedule_chunk(request, draft)
+
+    def _run(self, request: Request, now_ns: int) -> None:
+        if request.admitted_ns is None:
+            request.admitted_ns = now_ns
+            self.totals.admitted += 1
+        request.state = RequestState.RUNNING
+        self._running.add(request)
+        self._changes.touch(request)
+
+    def _make_room(self, request: Request, stop: int, draft: PlanBuilder) -> bool:
+        """Slots of its own up to position `stop`, preempting where needed. False: it was preempted itself."""
+        while needed := self._tables.num_needed(request, stop):
+            available = self._tables.num_available(request)
+            if needed <= available:
+                self._tables.grow(request, needed, self._pool.step, draft)
+                return True
+            victim = choose_victim(self._running)
+            self._preempt(victim, request, needed, available, draft)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request, needy: Request, needed: int, available: int, draft: PlanBuilder) -> None:
+        """The victim goes back to the queue without blocks."""
+        draft.has_preempted = True
+        self._running.remove(victim)
+        given_up = self._preemption.give_up(victim, self._pool.step, draft)
+        self._changes.event(causes.preempted(victim, needy, needed, available, given_up, draft.now_ns))
+        victim.num_preemptions += 1
+        victim.preempted_ns = draft.now_ns
+        victim.state = RequestState.PREEMPTED
+        self._changes.touch(victim)
+        self._waiting.add(victim)
+        self.totals.preemptions += 1
+
+    def _is_held_back(self, child: Request) -> bool:
+        """Whether its parent's prompt is still to be computed, by a request that will."""
+        parent = self._requests.get(child.parent)
+        return parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens and not self._reserves
+
+    def _fork_held(self, parent: Request, now_ns: int) -> None:
+        """The parent's prompt is computed, or never will be: those that waited for it go on."""
+        for child in self._held.take(parent):
+            self._waiting.add(child)
+            self._fork(parent, child, now_ns)
+
+    def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
+        """Let a waiting child run on the parent's blocks, where that can be."""
+        if parent.state is not RequestState.RUNNING or len(self._running) >= self._max_num_seqs or self._reserves:
+            return
+        self._waiting.remove(child)
+        child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)
+        self._tables.share(parent, child)
+        self._run(child, now_ns)
+        self._changes.event(causes.forked(parent, child, now_ns))
+
+    def _flush(self, tiers: LowerTiers, now_ns: int) -> None:
+        """The bytes are where the plan needs them; a disk that failed meanwhile is told of once."""
+        tiers.flush()
+        if tiers.failure and tiers.failure != self._disk_failure:
+            self._disk_failure = tiers.failure
+            self._changes.event(causes.disk_failed(tiers.failure, now_ns))
+
+    def _saved_rows_moved(self, request: Request) -> None:
+        self._changes.table(request, 0)
+
+    def _end(self, request: Request, reason: FinishReason) -> int:
+        """Take a request out of wherever it is; returns how many blocks it held."""
+        num_blocks = self._tables.num_held(request)
+        queue = self._running if request.state is RequestState.RUNNING else self._waiting
+        (self._held if request in self._held else queue).remove(request)
+        self._tables.release(request, self._pool.step)
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason
+        del self._requests[request.number]
+        self._changes.touch(request)
+        for child in self._held.take(request):
+            self._waiting.add(child)
+        return num_blocks

@@ -1,0 +1,309 @@
+"""What goes down to host memory and disk, what comes back, and what has to make room.
+
+Owns the places of both tiers and says to the mover what to copy. Knows blocks, prefixes and whose a place is; neither
+bytes nor the order of service. Two kinds of content meet here: evicted prefixes, which are dropped when room is short,
+and the blocks of swapped-out requests (`Request.saved_rows`), which are not: when host memory is full of them, those
+of the request that is served last go to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.ranked_queue import rank
+from kvscope_engine.policy.scheduling.totals import Totals
+from kvscope_engine.policy.tiers.mover_protocol import TierMover
+from kvscope_engine.policy.tiers.tier_places import TierPlaces
+from kvscope_telemetry.ledger import NO_OWNER
+
+BOUNCE_SHARE: Final = 64
+"""One in so many host places is kept free for blocks on their way up from disk."""
+MAX_BOUNCE: Final = 256
+PUT_AWAY: Final = 64
+"""Blocks that go to disk at once at the end."""
+
+
+def num_bounce(num_host: int) -> int:
+    """Of `num_host` places, those kept free for blocks on their way up, where there is a disk."""
+    return min(MAX_BOUNCE, max(1, num_host // BOUNCE_SHARE))
+
+
+class LowerTiers:
+    """Host memory of `pool.num_host` places over a disk of `pool.num_disk` (0: none).
+
+    `on_table` is told of each request whose `saved_rows` changed place.
+    """
+
+    def __init__(self, pool: BlockPool, mover: TierMover, totals: Totals, on_table: Callable[[Request], None]) -> None:
+        assert pool.num_host > 0, "there is no lower tier without host memory"
+        self.host = TierPlaces(pool, pool.num_blocks, pool.num_host)
+        self.disk = TierPlaces(pool, pool.num_blocks + pool.num_host, pool.num_disk)
+        self._pool = pool
+        self._mover = mover
+        self._totals = totals
+        self._on_table = on_table
+        self._swapped: dict[int, Request] = {}
+        self._waits_for_disk = False
+        has_disk = pool.num_disk > 0
+        self._num_bounce = num_bounce(pool.num_host) if has_disk else 0
+        pool.sinks = self
+        self._adopt(mover.kept())
+
+    def find(self, digest: bytes) -> int | None:
+        """The row of the highest tier that holds the prefix with `digest`, None when none does."""
+        row = self.host.find(digest)
+        return self.disk.find(digest) if row is None else row
+
+    def is_on_disk(self, row: int) -> bool:
+        """Whether `row` is one of the disk's."""
+        return row in self.disk
+
+    def sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
+        """Evicted blocks go to host memory, unless they are there already. Returns which can still be found."""
+        missing = [i for i, prefix in enumerate(prefixes) if not self._is_known(prefix)]
+        at_once = max(1, self.host.count - self._num_bounce)
+        for low in range(0, len(missing), at_once):  # those that come first make way to disk for those after them
+            part = missing[low : low + at_once]
+            chosen = part[len(part) - self._make_room(len(part)) :]
+            self._save([blocks[i] for i in chosen], [prefixes[i] for i in chosen])
+        return [self.find(prefix.digest) is not None for prefix in prefixes]
+
+    def swap_out(self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None]) -> bool:
+        """Keep what `blocks` hold, the request's computed tokens, in host memory. False and nothing done without room.
+
+        `prefixes` are those of full blocks, None for others; what is there already is held and not copied again.
+        """
+        known = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
+        held = [row for row in known if row is not None]
+        self.host.hold(held)
+        missing = [i for i, row in enumerate(known) if row is None]
+        if self._make_room(len(missing), demote=True) < len(missing):
+            self.host.release(held)
+            return False
+        rows = self.host.take(len(missing), [request.number] * len(missing))
+        self._mover.save([blocks[i] for i in missing], self.host.places(rows))
+        size, tokens = self._pool.block_size, request.num_computed_tokens
+        self.host.fill(rows, [min(size, tokens - i * size) for i in missing], [prefixes[i] for i in missing])
+        self._pool.moves.saved(rows)
+        self._totals.swapped_blocks += len(rows)
+        fresh = iter(rows)
+        request.saved_rows[:] = [next(fresh) if row is None else row for row in known]
+        request.num_saved_tokens = tokens
+        self._swapped[request.number] = request
+        return True
+
+    def hold(self, rows: Sequence[int]) -> None:
+        """They are about to be loaded: nothing may take their place."""
+        for tier in (self.host, self.disk):
+            tier.hold([row for row in rows if row in tier])
+
+    def release(self, rows: Sequence[int]) -> None:
+        """They are no longer held."""
+        for tier in (self.host, self.disk):
+            tier.release([row for row in rows if row in tier])
+
+    def let_go(self, request: Request) -> None:
+        """The request came back, or ended: its rows are no longer held."""
+        self.release(request.saved_rows)
+        request.saved_rows.clear()
+        request.num_saved_tokens = 0
+        self._swapped.pop(request.number, None)
+
+    def load(self, rows: Sequence[int], blocks: Sequence[int]) -> list[bool]:
+        """Held `rows` to `blocks` of the pool; which of them came whole. The others can no longer be found."""
+        on_host = [i for i, row in enumerate(rows) if row in self.host]
+        self._mover.load(self.host.places([rows[i] for i in on_host]), [blocks[i] for i in on_host])
+        whole = [True] * len(rows)
+        on_disk = [i for i, row in enumerate(rows) if row in self.disk]
+        good = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
+        for i, is_good in zip(on_disk, good, strict=True):
+            whole[i] = is_good
+        self._pool.moves.loaded([block for block, is_whole in zip(blocks, whole, strict=True) if is_whole])
+        self._totals.loaded_blocks += sum(whole)
+        return whole
+
+    def prefix(self, row: int) -> Prefix | None:
+        """What can be found in `row`."""
+        return (self.host if row in self.host else self.disk).prefix(row)
+
+    def filled(self, row: int) -> int:
+        """Slots in use of `row`."""
+        return int(self._pool.ledger.filled[row])
+
+    def reset(self) -> None:
+        """Forget every prefix; what swapped-out requests hold stays."""
+        self.host.clear()
+        self.disk.clear()
+        self._mover.forget_prefixes()
+
+    def put_away(self, may_go_on: Callable[[], bool]) -> None:
+        """At the end: cached prefixes go to disk while `may_go_on` and as far as there is room, for who uses it next.
+
+        Without this a kept file would lack what was used last, and with it the beginnings of all texts: blocks of a
+        text are evicted from its end.
+        """
+        self._waits_for_disk = True
+        self._pool.allocate(self._pool.num_free, NO_OWNER)
+        while self._pool.num_cached and may_go_on():
+            self._pool.allocate(min(PUT_AWAY, self._pool.num_cached), NO_OWNER)  # they are evicted
+        while self.host.num_cached and may_go_on():
+            self._push_down(PUT_AWAY)
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        """Measured: to host memory and back."""
+        return self._mover.swap_seconds(num_blocks)
+
+    def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
+        """Measured: up to the pool."""
+        return self._mover.load_seconds(num_blocks, num_from_disk)
+
+    def flush(self) -> None:
+        """Before the step runs: everything is copied."""
+        self._mover.flush()
+
+    @property
+    def failure(self) -> str:
+        """Why the disk is not used any more, empty while it is."""
+        return self._mover.failure
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError, saying what is wrong, unless both tiers agree with `requests`."""
+        tables = [request.saved_rows for request in requests]
+        self.host.check(tables)
+        self.disk.check(tables)
+        held = {request.number for request in requests if request.saved_rows}
+        assert held == set(self._swapped), f"swapped out are {held}, known are {set(self._swapped)}"
+
+    def _is_known(self, prefix: Prefix) -> bool:
+        """Whether host memory holds it; it is used again now."""
+        row = self.host.find(prefix.digest)
+        if row is not None:
+            self.host.refresh(row)
+        return row is not None
+
+    def _save(self, blocks: list[int], prefixes: list[Prefix]) -> None:
+        owners = self._pool.ledger.owner[blocks].tolist()
+        rows = self.host.take(len(blocks), owners)
+        self._mover.save(blocks, self.host.places(rows))
+        self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes)
+        self.host.release(rows)
+        self._pool.moves.saved(rows)
+        self._totals.sunk_blocks += len(rows)
+
+    def _make_room(self, count: int, *, demote: bool = False) -> int:
+        """Try to have `count` free places in host memory beside those on the way up; how many of them there are."""
+        missing = count + self._num_bounce - self.host.num_free
+        if missing > 0:
+            missing -= self._push_down(missing)
+        if missing > 0 and demote:
+            self._demote(missing)
+        return min(count, max(0, self.host.num_free - self._num_bounce))
+
+    def _push_down(self, count: int) -> int:
+        """At most `count` host places become free, cached ones, oldest first, their content on disk where that can be.
+
+        Returns how many.
+        """
+        oldest = self.host.oldest(count)
+        self._to_disk(oldest)
+        self._forget(self.host, oldest)
+        return len(oldest)
+
+    def _forget(self, tier: TierPlaces, rows: list[int]) -> None:
+        """Their prefixes can no longer be found in `tier`; the pool is told of those that are in none."""
+        prefixes = [tier.forget(row) for row in rows]
+        self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
+
+    def _is_gone(self, prefix: Prefix) -> bool:
+        index = self._pool.index
+        return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
+
+    def _to_disk(self, rows: list[int]) -> None:
+        """Copy host rows with a prefix to disk, unless they are there.
+
+        A drive that is behind gets only what it takes at once: nobody waits for what is merely cached.
+        """
+        missing = [row for row in rows if not self._is_on_disk_too(row)]
+        at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_sinkable)
+        room = self._make_disk_room(at_once)
+        targets = self._write_to_disk(missing[len(missing) - room :])
+        self.disk.release([target for target in targets if target is not None])
+
+    def _is_on_disk_too(self, row: int) -> bool:
+        """Whether the disk holds the prefix of a host row; it is used again now."""
+        prefix = self.host.prefix(row)
+        there = None if prefix is None else self.disk.find(prefix.digest)
+        if there is not None:
+            self.disk.refresh(there)
+        return there is not None
+
+    def _write_to_disk(self, rows: list[int]) -> list[int | None]:
+        """Copy host rows to free places on disk, held once; None for what could not be written."""
+        if not rows:
+            return []
+        owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
+        targets = self.disk.take(len(rows), owners)
+        prefixes = [self.host.prefix(row) for row in rows]
+        good = self._mover.sink(self.host.places(rows), self.disk.places(targets), prefixes)
+        filled = [self.filled(row) for row in rows]
+        self.disk.fill(targets, filled, [p if ok else None for p, ok in zip(prefixes, good, strict=True)])
+        self.disk.release([target for target, ok in zip(targets, good, strict=True) if not ok])
+        self._pool.moves.saved([target for target, ok in zip(targets, good, strict=True) if ok])
+        return [target if ok else None for target, ok in zip(targets, good, strict=True)]
+
+    def _make_disk_room(self, count: int) -> int:
+        if not self._mover.has_disk or not count:
+            return 0
+        self._forget(self.disk, self.disk.oldest(count - self.disk.num_free))
+        return min(count, self.disk.num_free)
+
+    def _demote(self, count: int) -> None:
+        """Up to `count` host places of swapped-out requests become free: they go to disk, who is served last first."""
+        for request in sorted(self._swapped.values(), key=rank, reverse=True):
+            if count <= 0:
+                return
+            own = [row for row in request.saved_rows if row in self.host and self.host.ref_count(row) == 1]
+            rows = own[-count:]
+            rows = rows[len(rows) - self._make_disk_room(len(rows)) :]
+            targets = self._write_to_disk(rows)
+            moved = {row: target for row, target in zip(rows, targets, strict=True) if target is not None}
+            for row in moved:
+                self.host.forget(row)
+            self.host.release(list(moved))
+            request.saved_rows[:] = [moved.get(row, row) for row in request.saved_rows]
+            count -= len(moved)
+            self._on_table(request)
+
+    def _load_from_disk(self, rows: list[int], blocks: list[int]) -> list[bool]:
+        whole: list[bool] = []
+        while len(whole) < len(rows):
+            low = len(whole)
+            bounce = self.host.take(min(len(rows) - low, self.host.num_free), NO_OWNER)
+            assert bounce, "no host place is free for blocks on their way up"
+            part = rows[low : low + len(bounce)]
+            good = self._mover.rise(self.disk.places(part), self.host.places(bounce))
+            up = [i for i, ok in enumerate(good) if ok]
+            self._mover.load(self.host.places([bounce[i] for i in up]), [blocks[low + i] for i in up])
+            self.host.release(bounce)
+            self._lose([row for row, ok in zip(part, good, strict=True) if not ok])
+            whole += good
+        return whole
+
+    def _lose(self, rows: list[int]) -> None:
+        """What is on disk there is of no use."""
+        self._totals.lost_blocks += len(rows)
+        self._forget(self.disk, rows)
+
+    def _adopt(self, kept: Sequence[tuple[int, Prefix]]) -> None:
+        """A kept file holds them from before, perhaps very many."""
+        rows, prefixes = [self.disk.first + place for place, _ in kept], [prefix for _, prefix in kept]
+        self.disk.adopt(rows)
+        self.disk.fill(rows, [self._pool.block_size] * len(rows), prefixes)
+        self.disk.release(rows)
+        if self._pool.history is not None:
+            for prefix in prefixes:
+                self._pool.history.enter(prefix)

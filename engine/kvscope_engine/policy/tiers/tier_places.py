@@ -1,0 +1,190 @@
+"""The places of one lower tier: rows of the ledger behind those of the pool's blocks.
+
+Owns these rows, their free list, the index of what is cached in them, and the order of eviction. Knows neither the
+bytes nor where a place's content comes from or goes to (`LowerTiers`). A place is free, cached (nobody holds it, its
+prefix can be found) or active (`ref_count` swapped-out requests, or a move in progress, hold it).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
+
+
+class TierPlaces:
+    """`count` places, the ledger's rows from `first`, all free at first; a row is named by its number in the ledger."""
+
+    def __init__(self, pool: BlockPool, first: int, count: int) -> None:
+        self.first = first
+        self.count = count
+        self._pool = pool
+        self._columns = _Columns(pool.ledger)
+        self._free = list(range(first + count - 1, first - 1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached rows, the next to be evicted first
+        self._row_of: dict[bytes, int] = {}
+        self._prefix_of: dict[int, Prefix] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Places that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Places that nobody holds, kept for their prefix."""
+        return len(self._idle)
+
+    def __contains__(self, row: int) -> bool:
+        return self.first <= row < self.first + self.count
+
+    def places(self, rows: Sequence[int]) -> list[int]:
+        """Numbers of the places within the tier, as the mover counts them."""
+        return [row - self.first for row in rows]
+
+    def find(self, digest: bytes) -> int | None:
+        """The row whose prefix has `digest`, None when none has."""
+        return self._row_of.get(digest)
+
+    def prefix(self, row: int) -> Prefix | None:
+        """What can be found in `row`; None for what is one request's."""
+        return self._prefix_of.get(row)
+
+    def ref_count(self, row: int) -> int:
+        """How many hold `row`."""
+        return self._columns.ref_count[row]
+
+    def oldest(self, count: int) -> list[int]:
+        """The at most `count` cached rows that are evicted next."""
+        return [row for row, _ in zip(self._idle, range(count), strict=False)]
+
+    def take(self, count: int, owners: Sequence[int] | int) -> list[int]:
+        """`count` free rows, at most `num_free`, held once, for what requests `owners` (or one for all) wrote."""
+        rows = [self._free.pop() for _ in range(count)]
+        for row, owner in zip(rows, [owners] * count if isinstance(owners, int) else owners, strict=True):
+            self._activate(row, owner)
+        return rows
+
+    def adopt(self, rows: Sequence[int]) -> None:
+        """Take these free rows, each held once."""
+        taken = set(rows)
+        self._free = [row for row in self._free if row not in taken]
+        for row in rows:
+            self._activate(row, 0)
+
+    def fill(self, rows: Sequence[int], filled: Sequence[int], prefixes: Sequence[Prefix | None]) -> None:
+        """The rows, just taken, hold `filled` slots now; those with a prefix can be found, unless it can be already."""
+        columns = self._columns
+        for row, count, prefix in zip(rows, filled, prefixes, strict=True):
+            columns.filled[row] = count
+            if prefix is not None and self._row_of.setdefault(prefix.digest, row) == row:
+                self._prefix_of[row] = prefix
+                columns.hash[row] = published_hash(prefix.digest)
+
+    def hold(self, rows: Sequence[int]) -> None:
+        """One more holds these cached or active rows (each once)."""
+        columns, step = self._columns, self._pool.step
+        for row in rows:
+            self._idle.pop(row, None)
+            columns.ref_count[row] += 1
+            columns.state[row] = BlockState.ACTIVE
+            columns.last_used_step[row] = step
+            self._pool.touch_one(row)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """One less holds these rows (each once): what nobody holds stays cached if it can be found, or is free."""
+        columns, step = self._columns, self._pool.step
+        for row in rows:
+            count = columns.ref_count[row] - 1
+            assert count >= 0, f"place {row} was released more often than held"
+            columns.ref_count[row] = count
+            columns.last_used_step[row] = step
+            self._pool.touch_one(row)
+            if count == 0 and row in self._prefix_of:
+                columns.state[row] = BlockState.CACHED
+                self._idle[row] = None
+            elif count == 0:
+                self._clear(row)
+
+    def refresh(self, row: int) -> None:
+        """A cached row was used: it is the last to be evicted. Held rows are not in that order."""
+        if row in self._idle:
+            self._idle.move_to_end(row)
+
+    def forget(self, row: int) -> Prefix | None:
+        """Its prefix can no longer be found here; free at once when nobody holds it. Returns the prefix."""
+        prefix = self._prefix_of.pop(row, None)
+        if prefix is not None:
+            del self._row_of[prefix.digest]
+            self._columns.hash[row] = 0
+        if row in self._idle:
+            del self._idle[row]
+            self._clear(row)
+        self._pool.touch_one(row)
+        return prefix
+
+    def clear(self) -> None:
+        """Forget every prefix."""
+        for row in list(self._prefix_of):
+            self.forget(row)
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless the rows agree with each other and with `tables`, who hold rows of any tier."""
+        ledger = self._pool.ledger.part(self.first, self.first + self.count)
+        held = np.zeros(self.count, np.int64)
+        for table in tables:
+            mine = [row - self.first for row in table if row in self]
+            assert len(set(mine)) == len(mine), f"a place is held twice by one table: {mine}"
+            held[mine] += 1
+        assert (held == ledger.ref_count).all(), (
+            f"references of places disagree: {np.flatnonzero(held != ledger.ref_count)}"
+        )
+        expected = np.full(self.count, BlockState.ACTIVE, np.uint8)
+        expected[[row - self.first for row in self._free]] = BlockState.FREE
+        expected[[row - self.first for row in self._idle]] = BlockState.CACHED
+        assert (expected == ledger.state).all(), f"states disagree: {np.flatnonzero(expected != ledger.state)}"
+        free = ledger.state == BlockState.FREE
+        assert len(self._free) == len(set(self._free)) == free.sum(), "a place is free twice"
+        assert ((ledger.ref_count > 0) == (ledger.state == BlockState.ACTIVE)).all(), "a held place is not active"
+        assert not ledger.filled[free].any(), "a free place is filled"
+        assert (ledger.owner[free] == NO_OWNER).all(), "a free place has an owner"
+        assert {row: p.digest for row, p in self._prefix_of.items()} == {r: d for d, r in self._row_of.items()}
+        assert {row - self.first for row in self._prefix_of} == set(np.flatnonzero(ledger.hash).tolist())
+        assert set(self._idle) <= set(self._prefix_of), "a place is cached and cannot be found"
+
+    def _activate(self, row: int, owner: int) -> None:
+        columns = self._columns
+        columns.state[row] = BlockState.ACTIVE
+        columns.ref_count[row] = 1
+        columns.owner[row] = owner
+        columns.last_used_step[row] = self._pool.step
+        self._pool.touch_one(row)
+
+    def _clear(self, row: int) -> None:
+        columns = self._columns
+        columns.state[row] = BlockState.FREE
+        columns.owner[row] = NO_OWNER
+        columns.filled[row] = 0
+        self._free.append(row)
+
+
+class _Columns:
+    """The ledger's columns as memoryviews: rows are changed by ones and twos, where numpy takes 10 times as long."""
+
+    __slots__ = ("filled", "hash", "last_used_step", "owner", "ref_count", "state")
+
+    def __init__(self, ledger: Ledger) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(ledger, name).data)
+
+    filled: memoryview[int]
+    hash: memoryview[int]
+    last_used_step: memoryview[int]
+    owner: memoryview[int]
+    ref_count: memoryview[int]
+    state: memoryview[int]

@@ -1,0 +1,130 @@
+"""A cost model out of measured steps: the rates that explain them best, none of them negative.
+
+A step is `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted. Which
+of the two is the larger is not known beforehand: it is guessed, the rest is a linear problem, and the guess is made
+again with what came out, until it stands. Residuals are relative: a short step counts as much as a long one. No scipy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope_engine.simulator.costs.cost_model import CostModel
+from kvscope_telemetry.errors import KvscopeError
+
+MAX_ROUNDS: Final = 50
+MIN_SAMPLES: Final = 5
+FREE: Final = 1e18
+"""Bytes/s or FLOP/s where no step was found to cost any."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A step that was timed. `context`: positions attended to, summed over requests; `pairs`: of a token and one."""
+
+    num_tokens: int
+    context: int
+    pairs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What is known of the model without measuring."""
+
+    weight_bytes: float
+    kv_bytes_per_token: float
+    flops_per_token: float
+    attention_flops_per_pair: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The cost model, and for each sample what it says, in seconds."""
+
+    cost: CostModel
+    predicted_s: tuple[float, ...]
+
+
+def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
+    """The cost model that fits `samples`, at least 5. Raises KvscopeError when there are fewer.
+
+    Weights and dense layers keep their sizes and get a rate each, at which the KV and attention have the sizes that
+    explain their time. What no step shows to cost anything is free.
+    """
+    if len(samples) < MIN_SAMPLES:
+        raise KvscopeError(f"{len(samples)} steps were timed: at least {MIN_SAMPLES} are needed for five costs")
+    memory, compute = _terms(samples)
+    seconds = np.array([sample.seconds for sample in samples])
+    best, best_error = np.zeros(5), np.inf
+    # Two first guesses: steps of more than one token a request compute, and all do what the device has more of.
+    for is_compute in (np.array([s.pairs > s.context for s in samples]), np.ones(len(samples), np.bool_)):
+        found = _settled(memory, compute, seconds, is_compute)
+        error = float(np.square(_predict(found, memory, compute) / seconds - 1).sum())
+        if error < best_error:
+            best, best_error = found, error
+    return Fit(_cost_model(best, sizes), tuple(_predict(best, memory, compute).tolist()))
+
+
+def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
+    """`x >= 0` with the least `|matrix @ x - target|`, exactly: the best of all sets of columns that needs no negative.
+
+    For few columns; `matrix` is (n, m), the result (m,).
+    """
+    scale = np.maximum(np.abs(matrix).max(axis=0), np.finfo(np.float64).tiny)
+    scaled, best, least = matrix / scale, np.zeros(matrix.shape[1]), float(np.square(target).sum())
+    for count in range(1, matrix.shape[1] + 1):
+        for columns in map(list, combinations(range(matrix.shape[1]), count)):
+            found = np.linalg.lstsq(scaled[:, columns], target, rcond=None)[0]
+            error = float(np.square(scaled[:, columns] @ found - target).sum())
+            if (found >= 0).all() and error < least:
+                best, least = np.zeros(matrix.shape[1]), error
+                best[columns] = found
+    solution: Floats = best / scale
+    return solution
+
+
+def _terms(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
+    """What `w, k` and `f, p` are multiplied with, (n, 2) each."""
+    memory = np.array([(1.0, sample.context) for sample in samples])
+    compute = np.array([(sample.num_tokens, sample.pairs) for sample in samples], np.float64)
+    return memory, compute
+
+
+def _settled(memory: Floats, compute: Floats, seconds: Floats, is_compute: NDArray[np.bool_]) -> Floats:
+    found = np.zeros(5)
+    for _ in range(MAX_ROUNDS):
+        rows = np.hstack([memory * ~is_compute[:, None], compute * is_compute[:, None], np.ones((len(memory), 1))])
+        found = nonnegative_least_squares(rows / seconds[:, None], np.ones(len(memory)))
+        again = compute @ found[2:4] > memory @ found[:2]
+        if np.array_equal(again, is_compute):
+            break
+        is_compute = again
+    return found
+
+
+def _predict(found: Floats, memory: Floats, compute: Floats) -> Floats:
+    predicted: Floats = np.maximum(memory @ found[:2], compute @ found[2:4]) + found[4]
+    return predicted
+
+
+def _cost_model(found: Floats, sizes: ModelSizes) -> CostModel:
+    w, k, f, p, o = found.tolist()
+    bandwidth = sizes.weight_bytes / w if w else sizes.kv_bytes_per_token / k if k else FREE
+    rate = sizes.flops_per_token / f if f else sizes.attention_flops_per_pair / p if p else FREE
+    return CostModel(
+        weight_bytes=w * bandwidth,
+        kv_bytes_per_token=k * bandwidth,
+        flops_per_token=f * rate,
+        attention_flops_per_pair=p * rate,
+        memory_bandwidth=bandwidth,
+        flops_per_second=rate,
+        step_overhead_s=o,
+    )

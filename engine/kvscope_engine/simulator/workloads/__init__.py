@@ -1,0 +1,1 @@
+"""What a simulation is to serve: traces, generators, recordings."""

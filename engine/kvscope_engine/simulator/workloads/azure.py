@@ -1,0 +1,71 @@
+"""Azure LLM inference traces (2023 and 2024): CSV with `TIMESTAMP,ContextTokens,GeneratedTokens`.
+
+A timestamp is `2023-11-16 18:15:46.6805900` or, from 2024 on, has a time zone; what is finer than a
+microsecond is dropped. Prompts share nothing: the trace does not tell. Source: github.com/Azure/AzurePublicDataset.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from kvscope_engine.simulator.workloads.trace_lines import complaints, from_first_arrival, trace_lines, whole
+from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
+from kvscope_telemetry.errors import BadInput
+
+COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+HEADER: Final = ",".join(COLUMNS)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def read_azure(path: Path, max_requests: int | None = None) -> Workload:
+    """The first `max_requests` of a trace (all without it). An output of 0 tokens counts as 1: the prefill's.
+
+    Raises BadInput, with the number of the line, for one that cannot be read, and for a trace without any.
+    """
+    lines = trace_lines(path)
+    number, header = next(lines, (1, ""))
+    with complaints(path, number):
+        places = _places(header)
+    requests: list[WorkloadRequest] = []
+    for number, text in islice(lines, max_requests):
+        with complaints(path, number):
+            requests.append(_request(text.split(","), places))
+    return Workload(path.name, from_first_arrival(path, requests))
+
+
+def _places(header: str) -> tuple[int, ...]:
+    names = [name.strip() for name in header.removeprefix("\ufeff").split(",")]
+    if not set(COLUMNS) <= set(names):
+        raise BadInput(f"{header!r:.80} is not accepted: the first line is {HEADER}")
+    return tuple(names.index(name) for name in COLUMNS)
+
+
+def _request(cells: list[str], places: tuple[int, ...]) -> WorkloadRequest:
+    if len(cells) <= max(places):
+        raise BadInput(f"{','.join(cells)!r:.80} is not accepted: {HEADER}")
+    timestamp, context, generated = (cells[place].strip() for place in places)
+    return WorkloadRequest(
+        arrival_ns=_time_ns(timestamp),
+        num_prompt_tokens=whole("ContextTokens", _count(context), 1),
+        num_output_tokens=max(1, whole("GeneratedTokens", _count(generated), 0)),
+    )
+
+
+def _time_ns(text: str) -> int:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadInput(f"TIMESTAMP {text!r:.60} is not accepted: such as 2023-11-16 18:15:46.6805900") from None
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return (time - EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadInput(f"{text!r:.60} is not accepted: a whole number of tokens") from None

@@ -1,0 +1,129 @@
+"""Workloads made up from a seed: arrivals as a Poisson process or in bursts, lengths like published data sets.
+
+Lengths are log-normal. Their means are those of PagedAttention (SOSP'23, figure 11): ShareGPT 161 tokens in
+and 338 out, Alpaca 19 and 58. The paper gives no other moment; the sigmas here (of the logarithm) are ours,
+chosen for the heavy tails that its figure shows. Lengths are cut to what `max_model_len` leaves, as the paper
+leaves out what is longer, so means come out lower than asked where much is cut; the report says by how much.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, islice, repeat
+from random import Random
+from typing import Final
+
+from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
+from kvscope_telemetry.errors import BadInput
+
+ARRIVALS: Final = ("poisson", "bursty")
+BURST_SHAPE: Final = 0.25  # of the gamma distribution: gaps vary twice as much as a Poisson process's
+MAX_REQUESTS: Final = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Lengths with this mean before they are cut; `sigma` is that of the logarithm."""
+
+    mean: float
+    sigma: float
+
+    def draw(self, random: Random, longest: int) -> int:
+        """A length from 1 to `longest`."""
+        mu = math.log(self.mean) - self.sigma**2 / 2
+        return min(longest, max(1, round(random.lognormvariate(mu, self.sigma))))
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long prompts and outputs of one kind are."""
+
+    prompt: LogNormal
+    output: LogNormal
+
+
+SHAREGPT: Final = Lengths(LogNormal(161.31, 1.2), LogNormal(337.99, 0.9))
+ALPACA: Final = Lengths(LogNormal(19.31, 0.6), LogNormal(58.45, 0.9))
+GENERATORS: Final = {"sharegpt": (SHAREGPT,), "alpaca": (ALPACA,), "mixed": (SHAREGPT, ALPACA)}
+"""Name -> kinds of requests, each as likely as the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorOptions:
+    """How many requests, how they come and what they share. Raises BadInput for a value outside its range."""
+
+    num_requests: int = 1000
+    rate: float = math.inf
+    """Requests a second on average; infinity lets all come at once."""
+    arrivals: str = "poisson"
+    shared_prefix_tokens: int = 0
+    """Tokens that prompts begin with, before those of their own."""
+    num_prefixes: int = 1
+    """Texts of that length, of which each prompt begins with one; how often falls as 1/n (Zipf's law)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_requests <= MAX_REQUESTS:
+            raise BadInput(f"requests={self.num_requests} is not accepted: a whole number from 1 to {MAX_REQUESTS}")
+        if not self.rate >= 1e-6:
+            raise BadInput(f"rate={self.rate} is not accepted: requests/s from 0.000001 to inf")
+        if self.arrivals not in ARRIVALS:
+            raise BadInput(f"arrivals={self.arrivals!r} is not accepted: one of {', '.join(ARRIVALS)}")
+        if self.shared_prefix_tokens < 0:
+            raise BadInput(f"shared_prefix={self.shared_prefix_tokens} is not accepted: 0 tokens or more")
+        if not 1 <= self.num_prefixes <= MAX_REQUESTS:
+            raise BadInput(f"num_prefixes={self.num_prefixes} is not accepted: a whole number from 1 to {MAX_REQUESTS}")
+        if self.num_prefixes > 1 and not self.shared_prefix_tokens:
+            raise BadInput(f"num_prefixes={self.num_prefixes} is not accepted without a length (--shared-prefix)")
+
+
+def generate(name: str, options: GeneratorOptions, max_model_len: int) -> Workload:
+    """The workload of that name; equal options give equal workloads. No request is longer than `max_model_len`.
+
+    Raises BadInput when the shared prefix leaves no room for a prompt and an output.
+    """
+    shared = options.shared_prefix_tokens
+    room = max_model_len - shared
+    if room < 2:
+        raise BadInput(
+            f"a shared prefix of {shared} tokens is not accepted: at most {max_model_len - 2} leave room for"
+            f" a prompt and an output (max_model_len {max_model_len})"
+        )
+    # Each has a random source of its own: another rate, other arrivals or prefixes keep the lengths as they are.
+    lengths = _lengths(GENERATORS[name], Random(f"lengths {options.seed}"), room)
+    arrivals = _arrivals(options, Random(f"arrivals {options.seed}"))
+    prefixes = _prefixes(options, Random(f"prefixes {options.seed}"))
+    requests = (
+        WorkloadRequest(arrival_ns, shared + prompt, output, text_ids)
+        for arrival_ns, (prompt, output), text_ids in zip(arrivals, lengths, prefixes, strict=False)  # all are endless
+    )
+    return Workload(name, tuple(islice(requests, options.num_requests)), max(1, shared))
+
+
+def _lengths(kinds: tuple[Lengths, ...], random: Random, room: int) -> Iterator[tuple[int, int]]:
+    while True:
+        kind = random.choice(kinds)
+        prompt = kind.prompt.draw(random, room - 1)
+        yield prompt, kind.output.draw(random, room - prompt)
+
+
+def _prefixes(options: GeneratorOptions, random: Random) -> Iterator[tuple[int, ...]]:
+    if not options.shared_prefix_tokens:
+        yield from repeat(())
+    up_to = list(accumulate(1 / rank for rank in range(1, options.num_prefixes + 1)))
+    while True:
+        yield (bisect(up_to, random.random() * up_to[-1], hi=options.num_prefixes - 1),)
+
+
+def _arrivals(options: GeneratorOptions, random: Random) -> Iterator[int]:
+    """Times in ns: the first request comes at 0, gaps have the mean 1 / rate."""
+    time_s, mean_gap_s = 0.0, 1 / options.rate
+    while True:
+        yield round(time_s * 1e9)
+        if options.arrivals == "bursty":
+            time_s += random.gammavariate(BURST_SHAPE, mean_gap_s / BURST_SHAPE) if mean_gap_s else 0.0
+        else:
+            time_s += random.expovariate(1.0) * mean_gap_s

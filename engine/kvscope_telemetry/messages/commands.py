@@ -1,0 +1,194 @@
+"""The messages of the command socket: what a client asks, and what the engine answers.
+
+Same rules of evolution as `messages`. A client is a ZeroMQ DEALER that sends one frame a message; the engine
+answers each on the same socket. Everything is bounded before it is believed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Hello, Progress, Snapshot
+
+MAX_COMMAND_BYTES: Final = 8 << 20
+MAX_PROMPT_CHARACTERS: Final = 4 << 20
+MAX_TEXT_BLOCKS: Final = 4096
+
+RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Tag = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53))]
+PromptText = Annotated[str, msgspec.Meta(max_length=MAX_PROMPT_CHARACTERS)]
+
+
+class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    pass
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: PromptText
+
+
+class Submit(_Command, frozen=True, kw_only=True):
+    """Run a request. Exactly one of `prompt`, `messages` and `prompt_token_ids` is given.
+
+    `prompt` goes through the chat template as one user message unless `raw`.
+    """
+
+    request_id: RequestId
+    prompt: PromptText | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    raw: bool = False
+    sampling: SamplingParams = SamplingParams()
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
+
+
+class Abort(_Command, frozen=True, kw_only=True):
+    """Stop a request of this client; unknown and finished ones are answered with `Done` all the same."""
+
+    request_id: RequestId
+
+
+class GetSnapshot(_Command, frozen=True, kw_only=True):
+    """Ask for the whole state, answered with `Snapshot`."""
+
+    tag: Tag = 0
+
+
+class GetStatus(_Command, frozen=True, kw_only=True):
+    """Ask how the engine is, answered with `Status` at once, also while a model loads."""
+
+    tag: Tag = 0
+
+
+class GetBlockText(_Command, frozen=True, kw_only=True):
+    """Ask for the tokens and text in blocks, answered with `BlockText`."""
+
+    blocks: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_TEXT_BLOCKS)]
+    tag: Tag = 0
+
+
+class Control(_Command, frozen=True, kw_only=True):
+    """Engine control, answered with `Done` or `Failed`."""
+
+    action: Literal["shutdown", "reset_prefix_cache", "pause", "resume"]
+    tag: Tag = 0
+
+
+Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | Control
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one completion."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class RequestTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of one completion in seconds of the engine's monotonic clock; None: never got that far."""
+
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    total_s: float = 0.0
+
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities (natural, of the model's own distribution) at one position."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability), most likely first."""
+
+
+class Accepted(_Command, frozen=True, kw_only=True):
+    """The request is in the queue. `numbers` are the engine's, one a completion."""
+
+    request_id: str
+    numbers: tuple[int, ...]
+    num_prompt_tokens: int
+
+
+class Refused(_Command, frozen=True, kw_only=True):
+    """The request was not taken; nothing of it is left."""
+
+    request_id: str
+    reason: str
+
+
+class Tokens(_Command, frozen=True, kw_only=True):
+    """New tokens of a completion; `text` is what they add to it (held back at a possible stop string)."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Finished(_Command, frozen=True, kw_only=True):
+    """A completion ended; all its tokens and text came before in `Tokens`."""
+
+    request_id: str
+    finish_reason: FinishReason
+    usage: Usage
+    timing: RequestTiming
+    index: int = 0
+    error: str = ""
+
+
+class BlockContent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a block holds: tokens `start` to `start + len(token_ids)` of a request, or of a cached prefix."""
+
+    block: int
+    number: int = 0
+    start: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+
+
+class BlockText(_Command, frozen=True, kw_only=True):
+    """Answer to GetBlockText, in the order asked; blocks that hold nothing have no tokens."""
+
+    contents: tuple[BlockContent, ...]
+    tag: int = 0
+
+
+class Status(_Command, frozen=True, kw_only=True):
+    """How the engine is."""
+
+    phase: Literal["loading", "ready", "failed"]
+    telemetry_endpoint: str
+    progress: Progress | None = None
+    hello: Hello | None = None
+    """Given once the engine is ready."""
+    reason: str = ""
+    paused: bool = False
+    tag: int = 0
+
+
+class Done(_Command, frozen=True, kw_only=True):
+    """It was done. `request_id` is set in the answer to Abort."""
+
+    tag: int = 0
+    request_id: str = ""
+
+
+class Failed(_Command, frozen=True, kw_only=True):
+    """A command that could not be read or done; `reason` is one line."""
+
+    reason: str
+    tag: int = 0
+
+
+Reply: TypeAlias = Accepted | Refused | Tokens | Finished | BlockText | Status | Done | Failed | Snapshot

@@ -1,0 +1,173 @@
+"""What must hold inside a decoded telemetry message before anybody believes it.
+
+Owns the checks that types alone cannot make: packed columns of equal length, values within their ranges,
+numbers that fit the mirror's columns. Knows nothing of sockets, and nothing of the state so far: whether a
+block id exists is the mirror's question. Every check raises ProtocolError with one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import unpack
+from typing import Final
+
+from msgspec.structs import astuple
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import COLUMNS, BlockRows, BlockState, Tier
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import (
+    PROTOCOL_VERSION,
+    Batch,
+    Event,
+    Frame,
+    Heartbeat,
+    Hello,
+    Progress,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+    TelemetryMessage,
+)
+
+MAX_BLOCKS: Final = 64 << 20
+"""More blocks than this are a mistake, not an engine."""
+MAX_BLOCK_SIZE: Final = (1 << 16) - 1
+"""`filled` is a u16."""
+MAX_U32: Final = (1 << 32) - 1
+MAX_I64: Final = (1 << 63) - 1
+
+_ID_BYTES: Final = 4
+_COLUMN_BYTES: Final = tuple(dtype.itemsize for dtype in COLUMNS.values())
+_REQUEST_BYTES: Final = (4, 1, 4, 4, 4, 2, 4, 4)  # number to table_count
+_NO_BLOCK_ROWS: Final = BlockRows()
+_BLOCK_STATES: Final = bytes(BlockState)
+_TIERS: Final = bytes(Tier)
+_REQUEST_STATES: Final = bytes(RequestState)
+
+
+def check(message: TelemetryMessage) -> None:
+    """Raise ProtocolError when `message` contradicts itself or is out of range."""
+    if isinstance(message, Frame):
+        check_frame(message)
+    elif isinstance(message, Heartbeat):
+        _counts("Heartbeat", (message.epoch, message.time_ns, message.seq, message.step, message.num_unfinished))
+        _counts("Heartbeat", (message.step_started_ns,))
+    elif isinstance(message, Hello):
+        check_hello(message)
+    elif isinstance(message, Snapshot):
+        check_snapshot(message)
+    elif isinstance(message, Progress):
+        _counts("Progress", (message.done, message.total))
+    else:  # DeviceSample, MemoryBreakdown, Goodbye: -1 is "unknown" in the first two
+        _counts(type(message).__name__, (message.epoch,))
+
+
+def check_frame(frame: Frame) -> None:
+    """Raise ProtocolError unless the frame is consistent in itself."""
+    batch = frame.batch
+    _counts("Frame", (frame.seq - 1, frame.epoch, frame.step, frame.time_ns))
+    _counts("Frame", (batch.num_prefill_tokens, batch.num_decode_tokens, *astuple(frame.timings)))
+    _counts("Frame", astuple(frame.counters))
+    _check_changed_blocks(frame.blocks)
+    _check_request_rows(frame.requests)
+    _check_batch(batch)
+    for info in frame.new_requests:
+        _check_request_info(info)
+    for event in frame.events:
+        _check_event(event)
+    if any(len(ids) % _ID_BYTES for ids in astuple(frame.moves)):
+        raise ProtocolError("Frame: moved blocks are not a whole number of u32")
+    if len(frame.first_token_ns) % 8 or len(frame.inter_token_ns) % 8:
+        raise ProtocolError("Frame: token times are not a whole number of u64")
+
+
+def check_hello(hello: Hello) -> None:
+    """Raise ProtocolError for a protocol or a pool that this version cannot mirror."""
+    if not 1 <= hello.protocol_version <= PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the engine speaks protocol {hello.protocol_version}, this version up to {PROTOCOL_VERSION}"
+        )
+    if not 1 <= hello.cache.num_blocks <= MAX_BLOCKS:
+        raise ProtocolError(f"Hello: num_blocks={hello.cache.num_blocks} is not from 1 to {MAX_BLOCKS}")
+    lower = (hello.cache.num_host_blocks, hello.cache.num_disk_blocks)
+    if min(lower) < 0 or max(lower) > MAX_BLOCKS:
+        raise ProtocolError(f"Hello: {lower} places in host memory and on disk are not from 0 to {MAX_BLOCKS}")
+    if not 1 <= hello.cache.block_size <= MAX_BLOCK_SIZE:
+        raise ProtocolError(f"Hello: block_size={hello.cache.block_size} is not from 1 to {MAX_BLOCK_SIZE}")
+    _counts("Hello", (hello.epoch, hello.time_ns, hello.wall_time_ns, hello.cache.block_bytes))
+
+
+def check_snapshot(snapshot: Snapshot) -> None:
+    """Raise ProtocolError unless the snapshot holds every row of the pool and whole requests."""
+    check_hello(snapshot.hello)
+    _counts("Snapshot", (snapshot.seq, snapshot.step, snapshot.time_ns, *astuple(snapshot.counters)))
+    if snapshot.blocks.ids:
+        raise ProtocolError("Snapshot: block ids are given, all rows in order are expected")
+    _check_columns("Snapshot", snapshot.blocks, snapshot.hello.cache.num_rows)
+    _check_request_rows(snapshot.requests)
+    for info in snapshot.requests_info:
+        _check_request_info(info)
+
+
+def _check_changed_blocks(rows: BlockRows) -> None:
+    if rows == _NO_BLOCK_ROWS:
+        return
+    if len(rows.ids) % _ID_BYTES:
+        raise ProtocolError(f"Frame: {len(rows.ids)} bytes of block ids are not a whole number of u32")
+    _check_columns("Frame", rows, len(rows.ids) // _ID_BYTES)
+
+
+def _check_columns(where: str, rows: BlockRows, num_rows: int) -> None:
+    lengths = tuple(map(len, astuple(rows)))[1:]
+    expected = tuple([num_rows * size for size in _COLUMN_BYTES])
+    if lengths != expected:
+        raise ProtocolError(f"{where}: block columns of {lengths} bytes where {num_rows} rows are {expected}")
+    _only(f"{where}: block state", rows.state, _BLOCK_STATES)
+    _only(f"{where}: tier", rows.tier, _TIERS)
+
+
+def _check_request_rows(rows: RequestRows) -> None:
+    *columns, table_blocks = map(len, astuple(rows))
+    num_rows = columns[0] // 4
+    expected = [num_rows * size for size in _REQUEST_BYTES]
+    if columns != expected:
+        raise ProtocolError(f"request columns of {columns} bytes where {num_rows} rows are {expected}")
+    if not num_rows:
+        if table_blocks:
+            raise ProtocolError("a block table without a request")
+        return
+    _only("request state", rows.state, _REQUEST_STATES)
+    if 4 * sum(unpack(f"<{num_rows}I", rows.table_count)) != table_blocks:
+        raise ProtocolError(f"block tables of {table_blocks} bytes do not match their table_count")
+
+
+def _check_batch(batch: Batch) -> None:
+    if len(batch.number) != len(batch.num_tokens) or len(batch.number) % 4:
+        raise ProtocolError(
+            f"Batch: columns of {len(batch.number)} and {len(batch.num_tokens)} bytes are not rows of u32"
+        )
+
+
+def _check_request_info(info: RequestInfo) -> None:
+    counts = (info.number - 1, info.num_prompt_tokens, info.max_tokens, info.index)
+    if min(counts) < 0 or max(counts) >= MAX_U32:
+        raise ProtocolError(f"RequestInfo: number={info.number} or a count of it is not a u32")
+    if not 0 <= info.arrival_ns <= MAX_I64 or not -(1 << 31) <= info.priority < 1 << 31:
+        raise ProtocolError(f"RequestInfo {info.number}: arrival_ns or priority is out of range")
+
+
+def _check_event(event: Event) -> None:
+    _counts("Event", (event.time_ns, event.number, event.other, event.num_blocks, event.num_tokens))
+
+
+def _counts(where: str, values: Iterable[int]) -> None:
+    values = tuple(values)
+    if min(values) < 0 or max(values) > MAX_I64:
+        raise ProtocolError(f"{where}: a number of {values} is negative or above 2^63")
+
+
+def _only(what: str, values: bytes, accepted: bytes) -> None:
+    unknown = values.translate(None, accepted)
+    if unknown:
+        raise ProtocolError(f"{what} {unknown[0]} is unknown to this version")

@@ -1,0 +1,132 @@
+"""The requests of a recording: when each came, how long it was, and what its prompt shares with others.
+
+Owns how that is read out of frames; knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.recordings.follower import Follower
+
+TimedMessage = tuple[int, TelemetryMessage]
+"""Log time in ns, and a message."""
+_FINISHED = bytes([RequestState.FINISHED])
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """One request of a recording."""
+
+    epoch: int
+    number: int
+    request_id: str
+    arrival_ns: int
+    """By the recording's clock: log times are of it too."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    """In the end, or when the recording ended."""
+    max_tokens: int
+    priority: int
+    is_finished: bool
+    """Whether the recording has its end."""
+    prefix_hashes: tuple[int, ...] = ()
+    """Of the prompt's full blocks, from its first: within an epoch, equal ones mean equal text up to there. 0 where it
+    is not known (another block held the same text). Empty without prefix caching, and for a request that ended with
+    its first token."""
+
+
+class RequestReader:
+    """Collects requests out of messages in their order."""
+
+    def __init__(self) -> None:
+        self._follower = Follower()
+        self._found: dict[tuple[int, int], RecordedRequest] = {}
+        self._unhashed: set[int] = set()
+        """Numbers of the epoch's requests that have not had their first token."""
+        self._epoch: int | None = None
+        self._offset_ns = 0
+
+    def read(self, messages: Iterable[TimedMessage]) -> list[RecordedRequest]:
+        """All requests, in the order they were announced."""
+        for log_time_ns, message in messages:
+            if isinstance(message, Frame | Snapshot):
+                self._read(log_time_ns, message)
+        self._end_epoch()
+        return list(self._found.values())
+
+    def _read(self, log_time_ns: int, message: Frame | Snapshot) -> None:
+        epoch = message.epoch if isinstance(message, Frame) else message.hello.epoch
+        if epoch != self._epoch:
+            self._end_epoch()
+            self._epoch, self._offset_ns = epoch, log_time_ns - message.time_ns
+        self._follower.feed(message)
+        self._announce(message.new_requests if isinstance(message, Frame) else message.requests_info)
+        if isinstance(message, Frame):
+            if message.first_token_ns and self._unhashed:
+                self._note_prefixes(message.requests)
+            if _FINISHED in message.requests.state:
+                self._note_ends(message.requests)
+
+    def _announce(self, infos: Iterable[RequestInfo]) -> None:
+        assert self._epoch is not None, "a request without an epoch"
+        for info in infos:
+            key = (self._epoch, info.number)
+            if key not in self._found:
+                self._unhashed.add(info.number)
+                self._found[key] = RecordedRequest(
+                    epoch=self._epoch,
+                    number=info.number,
+                    request_id=info.request_id,
+                    arrival_ns=info.arrival_ns + self._offset_ns,
+                    num_prompt_tokens=info.num_prompt_tokens,
+                    num_output_tokens=0,
+                    max_tokens=info.max_tokens,
+                    priority=info.priority,
+                    is_finished=False,
+                )
+
+    def _note_prefixes(self, rows: RequestRows) -> None:
+        """A first token came: its request's prompt is in blocks, the full ones hashed, and not yet let go."""
+        numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
+        started = self._unhashed.intersection(numbers[outputs > 0].tolist())
+        self._unhashed -= started
+        self._follower.settle()
+        for number in started:
+            self._change(number, prefix_hashes=self._prefix_hashes(number))
+
+    def _prefix_hashes(self, number: int) -> tuple[int, ...]:
+        mirror = self._follower.mirror
+        row = mirror.requests.row_of(number)
+        if self._follower.is_lost or mirror.hello is None or row is None:
+            return ()
+        num_full = int(mirror.requests.num_prompt_tokens[row]) // mirror.hello.cache.block_size
+        hashes: list[int] = mirror.ledger.hash[mirror.requests.table(number)[:num_full]].tolist()
+        return tuple(hashes) if any(hashes) else ()
+
+    def _note_ends(self, rows: RequestRows) -> None:
+        is_end = np.frombuffer(rows.state, "u1") == RequestState.FINISHED
+        numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
+        for number, count in zip(numbers[is_end].tolist(), outputs[is_end].tolist(), strict=True):
+            self._change(number, num_output_tokens=count, is_finished=True)
+
+    def _end_epoch(self) -> None:
+        """Requests whose end was not seen have got as far as the mirror knows."""
+        self._follower.settle()
+        requests = self._follower.mirror.requests
+        for (epoch, number), found in list(self._found.items()):
+            row = requests.row_of(number)
+            if epoch == self._epoch and not found.is_finished and row is not None:
+                self._change(number, num_output_tokens=int(requests.num_output_tokens[row]))
+        self._unhashed.clear()
+
+    def _change(self, number: int, **values: object) -> None:
+        assert self._epoch is not None, "a request without an epoch"
+        key = (self._epoch, number)
+        if key in self._found:
+            self._found[key] = replace(self._found[key], **values)  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""What waits between those who record and the thread that writes. Bounded by bytes; what does not fit is not taken."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+
+MAX_QUEUED_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A message and, where the caller had them, its bytes."""
+
+    message: TelemetryMessage
+    data: bytes | None
+    num_bytes: int
+
+
+class RecordingQueue:
+    """Messages in order. Any thread puts, one takes; `close` lets nothing more in."""
+
+    def __init__(self, max_bytes: int = MAX_QUEUED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._messages: deque[Queued] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self.num_refused = 0
+        """Messages that `put` did not take, and those that waited when nobody took them any more."""
+
+    def put(self, message: TelemetryMessage, data: bytes | None, *, wait: bool) -> bool:
+        """Append; False when it was not taken. `wait` waits for room. One alone is taken whatever its size."""
+        num_bytes = approximate_bytes(message) if data is None else len(data)
+        with self._changed:
+            while wait and not self._is_closed and self._is_full(num_bytes):
+                self._changed.wait()
+            if self._is_closed or self._is_full(num_bytes):
+                self.num_refused += 1
+                return False
+            self._messages.append(Queued(message, data, num_bytes))
+            self._num_bytes += num_bytes
+            self._changed.notify_all()
+            return True
+
+    def take(self, timeout_s: float) -> list[Queued] | None:
+        """All that waits, at once or after `timeout_s`; None when it is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s)
+            if self._is_closed and not self._messages:
+                return None
+            taken, self._messages, self._num_bytes = list(self._messages), deque(), 0
+            self._changed.notify_all()
+            return taken
+
+    def close(self, *, discard: bool = False) -> None:
+        """Nothing more is put; who waits for room is let go. `discard` throws away what waits."""
+        with self._changed:
+            self._is_closed = True
+            if discard:
+                self.num_refused += len(self._messages)
+                self._messages.clear()
+            self._changed.notify_all()
+
+    def _is_full(self, num_bytes: int) -> bool:
+        return bool(self._messages) and self._num_bytes + num_bytes > self._max_bytes
+
+
+def approximate_bytes(message: TelemetryMessage) -> int:
+    """Near enough for a bound, without encoding."""
+    if not isinstance(message, Frame | Snapshot):
+        return 300
+    rows = 30 * len(message.blocks.state) + len(message.requests.table_blocks) + 40 * len(message.requests.state)
+    return 500 + rows + (300 * len(message.events) if isinstance(message, Frame) else 0)

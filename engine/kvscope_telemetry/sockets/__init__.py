@@ -1,0 +1,1 @@
+"""The two socket pairs, their endpoints and their locks; all that touches ZeroMQ."""

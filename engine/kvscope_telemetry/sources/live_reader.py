@@ -1,0 +1,238 @@
+"""The thread of a live source: receives, decodes, keeps in sync, coalesces, hands over.
+
+Owns the sockets, the sequence and the signs of life. One pass takes up to 512 messages, makes at most one
+update of them, and then naps a little so that the next pass has many: measured, this is what leaves the GUI
+thread alone. Knows neither the mirror nor who takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Final
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.commands import Failed, GetSnapshot, GetStatus, Reply, Status
+from kvscope_telemetry.messages.telemetry import (
+    DeviceSample,
+    Frame,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    MemoryBreakdown,
+    Progress,
+    Snapshot,
+    TelemetryMessage,
+)
+from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
+from kvscope_telemetry.sockets.client_sockets import ClientSockets
+from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.sources.liveness import Liveness
+from kvscope_telemetry.sources.outgoing import Outgoing
+from kvscope_telemetry.sources.pending import Pending
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.extras import Extras
+from kvscope_telemetry.state.sync import FIRST_TAG, Sync
+
+MAX_MESSAGES_A_PASS: Final = 512
+MAX_REPLIES_WAITING: Final = 50_000
+"""More wait at the engine, which gives the client up when it is too many."""
+NAP_S: Final = 0.004
+TICK_MS: Final = 50
+ASK_STATUS_NS: Final = 500_000_000
+QUIET_NS: Final = 250_000_000
+"""A connection this old without a word is asked for a snapshot; before, the first message asks for it, so
+that nothing falls between the snapshot and a subscription that is still on its way."""
+MAX_LATENCY_NS: Final = 3_600_000_000_000
+"""More than this is not latency but another clock."""
+
+
+class LiveReader:
+    """What the thread does, and what others may read of it. `run` is the thread's target."""
+
+    def __init__(self, sockets: ClientSockets) -> None:
+        self.pending = Pending()
+        self.outgoing = Outgoing()
+        self.replies: deque[Reply] = deque()
+        self.changed = threading.Condition()
+        """Notified after each pass in which something came."""
+        self._sockets = sockets
+        self._sync = Sync()
+        self._liveness = Liveness(is_local=sockets.is_same_machine)
+        self._closing = False
+        self._resync_wanted = False
+        self._frames_received = 0
+        self._messages_rejected = 0
+        self._latency_ns = -1
+        self._connected_ns = 0
+        self._asked_status_ns = 0
+        self._failure = ""
+        self._extras = Extras()
+
+    # Any thread.
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._closing = True
+        self._sockets.wake()
+
+    def wake(self) -> None:
+        """Look at `outgoing` now."""
+        self._sockets.wake()
+
+    def resync(self) -> None:
+        """Trust nothing until a snapshot came."""
+        self._resync_wanted = True
+        self._sockets.wake()
+
+    def status(self) -> SourceStatus:
+        """How it is now."""
+        state, reason = self._liveness.state(time.monotonic_ns())
+        if self._failure:
+            state, reason = SourceState.ENDED, self._failure
+        return SourceStatus(
+            state=state,
+            reason=reason,
+            frames_received=self._frames_received,
+            frames_dropped=self._sync.num_dropped + self.pending.num_frames_discarded,
+            resyncs=self._sync.num_resyncs,
+            messages_rejected=self._messages_rejected,
+            latency_ns=self._latency_ns,
+            last_message_ns=self._liveness.last_message_ns,
+        )
+
+    @property
+    def position(self) -> tuple[int | None, int]:
+        """Epoch and sequence number up to which everything was handed over."""
+        return self._sync.epoch, self._sync.seq
+
+    # The thread.
+
+    def run(self) -> None:
+        """Read until `stop`; close the sockets."""
+        try:
+            while not self._closing:
+                self._pass()
+        except Exception as error:  # told in the status: a source that died silently looks like a quiet one
+            self._failure = f"reading failed: {error!r:.200}"
+            raise
+        finally:
+            self.outgoing.send_all(self._sockets.send)
+            self._sockets.close()
+
+    def _pass(self) -> None:
+        room = MAX_REPLIES_WAITING - len(self.replies)
+        self._sockets.wait(TICK_MS, replies=room > 0)
+        now_ns = time.monotonic_ns()
+        messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
+        # All of them: what is still unread when a connection ends goes with it at the next look at the connection.
+        replies = self._sockets.receive_replies(room)
+        for data in messages:
+            self._read_telemetry(data, now_ns)
+        for data in replies:
+            self._read_reply(data, now_ns)
+        self._tick(now_ns)
+        self._hand_over()
+        if messages or replies:
+            with self.changed:
+                self.changed.notify_all()
+            if len(messages) < MAX_MESSAGES_A_PASS:
+                time.sleep(NAP_S)
+
+    def _read_telemetry(self, data: bytes, now_ns: int) -> None:
+        try:
+            message = decode_telemetry(data)
+        except ProtocolError as error:
+            self._reject(error)
+            return
+        self._liveness.heard(now_ns)
+        if isinstance(message, Frame):
+            self._frames_received += 1
+            self._measure_latency(message, now_ns)
+            self._sync.frame(message, now_ns)
+        else:
+            self._take_other(message, now_ns)
+
+    def _take_other(self, message: TelemetryMessage, now_ns: int) -> None:
+        if isinstance(message, Heartbeat):
+            self._take_heartbeat(message, now_ns)
+        elif isinstance(message, DeviceSample):
+            self._extras.samples.append(message)
+        elif isinstance(message, MemoryBreakdown):
+            self._extras.memory = message
+        elif isinstance(message, Progress):
+            self._liveness.progress(message)
+            self._extras.progress = message
+        elif isinstance(message, Goodbye):
+            if message.epoch == self._sync.epoch or self._sync.epoch is None or self._liveness.has_ended:
+                self._liveness.goodbye(message.reason)
+        elif isinstance(message, Hello) and message.epoch != self._sync.epoch:
+            self._sync.want_snapshot()
+
+    def _take_heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
+        self._sync.heartbeat(beat, now_ns)
+        if beat.epoch == self._sync.epoch:
+            self._liveness.heartbeat(beat, now_ns)
+            self._extras.heartbeat = beat
+
+    def _read_reply(self, data: bytes, now_ns: int) -> None:
+        try:
+            reply = decode_reply(data)
+        except ProtocolError as error:
+            self._reject(error)
+            return
+        if isinstance(reply, Snapshot):
+            if self._sync.snapshot(reply, now_ns):
+                self._liveness.began()
+                self._liveness.heard(now_ns)
+        elif isinstance(reply, Status) and reply.tag >= FIRST_TAG:
+            self._liveness.answered(reply)
+            self._extras.progress = reply.progress or self._extras.progress
+        elif isinstance(reply, Failed) and reply.tag >= FIRST_TAG:
+            self._sync.refused(reply.tag)
+        else:
+            self.replies.append(reply)
+
+    def _reject(self, error: ProtocolError) -> None:
+        self._messages_rejected += 1
+        self._liveness.rejection = str(error)
+
+    def _measure_latency(self, frame: Frame, now_ns: int) -> None:
+        latency_ns = now_ns - frame.time_ns
+        is_plausible = self._sockets.is_same_machine and 0 <= latency_ns < MAX_LATENCY_NS
+        self._latency_ns = latency_ns if is_plausible else -1
+
+    def _tick(self, now_ns: int) -> None:
+        if self._resync_wanted:
+            self._resync_wanted = False
+            self._sync.lose()
+        self._sync.tick(now_ns)
+        is_connected = self._sockets.is_connected
+        if self._liveness.connection(is_connected):
+            self._connected_ns, self._asked_status_ns = now_ns, 0
+            if not is_connected:
+                self._sync.disconnected()
+        if is_connected:
+            self._ask(now_ns)
+        self.outgoing.send_all(self._sockets.send)
+        self.replies.extend(self.outgoing.expired(now_ns))
+
+    def _ask(self, now_ns: int) -> None:
+        state, _ = self._liveness.state(now_ns)
+        is_worth_asking = state is not SourceState.LIVE or self._liveness.may_be_paused(now_ns)
+        if is_worth_asking and now_ns - self._asked_status_ns >= ASK_STATUS_NS:
+            self._sockets.send(encode(GetStatus(tag=FIRST_TAG)))
+            self._asked_status_ns = now_ns
+        if not self._sync.in_sync and now_ns - self._connected_ns >= QUIET_NS:
+            self._sync.want_snapshot()
+        tag = self._sync.next_request(now_ns)
+        if tag is not None and self._sockets.send(encode(GetSnapshot(tag=tag))):
+            self._sync.sent(tag, now_ns)
+
+    def _hand_over(self) -> None:
+        for run in self._sync.take():
+            self.pending.put(coalesce(run.frames, snapshot=run.snapshot))
+        if not self._extras.is_empty:
+            self.pending.put(self._extras.update())
+            self._extras = Extras()

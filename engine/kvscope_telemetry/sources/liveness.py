@@ -1,0 +1,119 @@
+"""What a person is told about the other end: the rules of `SourceState`.
+
+Owns when an engine counts as loading, live, stuck, stale or ended. All times are this machine's monotonic
+clock, but for the age of a step, which is the difference of two times of the engine's. Written by the
+reading thread; any thread may ask.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_telemetry.messages.commands import Status
+from kvscope_telemetry.messages.telemetry import Heartbeat, Progress
+from kvscope_telemetry.source import SourceState
+
+STALE_NS: Final = 1_500_000_000
+STUCK_NS: Final = 5_000_000_000
+GONE_NS: Final = 700_000_000
+"""Without connection and without a word for longer than a heartbeat takes: the process is gone."""
+
+
+class Liveness:
+    """The signs of life of one engine, and the state that follows from them."""
+
+    def __init__(self, *, is_local: bool) -> None:
+        self.last_message_ns = 0
+        self.is_connected = False
+        self.is_paused = False
+        self.rejection = ""
+        """Why the latest message could not be read."""
+        self._is_local = is_local
+        self._is_known = False  # a snapshot of the present engine came
+        self._loading: str | None = None
+        self._ended: str | None = None
+        self._step = -1
+        self._step_since_ns = 0
+        self._step_age_ns = 0
+        self._num_unfinished = 0
+
+    def heard(self, now_ns: int) -> None:
+        """Any telemetry arrived."""
+        self.last_message_ns = now_ns
+
+    def began(self) -> None:
+        """A snapshot came: there is an engine, and it runs."""
+        self._is_known, self._loading, self._ended = True, None, None
+        self._step, self._num_unfinished = -1, 0
+
+    def heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
+        """A heartbeat of the engine that is followed."""
+        if beat.step != self._step or not beat.num_unfinished:
+            self._step, self._step_since_ns = beat.step, now_ns
+        self._num_unfinished = beat.num_unfinished
+        in_step = beat.step_started_ns > 0
+        self._step_age_ns = beat.time_ns - beat.step_started_ns if in_step else STUCK_NS
+
+    def answered(self, status: Status) -> None:
+        """The engine said how it is."""
+        self.is_paused = status.paused
+        self._loading = None
+        if status.phase == "loading":
+            self._ended, self._loading = None, _in_words(status.progress)
+        elif status.phase == "failed":
+            self._ended = status.reason or "the engine failed"
+
+    def progress(self, progress: Progress) -> None:
+        """A download or a load goes on; of an engine that runs already it says nothing about life."""
+        if self._loading is not None or self._ended is not None or not self._is_known:
+            self._ended, self._loading = None, _in_words(progress)
+
+    def goodbye(self, reason: str) -> None:
+        """The engine ends."""
+        self._loading, self._ended = None, reason or "the engine ended"
+
+    def connection(self, is_connected: bool) -> bool:
+        """Whether there is a connection now; whether that changed."""
+        changed = self.is_connected != is_connected
+        self.is_connected = is_connected
+        if changed and not is_connected:
+            self._loading = None
+        return changed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine said that it ended, or failed."""
+        return self._ended is not None
+
+    def state(self, now_ns: int) -> tuple[SourceState, str]:
+        """The state, and why in words where there is more to say."""
+        silent_ns = now_ns - self.last_message_ns
+        if self._loading is not None:
+            return SourceState.LOADING, self._loading
+        if self._ended is not None:
+            return SourceState.ENDED, self._ended
+        if not self._is_known:
+            return SourceState.CONNECTING, self.rejection
+        if not self.is_connected and self._is_local and silent_ns > GONE_NS:
+            return SourceState.ENDED, "the engine is gone without a goodbye"
+        if silent_ns > STALE_NS:
+            return SourceState.STALE, f"nothing heard for {silent_ns / 1e9:.1f} s"
+        if self._is_stuck(now_ns):
+            stands_s = (now_ns - self._step_since_ns) / 1e9
+            return SourceState.STUCK, f"step {self._step} stands still for {stands_s:.0f} s"
+        return SourceState.LIVE, ""
+
+    def may_be_paused(self, now_ns: int) -> bool:
+        """Whether the engine stands still, so that it is worth asking whether somebody paused it."""
+        return self._num_unfinished > 0 and now_ns - self._step_since_ns > STUCK_NS // 2
+
+    def _is_stuck(self, now_ns: int) -> bool:
+        stands_still = self._num_unfinished > 0 and now_ns - self._step_since_ns >= STUCK_NS
+        return stands_still and self._step_age_ns >= STUCK_NS and not self.is_paused
+
+
+def _in_words(progress: Progress | None) -> str:
+    if progress is None:
+        return ""
+    share = f" {progress.done / progress.total:.0%}" if progress.total else ""
+    return f"{progress.stage} {progress.detail}".strip() + share

@@ -1,0 +1,54 @@
+"""Commands on their way to the engine. Any thread puts, the reading thread sends.
+
+A command that finds no engine for `MAX_WAIT_NS` is answered here, so that nothing is lost without a word and
+no engine started later gets it. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput, EngineDead
+from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Abort, Command, Failed, Refused, Reply, Submit
+from kvscope_telemetry.messages.wire import encode
+
+MAX_WAITING: Final = 10_000
+MAX_WAIT_NS: Final = 5_000_000_000
+NO_ENGINE: Final = "the engine does not answer"
+
+
+class Outgoing:
+    """A bounded queue of commands."""
+
+    def __init__(self) -> None:
+        self._commands: deque[tuple[int, Command, bytes]] = deque()
+
+    def put(self, command: Command) -> None:
+        """Append. Raises BadInput for a command above the size limit, EngineDead when too many wait."""
+        data = encode(command)
+        if len(data) > MAX_COMMAND_BYTES:
+            raise BadInput(f"a command of {len(data)} bytes is not accepted: at most {MAX_COMMAND_BYTES}")
+        if len(self._commands) >= MAX_WAITING:
+            raise EngineDead(f"{NO_ENGINE}: {MAX_WAITING} commands wait for it already")
+        self._commands.append((time.monotonic_ns(), command, data))
+
+    def send_all(self, send: Callable[[bytes], bool]) -> None:
+        """Hand over from the oldest until `send` says that it takes no more."""
+        while self._commands and send(self._commands[0][2]):
+            self._commands.popleft()
+
+    def expired(self, now_ns: int) -> list[Reply]:
+        """Answers to the commands that waited too long; they are gone."""
+        replies: list[Reply] = []
+        while self._commands and now_ns - self._commands[0][0] > MAX_WAIT_NS:
+            replies.append(_no_engine(self._commands.popleft()[1]))
+        return replies
+
+
+def _no_engine(command: Command) -> Reply:
+    if isinstance(command, Submit):
+        return Refused(request_id=command.request_id, reason=NO_ENGINE)
+    return Failed(reason=NO_ENGINE, tag=0 if isinstance(command, Abort) else command.tag)

@@ -1,0 +1,199 @@
+"""Many frames to one `Update`: bytes are joined first and become one numpy array a column after.
+
+At 5,000 frames a second numpy is called once a column a batch, never once a frame. Owns the order rules of
+`Update`; knows nothing of sockets, threads or the state the update is applied to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import COLUMNS, Column
+from kvscope_telemetry.messages.telemetry import (
+    DeviceSample,
+    Frame,
+    Heartbeat,
+    MemoryBreakdown,
+    Progress,
+    RequestRows,
+    Snapshot,
+)
+from kvscope_telemetry.source import SERIES_FIELDS, Update
+
+_Entry = TypeVar("_Entry", bound=np.generic)
+
+_MAX_I64: Final = np.uint64((1 << 63) - 1)
+
+
+def coalesce(
+    frames: Sequence[Frame],
+    *,
+    snapshot: Snapshot | None = None,
+    samples: Sequence[DeviceSample] = (),
+    memory: MemoryBreakdown | None = None,
+    progress: Progress | None = None,
+    heartbeat: Heartbeat | None = None,
+) -> Update:
+    """One update of checked `frames`, in the order given, all of one epoch and without a hole."""
+    ids, columns = _block_rows(frames)
+    return Update(
+        snapshot=snapshot,
+        block_ids=ids,
+        block_columns=columns,
+        new_requests=tuple(chain.from_iterable([f.new_requests for f in frames])),
+        requests=_request_rows(frames),
+        series=_series(frames),
+        last_batch_numbers=np.frombuffer(frames[-1].batch.number if frames else b"", "<u4"),
+        first_token_ns=_times([f.first_token_ns for f in frames]),
+        inter_token_ns=_times([f.inter_token_ns for f in frames]),
+        evicted=_ids([f.moves.evicted for f in frames]),
+        copied=_ids([f.moves.copied for f in frames]),
+        saved=_ids([f.moves.saved for f in frames]),
+        loaded=_ids([f.moves.loaded for f in frames]),
+        events=tuple(chain.from_iterable([f.events for f in frames])),
+        counters=frames[-1].counters if frames else None,
+        samples=tuple(samples),
+        memory=memory,
+        progress=progress,
+        heartbeat=heartbeat,
+    )
+
+
+def merge(updates: Sequence[Update]) -> Update:
+    """One update that does what `updates` do one after another; only the first may hold a snapshot."""
+    if len(updates) == 1:
+        return updates[0]
+    assert all(u.snapshot is None for u in updates[1:]), "a snapshot begins an update, it never joins one"
+    framed = [u for u in updates if u.series]
+    request_rows = tuple(chain.from_iterable([u.requests for u in updates]))
+    return Update(
+        snapshot=updates[0].snapshot if updates else None,
+        block_ids=_concatenated([u.block_ids for u in updates], np.dtype(np.uint32)),
+        block_columns=_merged_columns([u.block_columns for u in updates if u.block_columns]),
+        new_requests=tuple(chain.from_iterable([u.new_requests for u in updates])),
+        requests=(join_request_rows(request_rows),) if request_rows else (),
+        series=_merged_series([u.series for u in framed]),
+        last_batch_numbers=framed[-1].last_batch_numbers if framed else np.empty(0, np.uint32),
+        first_token_ns=_concatenated([u.first_token_ns for u in updates], np.dtype(np.int64)),
+        inter_token_ns=_concatenated([u.inter_token_ns for u in updates], np.dtype(np.int64)),
+        evicted=_concatenated([u.evicted for u in updates], np.dtype(np.uint32)),
+        copied=_concatenated([u.copied for u in updates], np.dtype(np.uint32)),
+        saved=_concatenated([u.saved for u in updates], np.dtype(np.uint32)),
+        loaded=_concatenated([u.loaded for u in updates], np.dtype(np.uint32)),
+        events=tuple(chain.from_iterable([u.events for u in updates])),
+        counters=next((u.counters for u in reversed(updates) if u.counters is not None), None),
+        samples=tuple(chain.from_iterable([u.samples for u in updates])),
+        memory=next((u.memory for u in reversed(updates) if u.memory is not None), None),
+        progress=next((u.progress for u in reversed(updates) if u.progress is not None), None),
+        heartbeat=next((u.heartbeat for u in reversed(updates) if u.heartbeat is not None), None),
+    )
+
+
+def join_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
+    """The same changes in the same order as one message; a request may occur more than once."""
+    if len(rows) == 1:
+        return rows[0]
+    return RequestRows(
+        number=b"".join([r.number for r in rows]),
+        state=b"".join([r.state for r in rows]),
+        num_computed_tokens=b"".join([r.num_computed_tokens for r in rows]),
+        num_cached_tokens=b"".join([r.num_cached_tokens for r in rows]),
+        num_output_tokens=b"".join([r.num_output_tokens for r in rows]),
+        num_preemptions=b"".join([r.num_preemptions for r in rows]),
+        table_start=b"".join([r.table_start for r in rows]),
+        table_count=b"".join([r.table_count for r in rows]),
+        table_blocks=b"".join([r.table_blocks for r in rows]),
+    )
+
+
+def size_of(update: Update) -> int:
+    """How many entries an update holds, the measure by which pending ones are bounded."""
+    request_bytes = sum(len(r.number) + len(r.table_blocks) for r in update.requests)
+    num_frames = len(update.series["seq"]) if update.series else 0
+    times = len(update.first_token_ns) + len(update.inter_token_ns)
+    others = len(update.new_requests) + len(update.events) + len(update.samples)
+    moved = len(update.evicted) + len(update.copied) + len(update.saved) + len(update.loaded)
+    return len(update.block_ids) + request_bytes // 4 + num_frames + times + others + moved
+
+
+def _block_rows(frames: Sequence[Frame]) -> tuple[npt.NDArray[np.uint32], Mapping[str, Column]]:
+    rows = [f.blocks for f in frames if f.blocks.ids]
+    if not rows:
+        return np.empty(0, np.uint32), {}
+    ids = np.frombuffer(b"".join([r.ids for r in rows]), "<u4")
+    columns: dict[str, Column] = {
+        name: np.frombuffer(b"".join([getattr(r, name) for r in rows]), dtype) for name, dtype in COLUMNS.items()
+    }
+    return ids, columns
+
+
+def _request_rows(frames: Sequence[Frame]) -> tuple[RequestRows, ...]:
+    rows = [f.requests for f in frames if f.requests.number]
+    return (join_request_rows(rows),) if rows else ()
+
+
+def _series(frames: Sequence[Frame]) -> Mapping[str, npt.NDArray[np.int64]]:
+    if not frames:
+        return {}
+    table = np.array([_series_row(frame) for frame in frames], np.int64).T.copy()
+    return dict(zip(SERIES_FIELDS, table, strict=True))
+
+
+def _series_row(frame: Frame) -> tuple[int, ...]:
+    """One entry of each of `SERIES_FIELDS`."""
+    batch, timings, counters = frame.batch, frame.timings, frame.counters
+    return (
+        frame.time_ns,
+        frame.seq,
+        frame.step,
+        batch.num_prefill_tokens,
+        batch.num_decode_tokens,
+        counters.num_running,
+        counters.num_waiting,
+        len(batch.number) // 4,
+        timings.schedule_ns,
+        timings.run_ns,
+        timings.forward_ns,
+        timings.commit_ns,
+        timings.record_ns,
+        counters.preemptions,
+        counters.generation_tokens,
+        counters.prompt_tokens,
+        counters.cached_tokens,
+    )
+
+
+def _ids(parts: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(b"".join(parts), "<u4")
+
+
+def _times(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    joined = b"".join(parts)
+    if not joined:
+        return np.empty(0, np.int64)
+    bounded: npt.NDArray[np.uint64] = np.minimum(np.frombuffer(joined, "<u8"), _MAX_I64)
+    return bounded.astype(np.int64)
+
+
+def _concatenated(parts: Sequence[npt.NDArray[_Entry]], dtype: np.dtype[_Entry]) -> npt.NDArray[_Entry]:
+    parts = [part for part in parts if part.size]
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _merged_columns(columns: Sequence[Mapping[str, Column]]) -> Mapping[str, Column]:
+    if not columns:
+        return {}
+    return {name: np.concatenate([c[name] for c in columns]) for name in COLUMNS}
+
+
+def _merged_series(
+    series: Sequence[Mapping[str, npt.NDArray[np.int64]]],
+) -> Mapping[str, npt.NDArray[np.int64]]:
+    if not series:
+        return {}
+    return {name: np.concatenate([s[name] for s in series]) for name in SERIES_FIELDS}

@@ -1,0 +1,35 @@
+"""What comes beside frames in one pass: device samples, memory, progress, heartbeat. Newest wins but for
+samples, which are all kept. Knows no state and no sequence: these may be shown at any time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvscope_telemetry.messages.telemetry import DeviceSample, Heartbeat, MemoryBreakdown, Progress
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.coalesce import coalesce
+
+
+@dataclass(slots=True)
+class Extras:
+    """Collected by the reading thread, made into an update once a pass."""
+
+    samples: list[DeviceSample] = field(default_factory=list)
+    memory: MemoryBreakdown | None = None
+    progress: Progress | None = None
+    heartbeat: Heartbeat | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing came."""
+        return not (self.samples or self.memory or self.progress or self.heartbeat)
+
+    def update(self) -> Update:
+        """All of it."""
+        return coalesce(
+            (),
+            samples=self.samples,
+            memory=self.memory,
+            progress=self.progress,
+            heartbeat=self.heartbeat,
+        )

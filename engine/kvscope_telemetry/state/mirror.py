@@ -1,0 +1,186 @@
+"""The mirror: an engine's state rebuilt from snapshots and frames.
+
+Owns the ledger's copy, the requests and the counts that follow from them; costs O(changed) an update. Knows
+neither where updates come from nor who draws them. It is never left half-changed: an update that does not
+fit is refused whole, and the source then asks for a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, BlockState, Column, Ledger, Tier
+from kvscope_telemetry.messages.telemetry import Counters, Hello, RequestRows, Snapshot
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.coalesce import join_request_rows
+from kvscope_telemetry.state.request_mirror import MAX_FINISHED, RequestMirror
+
+_NUM_STATES = len(BlockState)
+_NUM_TIERS = len(Tier)
+
+
+class Mirror:
+    """State of one engine. Without a hello (before the first snapshot) there are no blocks.
+
+    Not thread-safe: the thread that applies is the thread that reads.
+    """
+
+    def __init__(self, *, max_finished: int = MAX_FINISHED) -> None:
+        self.hello: Hello | None = None
+        self.seq = 0
+        self.step = 0
+        self.time_ns = 0
+        """Of the newest frame, engine's monotonic clock."""
+        self.ledger = Ledger(0)
+        self.requests = RequestMirror(max_finished)
+        self.counters = Counters()
+        self.version = 0
+        """Grows with each change."""
+        self._num_by_state = np.zeros((_NUM_TIERS, _NUM_STATES), np.int64)
+        self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_rows,)
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the engine start that is mirrored, None before the first snapshot."""
+        return None if self.hello is None else self.hello.epoch
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, with memory behind them or without, 0 before the first snapshot."""
+        return 0 if self.hello is None else self.hello.cache.num_blocks
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the ledger: the pool's blocks, then the places of the lower tiers."""
+        return self.ledger.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks of the pool that hold nothing."""
+        return self.count(BlockState.FREE)
+
+    @property
+    def num_room(self) -> int:
+        """Blocks that there is memory for and nobody holds or caches: free ones, and where not every row has memory
+        those whose memory is behind no row yet, too."""
+        physical = 0 if self.hello is None else self.hello.cache.num_physical_blocks
+        return max(0, physical - self.num_active - self.num_cached) if physical else self.num_free
+
+    @property
+    def num_active(self) -> int:
+        """Blocks of the pool that a request holds."""
+        return self.count(BlockState.ACTIVE)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks of the pool that nobody holds and a later prompt may reuse."""
+        return self.count(BlockState.CACHED)
+
+    def count(self, state: BlockState, tier: Tier = Tier.HBM) -> int:
+        """Blocks in `state` whose bytes are in `tier`."""
+        return int(self._num_by_state[tier, state])
+
+    def apply(self, update: Update) -> None:
+        """Bring the mirror to the state after `update`. Raises ProtocolError and stays as it was.
+
+        (The snapshot inside an update is whole in itself: it is taken even when what follows is refused.)
+        """
+        if update.snapshot is not None:
+            self.reset(update.snapshot)
+        request_rows = self._checked(update)
+        time_ns = int(update.series["time_ns"][-1]) if update.series else self.time_ns
+        self.requests.apply(update.new_requests, request_rows, time_ns=time_ns)
+        self._write_blocks(update.block_ids, update.block_columns)
+        if update.series:
+            self.seq = int(update.series["seq"][-1])
+            self.step = int(update.series["step"][-1])
+            self.time_ns = time_ns
+        if update.counters is not None:
+            self.counters = update.counters
+        self.version += 1
+
+    def reset(self, snapshot: Snapshot) -> None:
+        """Become the state of `snapshot`. Raises ProtocolError and stays as it was."""
+        num_rows = snapshot.hello.cache.num_rows
+        _check_table_blocks(snapshot.requests, num_rows)
+        columns = _all_columns(snapshot)
+        _check_rows(columns, snapshot.hello.cache.block_size)
+        same_epoch = self.epoch == snapshot.hello.epoch
+        self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
+        self._write_all(num_rows, columns)
+        self.hello, self.counters = snapshot.hello, snapshot.counters
+        self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns
+        self.version += 1
+
+    def _checked(self, update: Update) -> RequestRows:
+        """The changes of requests, joined; raises when the update does not fit this state."""
+        if self.hello is None:
+            if update.series or update.block_ids.size or update.new_requests or update.requests:
+                raise ProtocolError("frames came before the first snapshot")
+            return RequestRows()
+        if update.block_ids.size:
+            highest = int(update.block_ids.max())
+            if highest >= self.num_rows:
+                raise ProtocolError(f"block {highest} changed, but the pool has {self.num_rows} blocks")
+            _check_rows(update.block_columns, self.hello.cache.block_size)
+        rows = join_request_rows(update.requests) if update.requests else RequestRows()
+        _check_table_blocks(rows, self.num_rows)
+        return rows
+
+    def _write_blocks(self, ids: npt.NDArray[np.uint32], columns: Mapping[str, Column]) -> None:
+        if not ids.size:
+            return
+        last = self._last_rows(ids)
+        at = ids[last]
+        before = self._counts(at)
+        for name in COLUMNS:
+            getattr(self.ledger, name)[at] = columns[name][last]
+        self._num_by_state += self._counts(at) - before
+
+    def _counts(self, at: npt.NDArray[np.uint32] | slice) -> npt.NDArray[np.int64]:
+        """How many of the rows `at` are in each tier and state, shape (tiers, states)."""
+        kind = self.ledger.tier[at] * np.uint8(_NUM_STATES) + self.ledger.state[at]
+        counts: npt.NDArray[np.int64] = np.bincount(kind, minlength=_NUM_TIERS * _NUM_STATES).astype(np.int64)
+        return counts.reshape(_NUM_TIERS, _NUM_STATES)
+
+    def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Which of the rows is the last of its block, shape of `ids`: the later row wins."""
+        order = np.arange(len(ids), dtype=np.int32)
+        self._order[ids] = order
+        last: npt.NDArray[np.bool_] = self._order[ids] == order
+        return last
+
+    def _write_all(self, num_rows: int, columns: Mapping[str, Column]) -> None:
+        """In place when the pool has the same size, so that views of the columns stay true."""
+        if num_rows != self.num_rows:
+            self.ledger = Ledger(num_rows)
+            self._order = np.empty(num_rows, np.int32)
+        for name in COLUMNS:
+            getattr(self.ledger, name)[:] = columns[name]
+        self._num_by_state = self._counts(slice(None))
+
+
+def _all_columns(snapshot: Snapshot) -> dict[str, Column]:
+    return {name: np.frombuffer(getattr(snapshot.blocks, name), dtype) for name, dtype in COLUMNS.items()}
+
+
+def _check_rows(columns: Mapping[str, Column], block_size: int) -> None:
+    state, ref_count = columns["state"], columns["ref_count"].view("<i4")
+    if columns["tier"].max(initial=0) >= _NUM_TIERS:
+        raise ProtocolError("a block is in a tier that is unknown to this version")
+    if state.max(initial=0) >= _NUM_STATES:
+        raise ProtocolError("a block is in a state that is unknown to this version")
+    if ref_count.min(initial=0) < 0 or columns["owner"].view("<i4").min(initial=0) < NO_OWNER:
+        raise ProtocolError("a block has a negative reference count or owner")
+    if columns["filled"].view("<u2").max(initial=0) > block_size:
+        raise ProtocolError(f"a block has more than {block_size} slots filled")
+
+
+def _check_table_blocks(rows: RequestRows, num_rows: int) -> None:
+    blocks = np.frombuffer(rows.table_blocks, "<u4")
+    if blocks.size and int(blocks.max()) >= num_rows:
+        raise ProtocolError(f"a block table names block {blocks.max()}, the pool has {num_rows} blocks")

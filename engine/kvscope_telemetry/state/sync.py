@@ -1,0 +1,195 @@
+"""Which frames are applied, and when a snapshot is asked for: the Clone pattern of the ZeroMQ guide.
+
+Owns epoch and sequence numbers. A frame is passed on only when it is the very next one, so a mirror fed from
+here is never wrong, at worst it waits; a hole ends that until a snapshot mends it. Only a snapshot, an answer
+to a question of ours, moves to another epoch: a stray message cannot. Knows no sockets, threads or clocks:
+`now_ns` is given, monotonic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
+
+REQUEST_INTERVAL_NS: Final = 1_000_000_000
+"""At most one snapshot is asked for in this time."""
+MAX_ANSWER_NS: Final = 10_000_000_000
+"""An answer is waited for this long at most before asking again; at first one interval, then doubled."""
+BEHIND_GRACE_NS: Final = 300_000_000
+"""How long a frame that a heartbeat told of may still be on its way."""
+FIRST_TAG: Final = 1 << 52
+"""Tags of our own questions start here, so that they are never mistaken for a caller's."""
+MAX_HELD: Final = 20_000
+"""Frames kept while a snapshot is on its way."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A snapshot (None when the run goes on from the one before) and the frames that follow it."""
+
+    snapshot: Snapshot | None = None
+    frames: list[Frame] = field(default_factory=list)
+
+
+class Sync:
+    """Follows one engine, over its restarts. Feed it messages; take out `Run`s; ask when it says so."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+        self.seq = 0
+        """The last frame that was passed on."""
+        self.in_sync = False
+        self.num_dropped = 0
+        """Frames that never came."""
+        self.num_resyncs = 0
+        """Snapshots taken after the first."""
+        self._runs: list[Run] = []
+        self._held: list[Frame] = []
+        self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
+        self._last_frame_ns = 0
+        self._behind: tuple[int, int] | None = None  # (seq a heartbeat told of, when we learnt it)
+        self._tag = FIRST_TAG - 1
+        self._oldest_tag = FIRST_TAG  # answers to earlier questions are no longer wanted
+        self._wants = False
+        self._asked_ns: int | None = None
+        self._patience_ns = REQUEST_INTERVAL_NS
+
+    def frame(self, frame: Frame, now_ns: int) -> None:
+        """A frame arrived."""
+        if frame.epoch != self.epoch:
+            self._hold(frame)
+            self.want_snapshot()
+            return
+        self._last_frame_ns = now_ns
+        if self._last_seen is not None:
+            self.num_dropped += max(0, frame.seq - self._last_seen - 1)
+        self._last_seen = max(self._last_seen or 0, frame.seq)
+        if not self.in_sync:
+            self._hold(frame)
+        elif frame.seq == self.seq + 1:
+            self._pass_on(frame)
+        elif frame.seq > self.seq:
+            self.lose()
+            self._hold(frame)
+
+    def heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
+        """A heartbeat arrived: it may tell of a frame we never saw, or of another engine."""
+        if heartbeat.epoch != self.epoch:
+            self.want_snapshot()
+        elif self._behind is None and (heartbeat.seq > self._newest or self._is_behind(heartbeat.seq)):
+            self._behind = (heartbeat.seq, now_ns)
+
+    def snapshot(self, snapshot: Snapshot, now_ns: int) -> bool:
+        """An answer arrived; whether it was taken. One that nobody waits for any more is not."""
+        if snapshot.tag < self._oldest_tag or snapshot.tag > self._tag:
+            return False
+        self._wants, self._oldest_tag = False, self._tag + 1
+        self._patience_ns = REQUEST_INTERVAL_NS
+        is_news = snapshot.hello.epoch != self.epoch or not self.in_sync
+        if is_news:
+            self._begin(snapshot)
+            self._last_frame_ns = now_ns
+        self._held = [] if self.in_sync else self._held
+        return is_news
+
+    def lose(self) -> None:
+        """The state is not to be trusted any more: nothing is passed on until a snapshot came."""
+        self.in_sync, self._behind = False, None
+        self.want_snapshot()
+
+    def want_snapshot(self) -> None:
+        """Ask for a snapshot as soon as the rate allows."""
+        self._wants = True
+
+    def refused(self, tag: int) -> None:
+        """The engine cannot answer question `tag` yet: it is asked again after the interval."""
+        if tag == self._tag:
+            self._oldest_tag, self._patience_ns = tag + 1, REQUEST_INTERVAL_NS
+
+    def tick(self, now_ns: int) -> None:
+        """Time went by: a frame that a heartbeat told of and that does not come is lost."""
+        if self._behind is None:
+            return
+        seq, since_ns = self._behind
+        num_missing = max(0, seq - self._newest)
+        if not (num_missing or self._is_behind(seq)):
+            self._behind = None
+        elif now_ns - max(since_ns, self._last_frame_ns) > BEHIND_GRACE_NS:
+            self._behind, self._last_seen = None, max(seq, self._newest)
+            self.num_dropped += num_missing
+            if self._is_behind(seq):
+                self.lose()
+
+    def next_request(self, now_ns: int) -> int | None:
+        """The tag of a snapshot request to send now, None when none is due. Say `sent` once it went."""
+        if not self._wants:
+            return None
+        if self._asked_ns is None:
+            return self._tag + 1
+        is_waiting = self._tag >= self._oldest_tag
+        pause_ns = self._patience_ns if is_waiting else REQUEST_INTERVAL_NS
+        return self._tag + 1 if now_ns - self._asked_ns >= pause_ns else None
+
+    def sent(self, tag: int, now_ns: int) -> None:
+        """Request `tag` left."""
+        if self._tag >= self._oldest_tag:  # the one before is still open: the answer takes its time
+            self._patience_ns = min(2 * self._patience_ns, MAX_ANSWER_NS)
+        self._tag, self._asked_ns = tag, now_ns
+
+    def disconnected(self) -> None:
+        """The connection went, and with it every answer that was on its way."""
+        self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
+        self._wants = self._wants or not self.in_sync
+
+    def take(self) -> list[Run]:
+        """What may be applied since the last call, in order."""
+        runs, self._runs = self._runs, []
+        return runs
+
+    @property
+    def _newest(self) -> int:
+        """The newest frame of the epoch that is accounted for."""
+        return self.seq if self._last_seen is None else self._last_seen
+
+    def _is_behind(self, seq: int) -> bool:
+        """Whether the state lacks a frame that is not waited for: it may be accounted for and yet not in a snapshot."""
+        return self.in_sync and seq > self.seq
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        """The state is `snapshot`; go on with the held frames that follow it."""
+        is_same = self.epoch == snapshot.hello.epoch
+        self.num_resyncs += self.epoch is not None
+        self.epoch, self.seq, self.in_sync = snapshot.hello.epoch, snapshot.seq, True
+        self._behind = self._behind if is_same else None
+        self._runs.append(Run(snapshot))
+        held, self._held = self._held, []
+        held = [frame for frame in held if frame.epoch == self.epoch]
+        if not is_same:
+            self._count_holes({frame.seq for frame in held})
+        following = {frame.seq: frame for frame in held if frame.seq > self.seq}
+        for seq in sorted(following):
+            if seq == self.seq + 1:
+                self._pass_on(following[seq])
+            else:
+                self._held.append(following[seq])
+        if self._held:
+            self.lose()
+
+    def _count_holes(self, seqs: set[int]) -> None:
+        """Among the frames of a new epoch, which were not counted as they came."""
+        self._last_seen = max(seqs, default=None)
+        if seqs:
+            self.num_dropped += max(seqs) - min(seqs) + 1 - len(seqs)
+
+    def _pass_on(self, frame: Frame) -> None:
+        self.seq = frame.seq
+        if not self._runs:
+            self._runs.append(Run())
+        self._runs[-1].frames.append(frame)
+
+    def _hold(self, frame: Frame) -> None:
+        if len(self._held) >= MAX_HELD:  # the newest are what a snapshot will not have
+            del self._held[: MAX_HELD // 2]
+        self._held.append(frame)

@@ -1,0 +1,1 @@
+"""An engine without a model, on real sockets: for the desktop, tests and benchmarks."""

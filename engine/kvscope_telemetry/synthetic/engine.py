@@ -1,0 +1,408 @@
+"""An engine without a model: its state goes on like a real one's, its telemetry is the real thing.
+
+`advance()` makes one step and gives its frame, `snapshot()` the whole state. Drives tests and the desktop's
+benchmark with pools of millions of blocks. The same seed gives the same states. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import (
+    Batch,
+    Counters,
+    Event,
+    EventKind,
+    Frame,
+    Heartbeat,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+    Timings,
+)
+from kvscope_telemetry.state.coalesce import join_request_rows
+from kvscope_telemetry.synthetic.hello import synthetic_hello
+from kvscope_telemetry.synthetic.pool import Ids, SyntheticPool
+from kvscope_telemetry.synthetic.slots import Slots, SyntheticRequest
+from kvscope_telemetry.synthetic.tiers import SyntheticTiers
+
+MAX_WATCHED = 64
+NUM_WAITING = 4
+PREEMPT_EVERY = 211
+SWAP_EVERY = 19
+"""With lower tiers, where it costs little."""
+MAX_SWAPPED = 8
+"""Of more requests that are swapped out the oldest comes back."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the step in progress will say in its frame."""
+
+    new: list[RequestInfo] = field(default_factory=list)
+    rows: list[RequestRows] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    prefilled: list[tuple[int, int]] = field(default_factory=list)
+    first_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A watched request got a token, or ended (`reason` not empty)."""
+
+    number: int
+    num_output: int
+    reason: str = ""
+
+
+class SyntheticEngine:
+    """`num_running` requests decode at all times; a pool of `num_blocks`, most of it cached or parked."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 4096,
+        num_running: int = 32,
+        block_size: int = 16,
+        seed: int = 0,
+        epoch: int = 1,
+        cached_share: float = 0.3,
+        parked_share: float = 0.2,
+        num_host_blocks: int = 0,
+        num_disk_blocks: int = 0,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.hello = synthetic_hello(epoch, num_blocks, block_size, clock(), num_host_blocks, num_disk_blocks)
+        self.seq = 0
+        self.step = 0
+        self.outputs: list[Output] = []
+        """Of watched requests, oldest first; whoever reads takes them away."""
+        self._rng = np.random.default_rng(seed)
+        self._clock = clock
+        self._num_running = num_running
+        num_lower = num_host_blocks + num_disk_blocks
+        self._pool = SyntheticPool(num_blocks, block_size, self._rng, cached_share, num_lower)
+        self._tiers = SyntheticTiers(self._pool, num_host_blocks, num_disk_blocks)
+        if self._tiers.exist:
+            self._pool.on_evict = self._tiers.sink
+        self.ledger = self._pool.ledger
+        self._slots = Slots(num_running + MAX_WATCHED)
+        self._waiting: deque[SyntheticRequest] = deque()
+        self._swapped: deque[SyntheticRequest] = deque()
+        self._parked: list[SyntheticRequest] = []
+        self._next_number = 1
+        self._totals = dict.fromkeys(
+            ("prompt_tokens", "cached_tokens", "generation_tokens", "preemptions", "admitted"), 0
+        )
+        self._totals |= {"finished": 0, "aborted": 0}
+        self._now = _Step()
+        self._park(int(num_blocks * parked_share))
+
+    def submit(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> int:
+        """Queue a watched request; its number."""
+        request = self._new_request(request_id, num_prompt_tokens, max_tokens)
+        request.watched = True
+        self._waiting.appendleft(request)
+        return request.info.number
+
+    def abort(self, number: int) -> bool:
+        """End a request wherever it is; whether there was one."""
+        for queue in (self._waiting, self._swapped):
+            for request in queue:
+                if request.info.number == number:
+                    queue.remove(request)
+                    self._end(request, "aborted")
+                    return True
+        for slot, request in enumerate(self._slots.requests):
+            if request.info.number == number:
+                self._end(self._slots.remove(slot), "aborted")
+                return True
+        return False
+
+    def advance(self) -> Frame:
+        """One step."""
+        started_ns = self._clock()
+        self.step += 1
+        self._fill_queue()
+        self._decode()
+        self._admit()
+        if self.step % (SWAP_EVERY if self._tiers.exist else PREEMPT_EVERY) == 0:
+            self._preempt()
+        while len(self._swapped) > MAX_SWAPPED:
+            self._waiting.appendleft(self._swapped.popleft())
+        return self._frame(started_ns)
+
+    def snapshot(self, tag: int = 0) -> Snapshot:
+        """The whole state after the newest frame; not to be asked for between `submit` and `advance`."""
+        slots = [(r, int(c), int(o)) for r, c, o in self._running()]
+        for request, computed, output in slots:
+            request.computed, request.output = computed, output
+        running = [request for request, *_ in slots] + self._parked
+        told = [r for r in (*self._waiting, *self._swapped) if r.info not in self._now.new]
+        rows = [r.row(RequestState.RUNNING, 0, r.table) for r in running]
+        rows += [r.row(_waiting_state(r), 0, r.table) for r in told]
+        return Snapshot(
+            hello=self.hello,
+            seq=self.seq,
+            step=self.step,
+            time_ns=self._clock(),
+            blocks=self.ledger.pack_all(),
+            requests_info=tuple(r.info for r in running + told),
+            requests=join_request_rows(rows) if rows else RequestRows(),
+            counters=self._counters(),
+            tag=tag,
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        """A sign of life."""
+        return Heartbeat(
+            epoch=self.hello.epoch,
+            time_ns=self._clock(),
+            seq=self.seq,
+            step=self.step,
+            num_unfinished=len(self._slots) + len(self._parked) + len(self._waiting) + len(self._swapped),
+        )
+
+    def owner_of(self, block: int) -> int:
+        """Number of the request that wrote `block` last."""
+        return int(self.ledger.owner[block])
+
+    # One step.
+
+    def _fill_queue(self) -> None:
+        while len(self._waiting) < NUM_WAITING:
+            prompt, output = (int(n) for n in self._rng.integers((8, 16), (129, 257)))
+            self._waiting.append(self._new_request("", prompt, output))
+
+    def _decode(self) -> None:
+        slots, size = self._slots, self._pool.block_size
+        for slot in np.flatnonzero(slots.left == 0)[::-1].tolist():
+            self._end(slots.remove(slot), "finished")
+        counts = np.zeros(len(slots), np.int64)
+        blocks: list[int] = []
+        for slot in np.flatnonzero(slots.filled == size).tolist():
+            taken = self._pool.take(1, int(slots.number[slot]), self.step)
+            if taken is None:  # the pool ran dry: this request waits a step, its row says nothing new
+                slots.left[slot] += 1
+                continue
+            slots.last[slot], slots.filled[slot], counts[slot] = taken[0], 0, 1
+            slots.requests[slot].table.append(int(taken[0]))
+            blocks.append(int(taken[0]))
+        runs = slots.filled < size
+        for column, change in ((slots.filled, 1), (slots.computed, 1), (slots.output, 1)):
+            column[runs] += change
+        slots.left[:] -= 1
+        self._pool.write(slots.last[runs], slots.filled[runs], self.step)
+        self._now.rows.append(slots.rows(counts, np.array(blocks, np.int64)))
+        slots.table_start[:] += counts
+        self._totals["generation_tokens"] += int(runs.sum())
+        self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        for slot, request in enumerate(self._slots.requests):
+            if request.watched:
+                self.outputs.append(Output(request.info.number, int(self._slots.output[slot])))
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._slots) < self._slots.capacity:
+            if len(self._slots) >= self._num_running and not self._waiting[0].watched:
+                return
+            if not self._start(self._waiting[0]):
+                return
+            self._waiting.popleft()
+
+    def _start(self, request: SyntheticRequest) -> bool:
+        """Give a request its blocks and a slot: prefill in one step. False when the pool has too few."""
+        if request.table:
+            return self._swap_in(request)
+        size, number = self._pool.block_size, request.info.number
+        num_tokens = request.info.num_prompt_tokens + request.output
+        num_needed = -(-num_tokens // size)
+        shared = self._shared_prefix((num_tokens - 1) // size)
+        taken = self._pool.take(num_needed - len(shared), number, self.step)
+        if taken is None:
+            self._pool.release(shared, self.step)
+            return False
+        filled = np.full(len(taken), size)
+        filled[-1] = num_tokens - (num_needed - 1) * size
+        self._pool.write(taken, filled, self.step)
+        request.table = [*shared.tolist(), *taken.tolist()]
+        request.computed, request.cached = num_tokens, len(shared) * size
+        self._slots.add(request, int(filled[-1]))
+        self._now.rows.append(request.row(RequestState.RUNNING, 0, request.table))
+        self._say("resumed" if request.preemptions else "admitted", request, num_blocks=num_needed)
+        self._now.prefilled.append((number, num_tokens - request.cached))
+        self._now.first_tokens += not request.output
+        self._totals["admitted"] += 1
+        self._totals["prompt_tokens"] += num_tokens - request.cached
+        self._totals["cached_tokens"] += request.cached
+        return True
+
+    def _swap_in(self, request: SyntheticRequest) -> bool:
+        """Give a swapped request its blocks back, with what they held. False when the pool has too few."""
+        places = np.array(request.table, np.int64)
+        taken = self._pool.take(len(places), request.info.number, self.step)
+        if taken is None:
+            return False
+        self._tiers.load(places, taken, request.info.number, self.step)
+        request.table = taken.tolist()
+        self._slots.add(request, int(self.ledger.filled[taken[-1]]))
+        self._now.rows.append(request.row(RequestState.RUNNING, 0, request.table))
+        self._say("resumed", request, num_blocks=len(taken))
+        self._totals["admitted"] += 1
+        return True
+
+    def _shared_prefix(self, max_blocks: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """Blocks to begin with that others wrote: cached ones, or the prefix of a running request."""
+        count = int(self._rng.integers(0, max_blocks + 1)) if max_blocks else 0
+        if count and len(self._slots) and self._rng.random() < 0.3:
+            other = self._slots.requests[int(self._rng.integers(len(self._slots)))]
+            ids = np.array(other.table[: min(count, len(other.table) - 1)], np.int64)
+            self._pool.share(ids, self.step)
+            self._tiers.copied(ids[-1:])
+            return ids
+        if count and self._tiers.exist and self._rng.random() < 0.5:
+            return self._loaded_prefix(count)
+        return self._pool.hit(count, self.step)
+
+    def _loaded_prefix(self, count: int) -> Ids:
+        """Blocks of the pool with up to `count` cached ones of the lower tiers, which leave those."""
+        places = self._tiers.newest_cached(count)
+        if not len(places) or self._pool.num_free < len(places):
+            return np.empty(0, np.int64)
+        blocks = self._pool.take(len(places), 0, self.step)
+        assert blocks is not None, "so many are free"
+        self._tiers.load(places, blocks, 0, self.step)
+        return blocks
+
+    def _preempt(self) -> None:
+        slots = [slot for slot, request in enumerate(self._slots.requests) if not request.watched]
+        if not slots:
+            return
+        request = self._slots.remove(slots[int(self._rng.integers(len(slots)))])
+        num_blocks = len(request.table)
+        places = self._tiers.swap_out(np.array(request.table, np.int64), request.info.number, self.step)
+        computed = request.computed
+        self._give_back(request)
+        request.preemptions += 1
+        if places is None:
+            self._waiting.appendleft(request)
+        else:
+            request.table, request.computed = places, computed
+            self._swapped.append(request)
+        self._now.rows.append(request.row(RequestState.PREEMPTED, 0, request.table))
+        self._totals["preemptions"] += 1
+        other = self._slots.requests[0].info.number if len(self._slots) else 0
+        self._say("preempted", request, num_blocks=num_blocks, other=other)
+
+    def _end(self, request: SyntheticRequest, kind: EventKind) -> None:
+        num_blocks = len(request.table)
+        self._give_back(request)
+        self._now.rows.append(request.row(RequestState.FINISHED))
+        self._totals[kind] += 1
+        self._say(kind, request, num_blocks=num_blocks)
+        if request.watched:
+            reason = "length" if kind == "finished" else "abort"
+            self.outputs.append(Output(request.info.number, request.output, reason))
+
+    def _give_back(self, request: SyntheticRequest) -> None:
+        if request.table:
+            ids = np.array(request.table, np.int64)
+            lower = ids >= self._pool.num_blocks
+            self._pool.release(ids[~lower], self.step)
+            self._tiers.give_up(ids[lower], self.step)
+        request.table, request.computed = [], 0
+
+    def _frame(self, started_ns: int) -> Frame:
+        self.seq += 1
+        now, self._now = self._now, _Step()
+        prefilled = now.prefilled
+        numbers = [*self._slots.number.tolist()]
+        times = dict(prefilled)
+        tokens = [times.get(number, 1) for number in numbers]
+        ended_ns = self._clock()
+        return Frame(
+            epoch=self.hello.epoch,
+            seq=self.seq,
+            step=self.step,
+            time_ns=ended_ns,
+            blocks=self.ledger.pack(self._pool.take_changed()),
+            new_requests=tuple(now.new),
+            requests=join_request_rows(now.rows),
+            batch=Batch(
+                number=np.array(numbers, "<u4").tobytes(),
+                num_tokens=np.array(tokens, "<u4").tobytes(),
+                num_prefill_tokens=sum(count for _, count in prefilled),
+                num_decode_tokens=len(numbers) - len(prefilled),
+            ),
+            timings=Timings(run_ns=max(0, ended_ns - started_ns)),
+            counters=self._counters(),
+            events=tuple(now.events),
+            moves=self._tiers.take_moves(),
+            first_token_ns=np.full(now.first_tokens, 1_000_000, "<u8").tobytes(),
+            inter_token_ns=np.full(len(numbers) - len(prefilled), 200_000, "<u8").tobytes(),
+        )
+
+    # Helpers.
+
+    def _new_request(self, request_id: str, num_prompt_tokens: int, max_tokens: int) -> SyntheticRequest:
+        number = self._next_number
+        self._next_number += 1
+        info = RequestInfo(
+            number=number,
+            request_id=request_id or f"synthetic-{number}",
+            arrival_ns=self._clock(),
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=max_tokens,
+        )
+        self._now.new.append(info)
+        return SyntheticRequest(info, left=max_tokens)
+
+    def _park(self, num_blocks: int) -> None:
+        """Long requests that only hold their blocks, known from the first snapshot on."""
+        size = self._pool.block_size
+        for count in filter(None, (num_blocks // 16 for _ in range(16))):
+            request = self._new_request("", count * size, 1)
+            blocks = self._pool.take(count, request.info.number, 0)
+            assert blocks is not None, "the pool is free but for its cached share"
+            self._pool.write(blocks, np.full(count, size), 0)
+            request.table, request.computed = blocks.tolist(), count * size
+            self._parked.append(request)
+        self._now = _Step()
+        self._pool.take_changed()
+
+    def _running(self) -> list[tuple[SyntheticRequest, int, int]]:
+        slots = self._slots
+        return list(zip(slots.requests, slots.computed.tolist(), slots.output.tolist(), strict=True))
+
+    def _say(self, kind: EventKind, request: SyntheticRequest, *, num_blocks: int, other: int = 0) -> None:
+        cause = f"blocks for request {other}" if kind == "preempted" else ""
+        self._now.events.append(
+            Event(
+                kind=kind,
+                time_ns=self._clock(),
+                number=request.info.number,
+                num_blocks=num_blocks,
+                other=other,
+                cause=cause,
+            )
+        )
+
+    def _counters(self) -> Counters:
+        return Counters(
+            **self._totals,
+            evicted_blocks=self._pool.num_evicted,
+            num_running=len(self._slots) + len(self._parked),
+            num_waiting=len(self._waiting) + len(self._swapped),
+            **self._tiers.totals,
+        )
+
+
+def _waiting_state(request: SyntheticRequest) -> RequestState:
+    return RequestState.PREEMPTED if request.preemptions else RequestState.WAITING

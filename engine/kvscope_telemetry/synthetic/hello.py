@@ -1,0 +1,39 @@
+"""What the synthetic engine says of itself first."""
+
+from __future__ import annotations
+
+import time
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
+
+BLOCK_BYTES = 16 * 30 * 2 * 3 * 64 * 4
+
+
+def synthetic_hello(
+    epoch: int, num_blocks: int, block_size: int, now_ns: int, num_host_blocks: int, num_disk_blocks: int
+) -> Hello:
+    """The first message. Raises BadInput for tiers of less than nothing."""
+    _check_sizes(num_host_blocks, num_disk_blocks)
+    return Hello(
+        epoch=epoch,
+        time_ns=now_ns,
+        wall_time_ns=time.time_ns(),
+        model=ModelInfo(name="synthetic", architecture="none", dtype="float32", num_layers=30),
+        cache=CacheInfo(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            block_bytes=BLOCK_BYTES,
+            dtype="float32",
+            prefix_caching=True,
+            num_host_blocks=num_host_blocks,
+            num_disk_blocks=num_disk_blocks,
+        ),
+        device=DeviceInfo(kind="cpu", name="synthetic"),
+        engine_version="synthetic",
+    )
+
+
+def _check_sizes(num_host_blocks: int, num_disk_blocks: int) -> None:
+    if num_host_blocks < 0 or num_disk_blocks < 0:
+        raise BadInput(f"{num_host_blocks} host and {num_disk_blocks} disk blocks: 0 or more of each are accepted")

@@ -1,0 +1,193 @@
+"""The load: bounded, stops what it started, survives refusals and an engine that ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvscope_app.load.generator import LoadGenerator
+from kvscope_app.load.sample_prompts import long_prompts, sample_prompts, short_prompts
+from kvscope_app.load.settings import LoadSettings, Mix, Pace, make_request
+from kvscope_app.load.view import LoadView
+from kvscope_telemetry.errors import BadInput, EngineDead
+from kvscope_telemetry.messages.commands import Abort, Accepted, Finished, Refused, RequestTiming, Submit, Tokens, Usage
+from kvscope_telemetry.source import SourceState
+
+
+@pytest.fixture
+def generator(session):
+    made = LoadGenerator(session)
+    yield made
+    made.stop()
+    made.deleteLater()
+
+
+def submitted(engine):
+    return [command.request_id for command in engine.source.sent if isinstance(command, Submit)]
+
+
+def finish(engine, request_id, reason="length"):
+    timing = RequestTiming(total_s=1.0)
+    engine.source.replies.append(
+        Finished(request_id=request_id, finish_reason=reason, usage=Usage(completion_tokens=2), timing=timing)
+    )
+
+
+def test_holds_the_number_of_requests(engine, session, generator):
+    generator.start(LoadSettings(concurrency=3))
+    assert len(submitted(engine)) == 3
+    generator._tick()
+    assert len(submitted(engine)) == 3
+    first = submitted(engine)[0]
+    engine.source.replies.append(Accepted(request_id=first, numbers=(1,), num_prompt_tokens=4))
+    engine.source.replies.append(Tokens(request_id=first, token_ids=(5, 6), text="a b"))
+    finish(engine, first)
+    session.poll()
+    generator._tick()
+    assert len(submitted(engine)) == 4
+    assert generator.num_unfinished == 3
+    assert (generator.counts.sent, generator.counts.finished, generator.counts.tokens) == (4, 1, 2)
+
+
+def test_replies_of_others_are_not_counted(engine, session, generator):
+    generator.start(LoadSettings(concurrency=1))
+    finish(engine, "chat-1")
+    session.poll()
+    assert generator.counts.finished == 0
+
+
+def test_stop_aborts_each_and_ends_when_the_engine_says_so(engine, session, generator, qtbot):
+    generator.start(LoadSettings(concurrency=2))
+    generator.stop()
+    aborted = [command.request_id for command in engine.source.sent if isinstance(command, Abort)]
+    assert sorted(aborted) == sorted(submitted(engine))
+    assert generator.is_stopping
+    for request_id in aborted:
+        finish(engine, request_id, "abort")
+    session.poll()
+    assert not generator.is_stopping
+    assert generator.counts.aborted == 2
+    generator._tick()
+    assert not generator._timer.isActive()
+
+
+def test_a_refusal_is_told_and_not_repeated_at_once(engine, session, generator):
+    generator.start(LoadSettings(concurrency=1))
+    engine.source.replies.append(Refused(request_id=submitted(engine)[0], reason="too long: 90 of 64 tokens"))
+    session.poll()
+    generator._tick()
+    assert len(submitted(engine)) == 1
+    assert generator.counts.refused == 1
+    assert generator.message == "refused: too long: 90 of 64 tokens"
+    generator._next_s = 0.0
+    generator._tick()
+    assert len(submitted(engine)) == 2
+
+
+def test_an_engine_that_ends_loses_its_requests(engine, session, generator):
+    generator.start(LoadSettings(concurrency=2))
+    engine.say(SourceState.ENDED, "killed")
+    session.poll()
+    assert not generator.is_running
+    assert generator.counts.lost == 2
+    assert generator.num_unfinished == 0
+    assert generator.message == "The engine ended."
+
+
+def test_another_engine_ends_the_news_of_the_end(engine, session, poll, generator):
+    generator.start(LoadSettings(concurrency=2))
+    session.status_changed.emit()
+    engine.say(SourceState.ENDED, "killed")
+    session.poll()
+    engine.begin(epoch=8)
+    poll(session)
+    session.status_changed.emit()
+    assert generator.message == ""
+
+
+def test_another_engine_does_not_know_them_either(engine, session, poll, generator):
+    generator.start(LoadSettings(concurrency=2))
+    session.status_changed.emit()
+    engine.begin(epoch=8)
+    poll(session)
+    session.status_changed.emit()
+    assert generator.counts.lost == 2
+
+
+def test_a_connection_that_takes_nothing_more_stops_it(engine, session, generator, monkeypatch):
+    def refuse(command):
+        raise EngineDead("the connection is closed")
+
+    monkeypatch.setattr(engine.source, "send", refuse)
+    generator.start(LoadSettings(concurrency=2))
+    assert not generator.is_running
+    assert generator.message == "the engine takes no requests now"
+
+
+def test_a_rate_is_kept_on_average_and_bounded(engine, session, generator, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("kvscope_app.load.generator.time.monotonic", lambda: now[0])
+    generator._chance = random.Random(1)
+    generator.start(LoadSettings(pace=Pace.RATE, rate=10.0))
+    for _ in range(400):
+        now[0] += 0.05
+        generator._tick()
+        for request_id in list(generator._unfinished):
+            finish(engine, request_id)
+        session.poll()
+    assert 160 < generator.counts.sent < 240
+
+
+def test_prompts_of_each_mix():
+    prompts, chance = sample_prompts(), random.Random(3)
+    shared = [make_request(LoadSettings(mix=Mix.SHARED), prompts, "a", chance).prompt for _ in range(8)]
+    assert len({prompt[:1000] for prompt in shared}) == 1
+    assert len(set(shared)) > 1
+    request = make_request(LoadSettings(mix=Mix.SHORT, min_output_tokens=5, max_output_tokens=6), prompts, "a", chance)
+    assert len(request.prompt) < 150
+    assert request.sampling.max_tokens in (5, 6)
+    assert request.sampling.ignore_eos
+
+
+def test_sample_prompts_are_varied_and_whole():
+    prompts = sample_prompts()
+    assert len(prompts) == 40
+    assert len(set(prompts)) == 40
+    assert len(short_prompts(prompts)) >= 12
+    assert len(long_prompts(prompts)) >= 10
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"rate": 1e9}, {"min_output_tokens": 9, "max_output_tokens": 8}])
+def test_absurd_settings_are_refused(wrong):
+    with pytest.raises(BadInput, match="is not accepted"):
+        LoadSettings(**wrong)
+
+
+def test_the_panel_starts_and_stops_with_one_button(engine, session, qtbot):
+    session.poll()
+    view = LoadView(session)
+    qtbot.addWidget(view)
+    view.show()
+    session.status_changed.emit()
+    assert view.button.isEnabled()
+    view.concurrency.setValue(2)
+    session.select_request(1)
+    view.button.click()
+    assert session.selected_request is None, "the map shows all requests alike"
+    assert len(submitted(engine)) == 2
+    assert view.button.text() == "Stop"
+    view.concurrency.setValue(3)
+    assert len(submitted(engine)) == 3
+    view.button.click()
+    assert view.button.text() == "Stopping…"
+    for request_id in submitted(engine):
+        finish(engine, request_id, "abort")
+    session.poll()
+    view.refresh()
+    assert view.button.text() == "Start load"
+    assert view.counts["Aborted"].text() == "3"
+    view.shortest.setValue(300)
+    view.button.click()
+    assert "output tokens to: 256 is not accepted" in view.message.text()
+    assert not view.generator.is_running

@@ -1,0 +1,276 @@
+"""A recording in the desktop: what it shows, and that time goes where the person says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QSettings, Qt
+from PySide6.QtWidgets import QLabel
+
+from kvscope_app.command_line import Options
+from kvscope_app.desktop import Desktop
+from kvscope_app.main import main
+from kvscope_app.playback.playback import SPEEDS, time_text
+from kvscope_app.session.session import Session
+from kvscope_app.window.open_file import try_to_open
+from kvscope_telemetry.messages.commands import Control
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import MemoryBreakdown
+from kvscope_telemetry.recordings.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+WAIT_MS = 10_000
+NUM_FRAMES = 600
+
+
+class SteppedClock:
+    """A clock that goes on by 10 ms whenever it is read; long before this machine was started."""
+
+    def __init__(self):
+        self.now_ns = 1_000_000_000
+
+    def __call__(self):
+        self.now_ns += 10_000_000
+        return self.now_ns
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A synthetic engine's recording, of several seconds."""
+    engine = SyntheticEngine(num_blocks=120, num_running=6, epoch=9, clock=SteppedClock())
+    path = tmp_path_factory.mktemp("recordings") / "day.mcap"
+    with RecordingWriter(path, keyframe_interval_ns=1_000_000_000) as writer:
+        for message in (engine.hello, MemoryBreakdown(epoch=9, time_ns=1, kv_bytes=5), engine.snapshot()):
+            writer.write(message, wait=True)
+        for _ in range(NUM_FRAMES):
+            writer.write(engine.advance(), wait=True)
+    return path
+
+
+@pytest.fixture
+def session(path, qapp):
+    """Of a recording that stands at its start."""
+    made = Session(PlaybackSource(Recording.open(path), is_playing=False))
+    settle(made)
+    yield made
+    made.close()
+    made.deleteLater()
+
+
+def settle(session):
+    """Take all there is at the position."""
+    assert session.source.wait(lambda: not session.source.is_seeking, WAIT_MS / 1000)
+    session.poll()
+
+
+def go(session, seconds):
+    session.player.seek(seconds)
+    settle(session)
+
+
+def frames_until(session, seconds):
+    return len(list(session.source.recording.frames(0.0, seconds)))
+
+
+def num_steps(session, seconds=600):
+    """By the history, as the charts are drawn from it."""
+    window = session.history.window(seconds, session.shown_until_ns)
+    return int(np.nansum(window.columns["num_steps"]))
+
+
+def test_a_session_is_where_the_recording_is(session):
+    assert session.player is not None
+    assert not session.takes_commands
+    assert not session.send(Control(action="pause"))
+    for seconds in (3.0, 9.0, 2.5):
+        go(session, seconds)
+        expected = session.source.recording.state_at(seconds)
+        assert session.mirror.ledger.differences(expected.ledger) == []
+        assert session.mirror.seq == expected.seq == frames_until(session, seconds)
+        assert session.history.memory.kv_bytes == 5
+
+
+def test_after_a_seek_the_charts_have_what_was_before_it_and_nothing_else(session):
+    for seconds in (9.0, 3.0, 12.0, 6.0):
+        go(session, seconds)
+        assert num_steps(session) == frames_until(session, seconds)
+        last_s = session.history.window(600, session.shown_until_ns).time_s[-1]
+        assert abs(last_s) <= 0.1
+        assert len(session.history.events) == len(session.history.events.since(0))
+        assert all(entry.time_ns <= session.shown_until_ns for entry in session.history.events)
+
+
+def test_curves_show_recorded_rates_at_any_speed(session, qtbot):
+    session.player.set_speed(64.0)
+    session.player.play()
+    qtbot.waitUntil(lambda: (session.poll(), not session.player.is_playing)[1], timeout=WAIT_MS)
+    settle(session)
+    assert session.mirror.seq == NUM_FRAMES == num_steps(session)
+    assert session.status.state is SourceState.PLAYBACK
+
+
+def test_a_request_that_ends_later_has_not_ended_after_a_seek_back(session):
+    go(session, session.player.duration)
+    go(session, 3.0)
+    shown, expected = session.mirror.requests, session.source.recording.state_at(3.0).requests
+    going_on = [requests.number[requests.state != RequestState.FINISHED].tolist() for requests in (shown, expected)]
+    assert going_on[0] == going_on[1]
+    assert int(shown.number.max()) == int(expected.number.max())
+    assert int(shown.finished_ns.max()) <= session.mirror.time_ns
+
+
+def test_the_window_says_what_it_plays(session, make_window):
+    window = make_window(session, with_views=True)
+    settle(session)
+    assert "day.mcap" in window.windowTitle()
+    assert window._corner._state.text() == "PLAYBACK"
+    assert window._status._labels["state"].text() == "Playback: paused"
+    assert window._status._labels["frames"].text() == "600 frames recorded"
+    for name in ("hold", "resume", "reset_cache"):
+        assert not window.actions_by_name[name].isEnabled()
+    assert not window.docks["console"].isVisible()
+    window.docks["console"].show()
+    sentences = [label.text() for label in window.views["console"].findChildren(QLabel) if label.isVisible()]
+    assert sentences == ["A recording is played: there is no engine to talk to."]
+
+
+def test_a_file_that_was_cut_short_is_said_to_be(path, make_window, tmp_path):
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    session = Session(PlaybackSource(Recording.open(cut), is_playing=False))
+    window = make_window(session)
+    settle(session)
+    assert "frames recorded, cut short" in window._status._labels["frames"].text()
+    session.close()
+
+
+def test_its_layout_is_remembered_apart(session, make_window, settings):
+    window = make_window(session)
+    window.close()
+    assert settings.contains("playback/state")
+    assert not settings.contains("window/state")
+
+
+def test_space_plays_and_pauses(session, make_window, qtbot):
+    window = make_window(session)
+    window.page_map.canvas.setFocus()
+    play = window.actions_by_name["play"]
+    play.trigger()
+    assert session.player.is_playing
+    assert play.text() == "Play"  # until the bar looks again
+    window.playback.refresh()
+    assert play.text() == "Pause"
+    qtbot.keyClick(window.playback.slider, Qt.Key.Key_Space)
+    assert not session.player.is_playing
+    assert [key.toString() for key in play.shortcuts()] == ["Space"]
+
+
+def test_the_bar_follows_and_leads(session, make_window, qtbot):
+    window = make_window(session)
+    bar, player = window.playback, session.player
+    go(session, 4.0)
+    bar.refresh()
+    assert bar.slider.value() == 4000
+    assert bar.time.text().startswith("0:04.0 / ")
+    x = round(bar.slider.width() * 0.75)
+    qtbot.mousePress(bar.slider, Qt.MouseButton.LeftButton, pos=QPoint(x, 5))
+    assert player.position == pytest.approx(player.duration * 0.75, rel=0.03)
+    qtbot.mouseMove(bar.slider, QPoint(0, 5))
+    qtbot.mouseRelease(bar.slider, Qt.MouseButton.LeftButton, pos=QPoint(0, 5))
+    settle(session)
+    assert session.mirror.seq < 50
+    bar.slider.setFocus()
+    qtbot.keyClick(bar.slider, Qt.Key.Key_End)
+    settle(session)
+    assert session.mirror.seq == NUM_FRAMES
+
+
+def test_while_the_slider_is_held_it_stands_still(session, make_window, qtbot):
+    slider, player = make_window(session).playback.slider, session.player
+    player.set_speed(0.25)
+    player.play()
+    qtbot.mousePress(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() // 2, 5))
+    assert not player.is_playing
+    assert player.position == slider.value() / 1000
+    qtbot.mouseRelease(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() // 2, 5))
+    assert player.is_playing
+    player.pause()
+    settle(session)
+    assert player.position == pytest.approx(slider.value() / 1000, abs=0.5)
+    player.play()
+    qtbot.mousePress(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() - 1, 5))
+    qtbot.mouseRelease(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() - 1, 5))
+    assert player.position == player.duration
+
+
+def test_actions_jump_and_change_the_speed(session, make_window):
+    window = make_window(session)
+    actions, player = window.actions_by_name, session.player
+    actions["to_end"].trigger()
+    assert player.position == player.duration
+    actions["back"].trigger()
+    assert player.position == pytest.approx(player.duration - 10)
+    actions["forward"].trigger()
+    assert player.position == player.duration
+    actions["to_start"].trigger()
+    settle(session)
+    assert session.mirror.seq == 0
+    for _ in SPEEDS:
+        actions["faster"].trigger()
+    assert player.speed == SPEEDS[-1]
+    window.playback.refresh()
+    assert window.playback.speed.currentText() == "64×"
+    window.playback.speed.activated.emit(0)
+    assert player.speed == 0.25
+
+
+def test_every_panel_is_drawn_where_it_stands_still(session, make_window):
+    window = make_window(session, with_views=True, size=(1500, 1000))
+    session.poll()
+    view = window.views["throughput"]
+    view._drawn.clear()
+    go(session, 6.0)
+    session._status_told_ns = 0
+    session.poll()
+    assert set(view._drawn) == set(view.panels)
+
+
+def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, tmp_path):
+    desktop = Desktop(qapp, Options(theme="light"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
+    window = desktop.open_recording(Recording.open(path))
+    window._unloaded.clear()
+    assert window.actions_by_name["open"].isEnabled()
+    assert window.keeper is None
+    qtbot.waitUntil(lambda: window.session.mirror.num_blocks == 120, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: window.session.mirror.seq > 0, timeout=WAIT_MS)
+    try_to_open(window, str(path))
+    assert len(desktop.windows) == 2
+    try_to_open(window, str(tmp_path / "nowhere.mcap"))
+    assert "nowhere.mcap" in window.banner._detail.text()
+    for opened in list(desktop.windows):
+        opened.close()
+        opened.deleteLater()
+    desktop.close()
+    desktop.deleteLater()
+
+
+@pytest.mark.parametrize("content", [None, b"not a recording", b"\x89MCAP0\r\n" + b"\x06" + bytes(30)])
+def test_a_file_that_is_no_recording_is_one_line_and_exit_code_2(content, tmp_path, capsys):
+    path = tmp_path / "odd.mcap"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["--open", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"kvscope: recording '{path}'") or f"'{path}' is not a recording" in told
+    assert len(told.splitlines()) == 1
+
+
+def test_times_are_cut_off_never_rounded_up():
+    assert time_text(7.39, 100) == "0:07.3"
+    assert time_text(95.22, 95.22) == "1:35.2"
+    assert time_text(59.999, 100) == "0:59.9"
+    assert time_text(3727.3, 4000) == "1:02:07.3"
+    assert time_text(7.3, 4000) == "0:00:07.3"

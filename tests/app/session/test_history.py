@@ -1,0 +1,241 @@
+"""The history: bins, gaps, epochs, clocks, bounds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvscope_app.session.history import BIN_NS, History
+from kvscope_app.session.request_times import RequestTimes
+from kvscope_telemetry.ledger import BlockRows
+from kvscope_telemetry.messages.telemetry import (
+    Batch,
+    CacheInfo,
+    Counters,
+    DeviceInfo,
+    Event,
+    Frame,
+    Heartbeat,
+    Hello,
+    ModelInfo,
+    Progress,
+    RequestRows,
+    Snapshot,
+)
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.coalesce import coalesce
+
+SECOND = 1_000_000_000
+START = 100 * SECOND
+
+
+def mirror(epoch=7, free=6, active=3, cached=1):
+    return SimpleNamespace(epoch=epoch, num_room=free, num_active=active, num_cached=cached)
+
+
+def frame(seq, time_ns, *, decode=0, prefill=0, preemptions=0, running=0, **more):
+    return Frame(
+        epoch=7,
+        seq=seq,
+        step=seq,
+        time_ns=time_ns,
+        batch=Batch(num_prefill_tokens=prefill, num_decode_tokens=decode),
+        counters=Counters(preemptions=preemptions, num_running=running),
+        **more,
+    )
+
+
+def heartbeat(time_ns):
+    return Update(heartbeat=Heartbeat(epoch=7, time_ns=time_ns, seq=0, step=0))
+
+
+def snapshot(epoch, **totals):
+    hello = Hello(
+        epoch=epoch,
+        time_ns=0,
+        wall_time_ns=0,
+        model=ModelInfo(name="m"),
+        cache=CacheInfo(num_blocks=0, block_size=16),
+        device=DeviceInfo(kind="cpu"),
+    )
+    counters = Counters(**totals)
+    return Update(snapshot=Snapshot(hello=hello, seq=0, step=0, time_ns=0, blocks=BlockRows(), counters=counters))
+
+
+def test_tokens_of_a_bin_are_added_and_become_a_rate():
+    history = History()
+    frames = [frame(i, START + i * 10_000_000, decode=3, prefill=5) for i in range(1, 9)]
+    history.add(coalesce(frames), mirror(), START + 85_000_000)
+    window = history.window(1.0, START + 85_000_000)
+    assert window.columns["decode_tokens"][-1] == 24
+    assert window.rate("prefill_tokens")[-1] == pytest.approx(40 * SECOND / BIN_NS)
+    assert window.columns["num_steps"][-1] == 8
+
+
+def test_what_nobody_reported_is_not_zero():
+    history = History()
+    history.add(coalesce([frame(1, START, decode=1)]), mirror(), START)
+    window = history.window(1.0, START)
+    assert np.isnan(window.columns["decode_tokens"][:-1]).all()
+    assert np.isnan(window.columns["blocks_free"][:-1]).all()
+
+
+def test_a_quiet_engine_holds_its_gauges_and_has_no_tokens():
+    history = History()
+    history.add(coalesce([frame(1, START, decode=1, running=4)]), mirror(active=9), START)
+    history.add(heartbeat(START + SECOND // 2), mirror(active=9), START + SECOND // 2)
+    window = history.window(0.4, START + SECOND // 2)
+    assert window.columns["num_running"].tolist() == [4] * 5
+    assert window.columns["blocks_active"].tolist() == [9] * 5
+    assert window.columns["decode_tokens"].tolist() == [0] * 5
+
+
+def test_a_snapshot_says_how_many_requests_there_are():
+    history = History()
+    history.add(snapshot(7, num_running=2), mirror(), START)
+    assert history.window(1.0, START).columns["num_running"][-1] == 2
+
+
+def test_silence_leaves_a_gap():
+    history = History()
+    history.add(coalesce([frame(1, START, decode=1)]), mirror(), START)
+    history.add(coalesce([frame(2, START + 5 * SECOND, decode=1)]), mirror(), START + 5 * SECOND)
+    column = history.window(5.0, START + 5 * SECOND).columns["decode_tokens"]
+    assert np.isfinite(column[[0, -1]]).all()
+    assert np.isnan(column[1:-1]).all()
+
+
+def test_the_load_of_the_next_engine_says_nothing_of_the_last_ones_cache():
+    history = History()
+    history.add(coalesce([frame(1, START, decode=1)]), mirror(active=9), START)
+    for seconds in range(1, 6):
+        now_ns = START + seconds * SECOND
+        history.add(Update(progress=Progress(stage="load")), mirror(active=9), now_ns)
+    column = history.window(5.0, START + 5 * SECOND).columns["blocks_active"]
+    assert column[0] == 9
+    assert np.isnan(column[1:]).all()
+
+
+def test_late_frames_count_in_the_bin_they_happened_in():
+    history = History()
+    history.add(coalesce([frame(1, START, decode=1, running=1)]), mirror(), START)
+    history.add(coalesce([frame(2, START + 150_000_000, decode=7, running=5)]), mirror(), START + 320_000_000)
+    window = history.window(0.3, START + 320_000_000)
+    assert window.columns["decode_tokens"].tolist() == [1, 7, 0, 0]
+    assert window.columns["num_running"].tolist() == [1, 5, 5, 5]
+
+
+def test_a_clock_that_differs_is_moved_onto_ours():
+    history = History()
+    ahead = 5_000 * SECOND
+    for i in range(20):
+        now = START + i * 50_000_000
+        late = (i % 3) * 20_000_000
+        history.add(coalesce([frame(i + 1, now - late + ahead, decode=1)]), mirror(), now)
+    assert np.nansum(history.window(1.0, START + SECOND).columns["decode_tokens"]) == 20
+
+
+def test_an_epoch_ends_nothing_and_times_go_on():
+    history = History()
+    history.add(snapshot(7), mirror(7), START)
+    history.add(coalesce([frame(1, 5, decode=11)]), mirror(7), START)
+    history.add(snapshot(8), mirror(8), START + SECOND)
+    history.add(coalesce([frame(1, 1, decode=13)]), mirror(8), START + SECOND)
+    column = history.window(1.0, START + SECOND).columns["decode_tokens"]
+    assert column[0] == 11
+    assert column[-1] == 13
+
+
+def test_preemptions_count_from_what_was_there_and_over_a_resync():
+    history = History()
+    history.add(snapshot(7, preemptions=40), mirror(), START)
+    history.add(coalesce([frame(1, START, preemptions=41)]), mirror(), START)
+    history.add(snapshot(7, preemptions=45), mirror(), START)
+    history.add(coalesce([frame(9, START, preemptions=46)]), mirror(), START)
+    assert np.nansum(history.window(1.0, START).columns["preemptions"]) == 6
+
+
+def test_totals_of_another_engine_are_not_taken_for_events():
+    history = History()
+    history.add(snapshot(7), mirror(7), START)
+    history.add(coalesce([frame(1, START, preemptions=3)]), mirror(7), START)
+    history.add(snapshot(8, preemptions=1000), mirror(8), START)
+    history.add(coalesce([frame(1, START, preemptions=1001)]), mirror(8), START)
+    assert np.nansum(history.window(1.0, START).columns["preemptions"]) == 4
+
+
+def test_latencies_are_percentiles_of_their_bin():
+    history = History()
+    values = (np.arange(1, 101) * 1_000_000).astype("<u8")
+    history.add(coalesce([frame(1, START, inter_token_ns=values.tobytes())]), mirror(), START)
+    history.add(heartbeat(START + SECOND // 2), mirror(), START + SECOND // 2)
+    window = history.window(1.0, START + SECOND // 2)
+    assert window.latest("itl_p50_s") == pytest.approx(0.0505)
+    assert window.latest("itl_p95_s") == pytest.approx(0.09505)
+    assert np.isnan(window.latest("ttft_p50_s"))
+    assert history.inter_token.recent(START)[0] == pytest.approx(0.0505)
+    assert np.isnan(history.inter_token.recent(START + 1)[0])
+
+
+def test_is_bounded_by_time_and_by_bytes():
+    assert History(max_seconds=60).max_seconds == 60
+    small = History(max_seconds=600, max_bytes=1 << 20)
+    for i in range(40_000):
+        small.events.extend([Event(kind="note", time_ns=i)], 7, 0)
+    assert small.num_bytes < 3 << 20
+    assert len(small.events) < 1_000
+    assert small.events.last_serial == 40_000
+
+
+def test_more_than_the_ring_forgets_the_oldest():
+    history = History(max_seconds=1)
+    for i in range(30):
+        now = START + i * BIN_NS
+        history.add(coalesce([frame(i + 1, now, decode=i)]), mirror(), now)
+    column = history.window(2.0, START + 29 * BIN_NS).columns["decode_tokens"]
+    assert np.isnan(column[:-10]).all()
+    assert column[-10:].tolist() == list(range(20, 30))
+
+
+def test_events_are_found_by_time_and_by_request():
+    history = History()
+    events = (
+        Event(kind="preempted", time_ns=START, number=3, other=5, cause="no free block"),
+        Event(kind="admitted", time_ns=START + SECOND, number=4),
+    )
+    history.add(snapshot(7), mirror(), START)
+    history.add(coalesce([frame(1, START + SECOND, events=events)]), mirror(), START + SECOND)
+    assert [e.event.number for e in history.events.between(START, START)] == [3]
+    assert [e.event.kind for e in history.events.of_request(7, 5)] == ["preempted"]
+    assert history.events.of_request(8, 5) == []
+    assert [e.event.number for e in history.events.since(1)] == [4]
+
+
+def rows(numbers, tokens):
+    return RequestRows(number=np.array(numbers, "<u4").tobytes(), num_output_tokens=np.array(tokens, "<u4").tobytes())
+
+
+def test_request_times_know_first_and_newest_token():
+    times = RequestTimes()
+    times.add(rows([1, 2], [0, 1]), 100)
+    times.add(rows([1, 2, 1], [1, 1, 2]), 200)
+    numbers = np.array([1, 2, 3])
+    assert times.first_token_ns(numbers).tolist() == [200, 100, -1]
+    assert times.last_token_ns(numbers).tolist() == [200, 100, -1]
+
+
+def test_tokens_that_a_snapshot_brought_have_no_time():
+    times = RequestTimes()
+    times.skip(rows([1], [5]))
+    assert times.first_token_ns(np.array([1])).tolist() == [-1]
+    times.add(rows([1], [5]), 100)
+    assert times.last_token_ns(np.array([1])).tolist() == [-1]
+
+
+def test_request_times_forget_the_oldest_numbers():
+    times = RequestTimes(capacity=4)
+    times.add(rows([1], [1]), 100)
+    times.add(rows([5], [1]), 200)
+    assert times.first_token_ns(np.array([1, 5])).tolist() == [-1, 200]

@@ -1,0 +1,127 @@
+"""The session: what it takes, tells, freezes and sends."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope_telemetry.messages.commands import Control, Done
+from kvscope_telemetry.source import SourceState, Update
+
+
+def test_applies_what_the_source_has_and_tells(engine, session, qtbot):
+    engine.hold([3, 4], owner=2)
+    with qtbot.waitSignal(session.updated) as told:
+        session.poll()
+    assert told.args[0].block_ids.tolist() == [3, 4]
+    assert session.mirror.ledger.equals(engine.ledger)
+    assert session.mirror.num_active == 2
+
+
+def test_nothing_new_tells_nothing(session, qtbot):
+    with qtbot.assertNotEmitted(session.updated, wait=20):
+        session.poll()
+
+
+def test_paused_views_stand_still_while_everything_is_taken(engine, session, poll):
+    engine.hold([1])
+    poll(session)
+    session.set_paused(True)
+    engine.hold([2, 3])
+    poll(session)
+    assert session.mirror.num_active == 1
+    assert session.live_mirror.num_active == 3
+    assert session.behind_seconds >= 0.0
+    session.set_paused(False)
+    assert session.mirror.num_active == 3
+    assert session.behind_seconds == 0.0
+
+
+def test_pausing_twice_keeps_the_first_moment(engine, session, poll):
+    session.set_paused(True)
+    shown = session.mirror
+    engine.hold([5])
+    poll(session)
+    session.set_paused(True)
+    assert session.mirror is shown
+
+
+def test_a_new_epoch_ends_the_selection(engine, session, poll, qtbot):
+    session.select_request(4)
+    engine.begin(epoch=8)
+    with qtbot.waitSignal(session.selection_changed):
+        poll(session)
+    assert session.selected_request is None
+    assert session.mirror.epoch == 8
+
+
+def test_a_resync_of_the_same_epoch_keeps_the_selection(engine, session, poll):
+    session.select_request(4)
+    engine.begin(epoch=7)
+    poll(session)
+    assert session.selected_request == 4
+
+
+def test_selecting_the_same_again_tells_nothing(session, qtbot):
+    session.select_request(3)
+    with qtbot.assertNotEmitted(session.selection_changed):
+        session.select_request(3)
+
+
+def test_an_update_that_does_not_fit_asks_for_a_snapshot(engine, session, qtbot):
+    engine.frame([1])
+    update = engine.source.updates.pop()
+    wrong = Update(block_ids=np.array([10_000], np.uint32), block_columns=update.block_columns, series=update.series)
+    engine.source.updates.append(wrong)
+    with qtbot.assertNotEmitted(session.updated):
+        session.poll()
+    assert engine.source.num_resyncs == 1
+    assert session.mirror.num_blocks == 64
+
+
+def test_replies_are_handed_on(engine, session, qtbot):
+    engine.source.replies.append(Done(tag=5))
+    with qtbot.waitSignal(session.replies) as told:
+        session.poll()
+    assert told.args[0] == [Done(tag=5)]
+
+
+def test_sends_commands(engine, session):
+    assert session.send(Control(action="pause"))
+    assert engine.source.sent == [Control(action="pause")]
+
+
+def test_a_source_without_commands_takes_none(make_session, make_engine):
+    class Recording:
+        def __init__(self, source):
+            self.source = source
+
+        def __getattr__(self, name):
+            if name in ("send", "take_replies", "resync"):
+                raise AttributeError(name)
+            return getattr(self.source, name)
+
+    engine = make_engine()
+    engine.source = Recording(engine.source)
+    session = make_session(engine)
+    assert not session.takes_commands
+    assert not session.send(Control(action="pause"))
+    assert session.mirror.num_blocks == 64
+
+
+def test_tells_when_the_state_changes(engine, session, qtbot):
+    engine.say(SourceState.STALE, "nothing heard for 2.0 s")
+    with qtbot.waitSignal(session.status_changed):
+        session.poll()
+    assert session.status.state is SourceState.STALE
+
+
+def test_polls_by_itself_once_started(engine, session, qtbot):
+    engine.hold([9])
+    session.start()
+    qtbot.waitUntil(lambda: session.mirror.num_active == 1, timeout=2000)
+
+
+def test_closing_closes_the_source(engine, session):
+    session.close()
+    session.close()
+    assert engine.source.is_closed

@@ -1,0 +1,85 @@
+"""The table of events: readable at any width, and choosable whatever the epoch."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.session.event_log import EventLog
+from kvscope_app.views.events.event_model import WHY, EventFilter, EventModel, why_text
+from kvscope_app.views.events.event_table import NARROW, EventTable
+from kvscope_telemetry.messages.telemetry import Event
+
+EPOCH = 4_812_049_538_478_226_247
+"""As random as the engine's: 63 bits."""
+LONG = "request 49 needed 1 block and none could be had; " * 8
+
+
+@pytest.fixture
+def log():
+    made = EventLog(100)
+    made.extend([Event(kind="preempted", time_ns=1, number=51, other=49, cause=LONG)], EPOCH, 0)
+    made.extend([Event(kind="evicted", time_ns=2, cause="1 cached, unused for longest")], EPOCH, 0)
+    return made
+
+
+@pytest.fixture
+def table(log, qtbot):
+    model = EventModel(0)
+    model.follow(log)
+    made = EventTable(model, "Events")
+    qtbot.addWidget(made)
+    made.resize(NARROW + 100, 300)
+    made.show()
+    return made
+
+
+def test_where_columns_leave_no_room_an_event_is_a_card(table, qtbot):
+    low = table.rowHeight(0)
+    assert not table.isColumnHidden(0)
+    table.resize(300, 300)
+    assert [table.isColumnHidden(column) for column in range(4)] == [True, True, True, False]
+    assert not table.horizontalHeader().isVisible()
+    assert table.rowHeight(0) >= 5 * table.fontMetrics().height()
+    qtbot.waitUntil(lambda: not table.horizontalScrollBar().isVisible())
+    table.resize(NARROW + 100, 300)
+    assert table.rowHeight(0) == low
+    assert not table.isColumnHidden(0)
+
+
+@pytest.mark.parametrize("theme", list(THEMES.values()))
+def test_a_card_fills_its_lines_and_stays_inside(table, theme):
+    table.model().theme = theme
+    table.resize(300, 300)
+    image = table.viewport().grab().toImage()
+    ink = theme.color("text")
+    line = table.fontMetrics().height()
+    height = table.rowHeight(1)
+    inked = [
+        (x, y // line) for y in range(height, 2 * height) for x in range(image.width()) if image.pixelColor(x, y) == ink
+    ]
+    assert len({line for _, line in inked}) >= 4
+    assert max(x for x, _ in inked) < 294
+
+
+def test_the_tooltip_has_all_of_it_and_wraps(table):
+    tip = table.model().index(1, WHY).data(Qt.ItemDataRole.ToolTipRole)
+    assert tip == f"<p>{LONG}</p>"
+
+
+def test_any_epoch_can_be_told(table, qtbot):
+    with qtbot.waitSignal(table.request_chosen) as told:
+        table.clicked.emit(table.model().index(1, WHY))
+    assert told.args == [EPOCH, 51]
+
+
+def test_evictions_can_be_left_out(table, log):
+    table.model().show_only(EventFilter.REQUESTS, log)
+    assert [table.model().index(row, 1).data() for row in range(table.model().rowCount())] == ["preempted"]
+
+
+def test_what_the_cause_says_is_not_said_again():
+    event = Event(kind="preempted", time_ns=0, cause="365 tokens in 23 blocks moved", num_blocks=23, num_tokens=365)
+    assert why_text(event) == "365 tokens in 23 blocks moved"
+    assert why_text(Event(kind="finished", time_ns=0, cause="after 24", num_blocks=2)) == "after 24 · 2 blocks"

@@ -1,0 +1,106 @@
+"""Memory: the account adds up, and what is unknown is never zero."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.memory.account import account, kv_detail
+from kvscope_app.views.memory.view import MemoryView
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown
+from kvscope_telemetry.source import Update
+
+MIB = 1 << 20
+BLOCK = 368_640
+
+
+def sample(**fields):
+    return DeviceSample(epoch=7, time_ns=1, **fields)
+
+
+@pytest.fixture
+def mirror(engine, session, poll):
+    engine.hold([0, 1, 2], owner=1, filled=16)
+    engine.hold([3], owner=1, filled=4, ref_count=3)
+    engine.hold([4, 5], owner=1, state=BlockState.CACHED, ref_count=0)
+    poll(session)
+    return session.mirror
+
+
+def by_key(result):
+    return {part.key: part.num_bytes for part in result.parts}
+
+
+def test_parts_add_up_to_the_device(mirror):
+    memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
+    whole = account(
+        mirror,
+        memory,
+        sample(memory_total_bytes=4096 * MIB, memory_used_bytes=1000 * MIB, process_bytes=700 * MIB),
+    )
+    parts = by_key(whole)
+    assert parts["kv_active"] == 4 * BLOCK
+    assert parts["kv_cached"] == 2 * BLOCK
+    assert parts["kv_free"] == 58 * BLOCK
+    assert parts["workspace"] is None
+    assert parts["others"] == 300 * MIB
+    assert parts["free"] == 3096 * MIB
+    assert sum(value for value in parts.values() if value is not None) == 4096 * MIB
+
+
+def test_nothing_measured_is_unknown(mirror):
+    parts = by_key(account(mirror, None, None))
+    assert [key for key, value in parts.items() if value is None] == ["weights", "workspace", "other", "others", "free"]
+
+
+def test_a_pool_that_is_not_resident_leaves_the_rest_unknown(mirror):
+    memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
+    whole = account(mirror, memory, sample(process_bytes=100 * MIB))
+    assert by_key(whole)["other"] is None
+    assert whole.total_bytes is None
+    assert all(whole.share(part) is None for part in whole.parts)
+
+
+def test_detail_counts_tokens_slots_and_what_sharing_saves(mirror):
+    detail = kv_detail(mirror)
+    assert detail.use.num_used == 3 * 16 + 4
+    assert detail.use.num_held == 64
+    assert detail.use.internal_fragmentation == pytest.approx(12 / 64)
+    assert detail.use.num_cached == 32
+    assert detail.use.num_free + detail.use.num_cached == 60 * 16
+    assert detail.num_saved_blocks == 2
+    assert detail.saved_bytes == 2 * BLOCK
+    assert detail.token_bytes == BLOCK / 16
+
+
+def test_the_view_shows_them(engine, session, poll, qtbot, mirror):
+    view = MemoryView(session)
+    qtbot.addWidget(view)
+    view.resize(420, 300)
+    view.show()
+    engine.memory(weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
+    engine.source.updates.append(Update(samples=(sample(memory_total_bytes=4096 * MIB),)))
+    poll(session)
+    view.refresh()
+    assert view.heading.text() == "CPU memory · Test CPU"
+    assert view.table.value("weights") == "300.0 MiB"
+    assert view.table.value("kv_active") == "1.41 MiB"
+    assert view.table.value("other") == "unknown"
+    assert view.table.value("total") == "4.00 GiB"
+    assert view.details.value("Internal fragmentation") == "18.8 %"
+    for theme in THEMES.values():
+        view.apply_theme(theme)
+    view.resize(900, 500)
+    image = view.bar.grab().toImage()
+    assert image.pixelColor(2, 15).name() == THEMES["light"].series[6]
+
+
+def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
+    engine = make_engine()
+    engine.source.updates.clear()
+    view = MemoryView(make_session(engine))
+    qtbot.addWidget(view)
+    view.show()
+    view.refresh()
+    assert not view.bar.isVisible()

@@ -1,0 +1,122 @@
+"""Lower tiers in the memory view: bytes by use, nothing where there are none; the pool's numbers stay the pool's."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.memory.account import account, kv_detail
+from kvscope_app.views.memory.tiers import moved_text, tier_uses
+from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.views.page_map.drawing.ink import lower_cached
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages.telemetry import Counters
+
+BLOCK = 368_640
+
+
+def fill(engine):
+    """Three blocks of the pool, two swapped and one cached in host memory, one swapped on disk."""
+    engine.hold([0, 1, 2], filled=16)
+    engine.hold([64, 65], owner=2, filled=16)
+    engine.hold([66], owner=2, filled=16, state=BlockState.CACHED, ref_count=0)
+    counters = Counters(swapped_blocks=3, sunk_blocks=1, loaded_blocks=1200)
+    engine.hold([84], owner=2, filled=3, ref_count=2, counters=counters)
+    return engine
+
+
+@pytest.fixture
+def tiered(make_engine):
+    return fill(make_engine(num_host=20, num_disk=10))
+
+
+@pytest.fixture
+def show(qtbot):
+    def make(session):
+        view = MemoryView(session)
+        qtbot.addWidget(view)
+        view.resize(420, 800)
+        view.apply_theme(THEMES["dark"])
+        view.show()
+        view.refresh()
+        return view
+
+    return make
+
+
+def test_uses_add_up(tiered, make_session):
+    host, disk = tier_uses(make_session(tiered).mirror)
+    assert (host.title, host.size, host.swapped, host.cached, host.free) == ("Host memory", 20, 2, 1, 17)
+    assert (disk.title, disk.size, disk.swapped, disk.cached, disk.free) == ("Disk", 10, 1, 0, 9)
+    assert host.num_bytes(host.size) == 20 * BLOCK
+
+
+def test_the_pool_in_detail_leaves_lower_tiers_out(tiered, make_session):
+    detail = kv_detail(make_session(tiered).mirror)
+    assert detail.use.num_used == detail.use.num_held == 48
+    assert detail.use.internal_fragmentation == 0.0
+    assert detail.use.num_free == 61 * 16
+    assert detail.num_saved_blocks == 0
+
+
+def test_address_space_without_memory_is_no_memory(engine, make_session):
+    engine.hold(range(40), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
+    engine.hold([50])
+    session = make_session(engine)
+    parts = {part.key: part.num_bytes for part in account(session.mirror, None, None).parts}
+    assert parts["kv_active"] == BLOCK
+    assert parts["kv_free"] == 23 * BLOCK
+    assert kv_detail(session.mirror).use.num_free == 23 * 16
+
+
+def test_a_cpus_account_has_the_host_tier_and_a_gpus_has_not(tiered, make_engine, make_session):
+    parts = {part.key: part.num_bytes for part in account(make_session(tiered).mirror, None, None).parts}
+    assert parts["kv_host"] == 20 * BLOCK
+    on_gpu = make_session(make_engine(num_host=20, device="cuda"))
+    assert "kv_host" not in {part.key for part in account(on_gpu.mirror, None, None).parts}
+
+
+def test_the_view_shows_bars_and_bytes(tiered, make_session, show):
+    view = show(make_session(tiered))
+    assert view.tiers.isVisible()
+    assert view.tiers.value(Tier.HOST, "swapped") == "720.0 KiB"
+    assert view.tiers.value(Tier.HOST, "cached") == "360.0 KiB"
+    assert view.tiers.value(Tier.DISK, "free") == "3.16 MiB"
+    assert view.tiers.moved == "3 blocks swapped out, 1 sunk, 1\u202f200 loaded back"
+    for theme in THEMES.values():
+        view.apply_theme(theme)
+        bar = view.tiers._parts[Tier.HOST]._bar
+        image = bar.grab().toImage()
+        assert image.pixelColor(8, 7).name() == theme.block_host
+        at = round(bar.width() * 2.5 / 20)
+        assert image.pixelColor(at, 7).name() == lower_cached(theme.block_host, theme)
+        assert image.pixelColor(bar.width() // 2, 7).name() == theme.raised
+
+
+def test_without_lower_tiers_nothing_is_shown(session, show):
+    view = show(session)
+    assert not view.tiers.isVisible()
+    assert "kv_host" not in view.table._rows
+
+
+def test_tiers_come_and_go_with_the_engine(tiered, make_engine, make_session, show, poll):
+    session = make_session(tiered)
+    view = show(session)
+    plain = make_engine(epoch=9)
+    tiered.source.updates.extend(plain.source.updates)
+    poll(session)
+    view.refresh()
+    assert not view.tiers.isVisible()
+    assert list(view.table._rows)[-1] == "total"
+    again = fill(make_engine(num_host=20, num_disk=10, epoch=11))
+    tiered.source.updates.extend(again.source.updates)
+    poll(session)
+    view.refresh()
+    assert view.tiers.isVisible()
+    assert view.table.value("kv_host") == "7.03 MiB"
+    assert list(view.table._rows)[-1] == "total"
+
+
+def test_lost_blocks_are_told_when_there_are_any():
+    assert "lost" not in moved_text(Counters())
+    assert moved_text(Counters(lost_blocks=2)).endswith("2 lost and computed again")

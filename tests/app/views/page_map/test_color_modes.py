@@ -1,0 +1,108 @@
+"""What each mode makes of a block."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.views.page_map import color_modes as modes
+from kvscope_app.views.page_map.color_modes import ColorMode, keys
+from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS
+from kvscope_app.views.page_map.drawing.ink import Ink, key_colors
+from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+
+ALL = slice(None)
+
+
+@pytest.fixture
+def ledger():
+    """Blocks: free, active, shared, cached, active on host, cached on disk."""
+    ledger = Ledger(6)
+    ledger.state[:] = [BlockState.FREE, 1, 1, BlockState.CACHED, 1, 2]
+    ledger.ref_count[:] = [0, 1, 3, 0, 1, 0]
+    ledger.owner[:] = [-1, 5, 6, 7, 5 + modes.NUM_OWNER_KEYS, 8]
+    ledger.filled[:] = [0, 16, 4, 16, 0, 16]
+    ledger.tier[:] = [0, 0, 0, 0, Tier.HOST, Tier.DISK]
+    ledger.last_used_step[:] = [0, 100, 99, 90, 50, 0]
+    return ledger
+
+
+def test_state(ledger):
+    expected = [modes.FREE, modes.ACTIVE, modes.SHARED, modes.CACHED, modes.HOST, modes.DISK_CACHED]
+    assert keys(ColorMode.STATE, ledger, ALL, 16, 100).tolist() == expected
+
+
+def test_owner_colours_repeat_and_cached_ones_differ_from_active(ledger):
+    result = keys(ColorMode.OWNER, ledger, ALL, 16, 100)
+    assert result[0] == modes.FREE
+    assert result[1] == result[4] == modes.OWNER_ACTIVE + 5
+    assert result[3] == modes.OWNER_CACHED + 7
+
+
+def test_fill_ranks_waste_highest(ledger):
+    result = keys(ColorMode.FILL, ledger, ALL, 16, 100)
+    assert result[0] == modes.FREE
+    assert result[1] == modes.FILL_FULL
+    assert result[4] == modes.FILL_FULL + modes.FILL_STEPS
+    assert result[1] < result[2] < result[4]
+
+
+def test_sharing_counts_holders(ledger):
+    ledger.ref_count[4] = 1000
+    result = keys(ColorMode.SHARING, ledger, ALL, 16, 100)
+    assert result.tolist()[:4] == [modes.FREE, modes.ONE_HOLDER, modes.ONE_HOLDER + 2, modes.UNHELD]
+    assert result[4] == modes.UNHELD + modes.MAX_HOLDERS
+
+
+def test_age_ranks_the_newest_highest_and_survives_a_step_from_the_future(ledger):
+    result = keys(ColorMode.AGE, ledger, ALL, 16, 100).astype(int)
+    assert result[1] == modes.OLDEST + modes.AGE_STEPS
+    assert result[1] > result[2] > result[3] > result[4] > result[0]
+    assert keys(ColorMode.AGE, ledger, ALL, 16, 10)[1] == modes.OLDEST + modes.AGE_STEPS
+
+
+@pytest.mark.parametrize("mode", list(ColorMode))
+def test_rows_by_ids_equal_rows_by_slice(mode, ledger):
+    ids = np.array([5, 0, 3, 3], np.uint32)
+    whole = keys(mode, ledger, ALL, 16, 100)
+    assert keys(mode, ledger, ids, 16, 100).tolist() == whole[ids].tolist()
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT])
+@pytest.mark.parametrize("mode", list(ColorMode))
+def test_every_key_in_use_has_a_colour_of_its_own(mode, theme, ledger):
+    colors = key_colors(mode, theme)
+    for key in keys(mode, ledger, ALL, 16, 100).tolist():
+        assert colors[key] != theme.base
+    assert Ink(mode, theme).solid.shape == (3, len(LEVELS), 768)
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT])
+def test_states_differ_in_lightness_too(theme):
+    def light(color):
+        red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    values = sorted(light(getattr(theme, f"block_{name}")) for name in ("free", "active", "cached", "shared"))
+    assert all(b - a > 8 for a, b in pairwise(values))
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT])
+@pytest.mark.parametrize("ink", ["text", "muted", "accent", "good", "warn", "bad"])
+def test_words_can_be_read(theme, ink):
+    assert contrast(getattr(theme, ink), theme.panel) >= 4.5
+
+
+def contrast(first, second):
+    """WCAG 2 contrast ratio."""
+
+    def luminance(color):
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)

@@ -1,0 +1,65 @@
+"""The legend: one line for a plain pool, two where there is more to tell, everything in its tooltip."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.drawing.flash_kinds import MOVES
+from kvscope_app.views.page_map.legend import Legend
+from kvscope_app.views.page_map.legend_items import Shown, shown_in, swatches
+from kvscope_telemetry.ledger import Tier
+
+ALL = Shown(frozenset({Tier.HOST, Tier.DISK}), unmapped=True, flashes=MOVES)
+
+
+@pytest.fixture
+def legend(qtbot, themes):
+    made = Legend()
+    qtbot.addWidget(made)
+    made.resize(400, 20)
+    made.show()
+    return made
+
+
+def test_a_plain_pool_has_one_line_at_any_width(legend):
+    one = legend.sizeHint().height()
+    legend.resize(80, 20)
+    legend.show_mode(ColorMode.STATE, LIGHT, Shown())
+    assert legend.sizeHint().height() == one
+
+
+def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
+    one = legend.sizeHint().height()
+    legend.show_mode(ColorMode.STATE, DARK, ALL)
+    assert legend.sizeHint().height() > one
+    legend.set_low(True)
+    assert legend.sizeHint().height() == one
+    for word in ("host: swapped", "disk: cached", "no memory behind it", "evicted: given up", "loaded: read back"):
+        assert word in legend.toolTip()
+
+
+def test_the_second_line_is_painted(legend):
+    legend.show_mode(ColorMode.STATE, DARK, ALL)
+    legend.resize(400, legend.sizeHint().height())
+    image = legend.grab().toImage()
+    below = {image.pixelColor(x, y).name() for x in range(40) for y in range(image.height() // 2, image.height())}
+    assert below & {s.color for s in swatches(ColorMode.STATE, DARK, ALL)}
+
+
+@pytest.mark.parametrize("mode", list(ColorMode))
+@pytest.mark.parametrize("theme", [DARK, LIGHT])
+def test_every_mode_explains_flashes_and_missing_memory(legend, mode, theme):
+    legend.show_mode(mode, theme, ALL)
+    for word in ("free", "no memory behind it", "flash: saved"):
+        assert word in legend.accessibleName()
+    assert ("host: swapped" in legend.accessibleName()) == (mode is ColorMode.STATE)
+    assert legend.grab().toImage().width() > 0
+
+
+def test_where_blocks_are_held_ahead_that_has_a_colour(legend, make_engine, make_session):
+    legend.show_mode(ColorMode.STATE, DARK, Shown(reserved=True))
+    assert "held, empty" in legend.accessibleName()
+    assert "shared" not in legend.accessibleName()
+    assert not shown_in(make_session(make_engine()).mirror, ()).reserved

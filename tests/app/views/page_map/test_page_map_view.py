@@ -1,0 +1,332 @@
+"""The page map as a person uses it: sees, points, clicks, presses keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QImage, QWheelEvent
+
+from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.views.page_map import PageMapView
+from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
+
+
+@pytest.fixture
+def show(qtbot, themes):
+    def make(session, size=(720, 520)):
+        view = PageMapView(session)
+        qtbot.addWidget(view)
+        view.apply_theme(DARK)
+        view.resize(*size)
+        view.set_flashing(False)
+        view.show()
+        view.refresh()
+        return view
+
+    return make
+
+
+def color_at(view, block):
+    """What is on the screen in the left part of a block, beside its number."""
+    image = view.canvas.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
+    cell = view.canvas.cell_rect(block)
+    point = cell.topLeft() + QPoint(cell.width() // 4, cell.height() // 5)
+    return image.pixelColor(point * image.devicePixelRatio()).name()
+
+
+def test_the_screen_shows_the_colours_of_the_blocks(engine, session, show, poll):
+    view = show(session)
+    assert color_at(view, 0) == DARK.block_free
+    engine.hold([0, 63])
+    engine.hold([10], state=BlockState.CACHED, ref_count=0)
+    poll(session)
+    view.refresh()
+    assert color_at(view, 0) == color_at(view, 63) == DARK.block_active
+    assert color_at(view, 10) == DARK.block_cached
+    assert color_at(view, 11) == DARK.block_free
+
+
+def test_follows_the_theme(engine, session, show, poll):
+    engine.hold([5])
+    poll(session)
+    view = show(session)
+    view.apply_theme(LIGHT)
+    assert color_at(view, 5) == LIGHT.block_active
+    assert color_at(view, 6) == LIGHT.block_free
+
+
+def test_the_summary_says_how_full_it_is(engine, session, show, poll):
+    engine.hold([0, 1, 2])
+    poll(session)
+    view = show(session)
+    text = view._summary.text()
+    for part in ("64 blocks", "3 active", "0 cached", "61 free", "16 tokens each", "360.0 KiB each"):
+        assert part in text
+
+
+def test_pointing_at_a_block_shows_its_card_and_asks_for_its_text(engine, session, show, poll, qtbot):
+    engine.request(2, blocks=[7, 8])
+    engine.hold([7, 8], owner=2, filled=13)
+    poll(session)
+    view = show(session)
+    qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
+    assert view._card.isVisible()
+    assert "Block 7" in view._card._title.text()
+    assert "13 of 16 tokens" in view._card._rows.text()
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=1000)
+    (question,) = engine.source.sent
+    assert isinstance(question, GetBlockText)
+    assert question.blocks == (7,)
+    content = BlockContent(block=7, number=2, start=0, token_ids=(1, 2), text="Once upon\na time")
+    engine.source.replies.append(BlockText(contents=(content,), tag=question.tag))
+    poll(session)
+    assert "Once upon" in view._card._text.text()
+
+
+def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot):
+    engine.hold([7, 8])
+    poll(session)
+    view = show(session)
+    for block in (7, 8, 7):
+        qtbot.mouseMove(view.canvas, view.canvas.cell_rect(block).center())
+        qtbot.waitUntil(lambda: len(engine.source.sent) == len(engine.source.sent), timeout=100)
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=1000)
+    question = engine.source.sent[-1]
+    reply = BlockText(contents=(BlockContent(block=7, token_ids=(1,), text="kept"),), tag=question.tag)
+    engine.source.replies.append(reply)
+    poll(session)
+    num_asked = len(engine.source.sent)
+    qtbot.mouseMove(view.canvas, view.canvas.cell_rect(20).center())
+    qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
+    assert view._card._text.text() == "kept"
+    assert len(engine.source.sent) == num_asked
+
+
+def test_a_free_block_is_not_asked_about(engine, session, show, qtbot):
+    view = show(session)
+    qtbot.mouseMove(view.canvas, view.canvas.cell_rect(3).center())
+    assert view._card.isVisible()
+    qtbot.wait(120)  # longer than the pause between questions
+    assert engine.source.sent == []
+
+
+def test_an_answer_to_somebody_else_is_left_alone(engine, session, show, poll, qtbot):
+    engine.hold([7])
+    poll(session)
+    view = show(session)
+    qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=1000)
+    other = BlockText(contents=(BlockContent(block=9, token_ids=(1,), text="not ours"),), tag=3)
+    engine.source.replies.append(other)
+    poll(session)
+    assert "not ours" not in view._card._text.text()
+
+
+def test_clicking_a_block_selects_its_request_everywhere(engine, session, show, poll, qtbot):
+    engine.request(2, blocks=[7, 8])
+    engine.hold([7, 8], owner=2)
+    engine.hold([9], owner=3)
+    poll(session)
+    view = show(session)
+    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(7).center())
+    assert session.selected_request == 2
+    assert color_at(view, 8) == DARK.block_active
+    assert color_at(view, 9) != DARK.block_active
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Escape)
+    assert session.selected_request is None
+    assert color_at(view, 9) == DARK.block_active
+
+
+def test_clicking_a_shared_block_goes_through_its_holders(engine, session, show, poll, qtbot):
+    engine.request(2, blocks=[7])
+    engine.request(5, blocks=[7])
+    engine.hold([7], owner=2, ref_count=2)
+    poll(session)
+    view = show(session)
+    chosen = []
+    for _ in range(3):
+        qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(7).center())
+        chosen.append(session.selected_request)
+    assert chosen == [2, 5, 2]
+
+
+def test_an_ended_request_shows_what_it_left_in_the_cache(engine, session, show, poll):
+    engine.request(4, blocks=[], state=3)
+    engine.hold([30, 31], owner=4, state=BlockState.CACHED, ref_count=0)
+    engine.hold([40], owner=5)
+    poll(session)
+    view = show(session)
+    session.select_request(4)
+    assert color_at(view, 30) == DARK.block_cached
+    assert color_at(view, 40) != DARK.block_active
+
+
+def test_a_request_that_left_nothing_does_not_dim_the_map(engine, session, show, poll):
+    engine.request(4, (5, 6))
+    engine.hold([5, 6, 9], owner=4)
+    poll(session)
+    view = show(session)
+    session.select_request(4)
+    view.refresh()
+    assert color_at(view, 9) != DARK.block_active
+    engine.request(4, (), state=3)
+    engine.hold([5, 6, 9], owner=7)
+    poll(session)
+    view.refresh()
+    assert color_at(view, 9) == DARK.block_active
+
+
+def test_a_selected_request_that_grows_is_followed(engine, session, show, poll):
+    engine.request(2, blocks=[7])
+    engine.hold([7], owner=2)
+    poll(session)
+    view = show(session)
+    session.select_request(2)
+    engine.request(2, blocks=[7, 20])
+    engine.hold([20], owner=2)
+    poll(session)
+    view.refresh()
+    assert color_at(view, 20) == DARK.block_active
+
+
+def test_arrow_keys_move_a_cursor_that_is_told_to_screen_readers(engine, session, show, poll, qtbot):
+    engine.request(2, blocks=[1])
+    engine.hold([1], owner=2)
+    poll(session)
+    view = show(session)
+    view.canvas.setFocus()
+    qtbot.waitUntil(view.canvas.hasFocus)
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
+    assert view.canvas.pointed_block == 1
+    assert view.canvas.accessibleDescription().startswith("Block 1: active, owner request 2")
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
+    assert view.canvas.pointed_block == 1 + view.scene.grid.columns
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Return)
+    assert session.selected_request == 2
+
+
+def test_the_cursor_stays_inside_the_pool(session, show, qtbot):
+    view = show(session)
+    view.canvas.setFocus()
+    for key in (Qt.Key.Key_Left, Qt.Key.Key_Up, Qt.Key.Key_PageUp):
+        qtbot.keyClick(view.canvas, key)
+        assert view.canvas.pointed_block == 0
+    for _ in range(30):
+        qtbot.keyClick(view.canvas, Qt.Key.Key_PageDown)
+    assert view.canvas.pointed_block == 63
+
+
+def test_the_wheel_zooms_at_the_pointer_and_fit_goes_back(make_engine, make_session, show):
+    view = show(make_session(make_engine(num_blocks=5000)))
+    position = QPointF(300, 200)
+    before = view.scene.block_at(*view.canvas._to_scene(position))
+    whole = view.scene.camera
+    wheel(view.canvas, position, 4)
+    assert view.scene.camera.pitch > whole.pitch * 1.8
+    after = view.scene.block_at(*view.canvas._to_scene(position))
+    row, column = divmod(after, view.scene.grid.columns)
+    old_row, old_column = divmod(before, view.scene.grid.columns)
+    assert abs(row - old_row) <= 1
+    assert abs(column - old_column) <= 1
+    view.fit_all()
+    assert view.scene.camera == whole
+
+
+def test_dragging_pans_and_does_not_select(make_engine, make_session, show, qtbot):
+    engine = make_engine(num_blocks=5000)
+    engine.hold(range(5000))
+    session = make_session(engine)
+    view = show(session)
+    view.canvas.zoom(3.0)
+    x = view.scene.camera.x
+    qtbot.mousePress(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(300, 200))
+    qtbot.mouseMove(view.canvas, QPoint(340, 200))
+    qtbot.mouseRelease(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(340, 200))
+    assert view.scene.camera.x == x + 40
+    assert session.selected_request is None
+
+
+@pytest.mark.parametrize("mode", list(ColorMode))
+def test_each_mode_draws_and_explains_itself(mode, engine, session, show, poll):
+    engine.hold(range(10), filled=5)
+    poll(session)
+    view = show(session)
+    view.set_mode(mode)
+    assert mode in view._legend.accessibleName()
+    assert view.grab().toImage().width() > 0
+    assert color_at(view, 0) != DARK.block_free
+
+
+def test_a_new_engine_with_another_pool_is_shown_whole(engine, session, show, poll, make_engine):
+    view = show(session)
+    view.canvas.zoom(3.0)
+    bigger = make_engine(num_blocks=300, epoch=9)
+    bigger.hold([299])
+    engine.source.updates.extend(bigger.source.updates)
+    poll(session)
+    view.refresh()
+    assert view.scene.is_fitted
+    assert color_at(view, 299) == DARK.block_active
+
+
+def test_paused_it_stands_still_and_catches_up_when_live(engine, session, show, poll):
+    view = show(session)
+    session.set_paused(True)
+    view.refresh()
+    engine.hold([12])
+    poll(session)
+    view.refresh()
+    assert color_at(view, 12) == DARK.block_free
+    session.set_paused(False)
+    view.refresh()
+    assert color_at(view, 12) == DARK.block_active
+
+
+def test_facts_of_a_cached_block_nobody_holds(engine, session, poll):
+    engine.hold([3], owner=8, state=BlockState.CACHED, ref_count=0, step=1)
+    engine.frame()
+    poll(session)
+    facts = block_facts(session.mirror, 3, 16)
+    assert facts.state == "cached"
+    assert facts.holders == ()
+    assert facts.owner == 8
+    assert "1 step ago" in facts.sentence
+
+
+def test_frames_at_a_million_blocks_cost_little(make_engine, make_session, show, poll):
+    import time
+
+    engine = make_engine(num_blocks=1_000_000)
+    session = make_session(engine)
+    view = show(session, size=(1200, 800))
+    view.set_flashing(True)
+    rng = np.random.default_rng(1)
+    times = []
+    for _ in range(40):
+        engine.hold(rng.integers(0, 1_000_000, 2500))
+        poll(session)
+        began = time.thread_time_ns()
+        view.refresh()
+        view.canvas.repaint()
+        times.append((time.thread_time_ns() - began) / 1e6)
+    assert np.median(times) < 8.0, f"median {np.median(times):.1f} ms of processor time a frame"
+
+
+def wheel(widget, position, steps):
+    event = QWheelEvent(
+        position,
+        widget.mapToGlobal(position),
+        QPoint(0, 0),
+        QPoint(0, 120 * steps),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    widget.wheelEvent(event)

@@ -1,0 +1,229 @@
+"""Requests: the table, the selection, abort, the block table, events."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, Qt
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.events.event_model import EventFilter, why_text
+from kvscope_app.views.requests.block_strip import BlockStrip
+from kvscope_app.views.requests.columns import Filter, order_rows, read_columns
+from kvscope_app.views.requests.model import COLUMNS, PROGRESS_ROLE
+from kvscope_app.views.requests.view import RequestsView
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import Abort
+from kvscope_telemetry.messages.telemetry import Event
+
+WAITING, RUNNING, PREEMPTED, FINISHED = range(4)
+
+
+@pytest.fixture
+def view(engine, session, poll, qtbot):
+    engine.request(1, blocks=(), state=FINISHED, num_output_tokens=64)
+    engine.request(2, blocks=(4, 9, 17), state=RUNNING, num_prompt_tokens=40, num_output_tokens=8)
+    engine.request(3, blocks=(), state=WAITING, num_output_tokens=0)
+    engine.request(4, blocks=(), state=PREEMPTED, num_output_tokens=3)
+    engine.hold([4, 9], owner=2)
+    engine.hold([17], owner=2, filled=5)
+    poll(session)
+    made = RequestsView(session)
+    qtbot.addWidget(made)
+    made.resize(900, 500)
+    made.apply_theme(THEMES["dark"])
+    made.show()
+    made.refresh()
+    return made
+
+
+def column(view, title):
+    index = next(i for i, c in enumerate(COLUMNS) if c.title == title)
+    return [view.model.index(row, index).data() for row in range(view.model.rowCount())]
+
+
+def test_the_model_keeps_qts_rules(view, engine, session, poll, qtmodeltester):
+    qtmodeltester.check(view.model)
+    engine.request(5)
+    poll(session)
+    view.refresh()
+    view.filter.setCurrentText("Finished")
+    qtmodeltester.check(view.model)
+
+
+def test_newest_first_with_states_in_words(view):
+    assert column(view, "#") == ["4", "3", "2", "1"]
+    assert column(view, "Id") == ["chat-4", "chat-3", "chat-2", "chat-1"]
+    assert column(view, "State") == ["preempted", "waiting", "running", "finished"]
+    assert column(view, "Output") == ["3 / 64", "0 / 64", "8 / 64", "64 / 64"]
+    assert column(view, "Blocks") == ["0", "0", "3", "0"]
+
+
+def test_a_prefill_in_progress_says_how_far(engine, session, poll, view):
+    engine.request(9, state=RUNNING, num_prompt_tokens=200, num_output_tokens=0)
+    columns = session.mirror.requests
+    poll(session)
+    columns = read_columns(session.mirror, session.history.request_times)
+    columns.num_computed_tokens[-1] = 50
+    view.model.show_columns(columns)
+    assert column(view, "State")[0] == "prefill 25%"
+
+
+def test_output_knows_its_share(view):
+    output = next(i for i, c in enumerate(COLUMNS) if c.title == "Output")
+    assert view.model.index(2, output).data(PROGRESS_ROLE) == pytest.approx(8 / 64)
+    assert view.model.index(2, 0).data(PROGRESS_ROLE) is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text", "numbers"),
+    [
+        ("All", "", [4, 3, 2, 1]),
+        ("Waiting", "", [4, 3]),
+        ("Running", "", [2]),
+        ("All", "#3", [3]),
+        ("All", "at-1", [1]),
+    ],
+)
+def test_filters(view, chosen, text, numbers):
+    view.filter.setCurrentText(chosen)
+    view.search.setText(text)
+    assert [view.model.number_at(row) for row in range(view.model.rowCount())] == numbers
+    assert view.count.text() == ("4 requests" if len(numbers) == 4 else f"{len(numbers)} of 4 requests")
+
+
+def test_sorting_is_by_number_not_by_text_and_unknown_last(view, session):
+    columns = read_columns(session.mirror, session.history.request_times)
+    columns.ttft_s[:] = [np.nan, 0.5, 0.02, np.nan]
+    for descending, wanted in ((False, [2, 1, 3, 0]), (True, [1, 2, 3, 0])):
+        assert order_rows(columns, Filter.ALL, "", "ttft_s", descending).tolist() == wanted
+
+
+def test_clicking_a_row_selects_everywhere(view, session, qtbot):
+    with qtbot.waitSignal(session.selection_changed):
+        place = view.table.visualRect(view.model.index(2, 1)).center()
+        qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    assert session.selected_request == 2
+
+
+def test_a_selection_from_elsewhere_is_shown_and_stays_while_rows_move(view, engine, session, poll):
+    session.select_request(2)
+    assert view.model.number_at(view.table.currentIndex().row()) == 2
+    engine.request(5)
+    engine.request(6)
+    poll(session)
+    view.refresh()
+    assert view.table.currentIndex().row() == 4
+    assert session.selected_request == 2
+    view.filter.setCurrentText("Waiting")
+    assert not view.table.selectionModel().hasSelection()
+    assert session.selected_request == 2
+    view.filter.setCurrentText("All")
+    assert view.model.number_at(view.table.currentIndex().row()) == 2
+
+
+def test_escape_lets_go(view, session, qtbot):
+    session.select_request(2)
+    view.table.setFocus()
+    qtbot.keyClick(view.table, Qt.Key.Key_Escape)
+    assert session.selected_request is None
+
+
+def test_delete_aborts_what_has_not_ended(view, engine, session, qtbot):
+    view.table.setFocus()
+    session.select_request(1)
+    qtbot.keyClick(view.table, Qt.Key.Key_Delete)
+    assert engine.source.sent == []
+    session.select_request(2)
+    qtbot.keyClick(view.table, Qt.Key.Key_Delete)
+    assert engine.source.sent == [Abort(request_id="chat-2")]
+
+
+def test_the_block_table_of_the_selected_request(view, session):
+    session.select_request(2)
+    assert view.detail.summary.text() == "Request #2: 3 blocks, 1.05 MiB, 37 of 48 slots filled"
+    assert view.detail.strip.tip(2) == "Block 17\nindex 2 of the table, positions 32 to 47\n5 of 16 slots filled"
+    session.select_request(3)
+    assert view.detail.summary.text() == "Request #3 holds no blocks now."
+    ledger = session.mirror.ledger
+    ledger.owner[[30, 31]], ledger.state[[30, 31]] = 3, BlockState.CACHED
+    view.detail.refresh()
+    assert view.detail.summary.text() == "Request #3 holds no blocks now. 2 blocks it left are still cached."
+
+
+def test_events_tell_who_why_and_how_much(view, engine, session, poll):
+    engine.event(kind="preempted", number=4, other=2, cause="no free block", num_blocks=3, num_tokens=40)
+    engine.event(kind="admitted", number=2)
+    poll(session)
+    session.select_request(4)
+    view.refresh()
+    own = view.detail.own_events
+    assert own.rowCount() == 1
+    assert own.index(0, 1).data() == "preempted"
+    assert own.index(0, 3).data() == "no free block · for request #2 · 3 blocks · 40 tokens"
+    assert [view.detail.all_events.index(row, 1).data() for row in range(2)] == ["admitted", "preempted"]
+    view.detail.filter.setCurrentText(EventFilter.PREEMPTIONS.value)
+    assert view.detail.all_events.rowCount() == 1
+    engine.event(kind="finished", number=2)
+    engine.event(kind="preempted", number=2, cause="no free block")
+    poll(session)
+    view.refresh()
+    assert [view.detail.all_events.index(row, 2).data() for row in range(2)] == ["#2", "#4"]
+
+
+def test_choosing_an_event_selects_its_request(view, engine, session, poll):
+    engine.event(kind="admitted", number=2)
+    poll(session)
+    view.refresh()
+    view.detail._tables[1].activated.emit(view.detail.all_events.index(0, 0))
+    assert session.selected_request == 2
+
+
+def test_a_cause_that_names_the_other_is_not_repeated():
+    assert why_text(Event(kind="preempted", time_ns=0, other=7, cause="for request 7")) == "for request 7"
+
+
+def test_events_are_bounded(view, session, qtmodeltester):
+    session.history.events.extend([Event(kind="note", time_ns=i) for i in range(5_000)], 7, 0)
+    view.refresh()
+    assert view.detail.all_events.rowCount() == 2_000
+    session.history.events.extend([Event(kind="note", time_ns=i) for i in range(10)], 7, 0)
+    view.refresh()
+    assert view.detail.all_events.rowCount() == 2_000
+    qtmodeltester.check(view.detail.all_events)
+
+
+@pytest.fixture
+def strip(qtbot):
+    made = BlockStrip()
+    qtbot.addWidget(made)
+    made.apply_theme(THEMES["dark"])
+    return made
+
+
+def test_cells_wrap_and_are_found_under_the_mouse(strip):
+    ids = np.arange(200, 210)
+    strip.show_blocks(ids, np.full(10, 16), np.ones(10, np.int64), 16)
+    strip.resize(240, strip.heightForWidth(240))
+    assert [strip.index_at(20, 20), strip.index_at(20 + 55, 20), strip.index_at(20, 20 + 29)] == [0, 1, 4]
+    assert strip.index_at(2, 2) is None
+    assert strip.index_at(239, strip.height() - 12) is None
+
+
+def test_ink_is_as_high_as_the_block_is_full(strip):
+    theme = THEMES["dark"]
+    strip.show_blocks(np.arange(200), np.repeat([16, 0], 100), np.repeat([1, 2], 100), 16)
+    strip.resize(400, strip.heightForWidth(400))
+    image = strip.grab().toImage()
+    first, last = QPoint(8 + 6, 8 + 6), strip._box(199).center()
+    assert image.pixelColor(first).name() == theme.block_active
+    assert image.pixelColor(last).name() == theme.block_free
+
+
+def test_both_themes_and_small_sizes_paint(view, session):
+    session.select_request(2)
+    for theme in THEMES.values():
+        view.apply_theme(theme)
+        for size in ((420, 300), (900, 500)):
+            view.resize(*size)
+            assert not view.grab().isNull()

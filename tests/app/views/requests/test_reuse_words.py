@@ -1,0 +1,81 @@
+"""What a request reused and why not more, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.requests.reuse_words import Prompt, reuse_text
+from kvscope_app.views.requests.view import RequestsView
+from kvscope_telemetry.messages.telemetry import Event
+
+PROMPT = Prompt(num_tokens=140, num_reused=96, has_cache=True)
+HIT = (
+    "waited 3.1 ms; 9 blocks needed; 96 of 140 tokens were there already, 4 blocks in the pool;"
+    " 2 blocks came back from lower tiers; not more, since it first differs from what is cached at token 96"
+)
+MISS = "waited 0.2 ms; 9 blocks needed; all 140 tokens to compute; not more, since nothing that begins like it was seen"
+
+
+def admitted(cause, num_tokens=0, **fields):
+    return Event(kind="admitted", time_ns=1, number=7, cause=cause, num_tokens=num_tokens, **fields)
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (
+            admitted(HIT, 96),
+            "Reused 96 of 140 prompt tokens; 2 blocks came back from lower tiers;"
+            " not more, since it first differs from what is cached at token 96.",
+        ),
+        (admitted(MISS), "Reused none of its 140 prompt tokens: nothing that begins like it was seen."),
+        (
+            admitted("forked from request 3; shares its 9 blocks until one of them writes", 139, other=3),
+            "Forked from request 3; shares its 9 blocks until one of them writes.",
+        ),
+        (admitted("", 96), "Reused 96 of 140 prompt tokens."),
+        (admitted(""), "Reused none of its 140 prompt tokens."),
+    ],
+)
+def test_how_a_request_began(event, told):
+    assert reuse_text([event], 7, PROMPT) == told
+
+
+def test_without_a_prefix_cache_it_says_so():
+    told = reuse_text([admitted("all 140 tokens to compute")], 7, Prompt(140, 0, has_cache=False))
+    assert told == "Reused nothing: the engine keeps no prefixes. All 140 prompt tokens computed."
+
+
+def test_how_it_came_back_is_told_too():
+    cause = (
+        "came back 5.0 ms after its preemption; 23 blocks needed; 365 of 366 tokens were there already,"
+        " 0 blocks in the pool; 23 blocks came back from lower tiers"
+    )
+    back = Event(kind="resumed", time_ns=2, number=7, cause=cause, num_tokens=365)
+    told = reuse_text([admitted(MISS), back], 7, PROMPT).splitlines()
+    assert told[1] == "Came back with 365 tokens it need not compute; 23 blocks came back from lower tiers."
+
+
+def test_events_of_others_are_not_taken_for_its_own():
+    other = Event(kind="admitted", time_ns=1, number=8, other=7, cause="forked from request 7", num_tokens=5)
+    assert reuse_text([other], 7, PROMPT) == "Reused 96 of 140 prompt tokens."
+    assert reuse_text([], 7, Prompt(140, 0, has_cache=True)) == ""
+
+
+def test_the_detail_shows_it(engine, session, poll, qtbot):
+    view = RequestsView(session)
+    qtbot.addWidget(view)
+    view.resize(500, 500)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    engine.request(7, blocks=(1,), num_prompt_tokens=140)
+    engine.event(kind="admitted", number=7, cause=HIT, num_tokens=96)
+    poll(session)
+    session.select_request(7)
+    view.refresh()
+    assert view.detail.reuse.isVisible()
+    assert view.detail.reuse.text().startswith("Reused 96 of 140 prompt tokens")
+    session.select_request(None)
+    view.refresh()
+    assert not view.detail.reuse.isVisible()

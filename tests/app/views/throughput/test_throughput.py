@@ -1,0 +1,240 @@
+"""Throughput: curves, values, following and looking back."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, Qt
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.session.history import BIN_NS
+from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.source import SERIES_FIELDS, Update
+
+
+def frames(now_ns, num_frames, **columns):
+    """Frames 10 ms apart until `now_ns`."""
+    series = {name: np.zeros(num_frames, np.int64) for name in SERIES_FIELDS}
+    series["time_ns"] = now_ns - 10_000_000 * np.arange(num_frames, dtype=np.int64)[::-1]
+    series["seq"] = np.arange(1, num_frames + 1)
+    for name, value in columns.items():
+        series[name][:] = value
+    return series
+
+
+@pytest.fixture
+def view(session, qtbot):
+    view = ThroughputView(session)
+    qtbot.addWidget(view)
+    view.resize(700, 500)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    return view
+
+
+def feed(session, events=(), seconds=3, ago_s=0, **columns):
+    """`seconds` of frames up to the last whole bin, or `ago_s` before it."""
+    end_ns = (time.monotonic_ns() // BIN_NS - ago_s * 10) * BIN_NS - 1
+    for index in range(seconds * 10):
+        now_ns = end_ns - (seconds * 10 - 1 - index) * BIN_NS
+        update = Update(series=frames(now_ns, 10, **columns), events=events if index == 5 else ())
+        session.history.add(update, session.mirror, now_ns)
+    return end_ns
+
+
+def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
+    engine = make_engine()
+    engine.source.updates.clear()
+    view = ThroughputView(make_session(engine))
+    qtbot.addWidget(view)
+    view.show()
+    view.refresh()
+    assert not view.panels["decode"].isVisible()
+
+
+def test_values_and_curves(session, view):
+    end_s = feed(session, ago_s=1, decode_tokens=3, prefill_tokens=7, num_running=5, num_waiting=2) / 1e9
+    view.look_back(end_s - 5, end_s)
+    assert view.panels["decode"].legend.values["decode_tokens"] == "300 tok/s"
+    assert view.panels["prefill"].legend.values["prefill_tokens"] == "700 tok/s"
+    assert view.panels["requests"].legend.values == {"num_running": "5", "num_waiting": "2"}
+    x, y = view.panels["decode"]._items["decode_tokens"].getData()
+    assert y[-1] == pytest.approx(300)
+    assert 2.5 < x[-1] - x[0] < 3.15
+
+
+def test_every_panel_is_drawn_within_six_refreshes(session, view):
+    view.resize(1100, 600)
+    feed(session, decode_tokens=1, num_running=1)
+    view.refresh()
+    view._drawn.clear()
+    for _ in view.panels:
+        view.refresh()
+    assert set(view._drawn) == set(view.panels)
+
+
+def test_a_panel_that_is_scrolled_away_is_not_drawn(session, view):
+    view.resize(320, 200)
+    feed(session, decode_tokens=1)
+    view.refresh()
+    view._drawn.clear()
+    for _ in view.panels:
+        view.refresh()
+    assert "decode" in view._drawn
+    assert "itl" not in view._drawn
+
+
+def test_a_shorter_range_follows_the_present(session, view, qtbot):
+    feed(session, decode_tokens=1)
+    view.bar.range_chosen.emit(10.0)
+    (first, last), _ = view.panels["kv"].plot.viewRange()
+    assert last - first == pytest.approx(10)
+    assert last == pytest.approx(time.monotonic(), abs=1)
+    assert view.is_following
+
+
+def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot):
+    end_ns = feed(session, decode_tokens=1)
+    view.panels["decode"].plot.setXRange(end_ns / 1e9 - 2, end_ns / 1e9 - 1, padding=0)
+    view.panels["decode"]._on_dragged(None)
+    assert not view.is_following
+    assert not view.bar.live.isChecked()
+    (first, last), _ = view.panels["itl"].plot.viewRange()
+    assert (first, last) == (pytest.approx(end_ns / 1e9 - 2), pytest.approx(end_ns / 1e9 - 1))
+    qtbot.mouseClick(view.bar.live, Qt.MouseButton.LeftButton)
+    assert view.is_following
+    assert view.bar.live.isChecked()
+
+
+def test_a_wheel_turn_over_a_plot_looks_back(session, view, qtbot):
+    from PySide6.QtGui import QWheelEvent
+    from PySide6.QtWidgets import QApplication
+
+    feed(session, decode_tokens=1)
+    view.refresh_all()
+    viewport = view.panels["decode"].plot.viewport()
+    centre = QPointF(viewport.rect().center())
+    turn = QWheelEvent(
+        centre,
+        viewport.mapToGlobal(centre),
+        QPoint(),
+        QPoint(0, 120),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    QApplication.sendEvent(viewport, turn)
+    assert not view.is_following
+
+
+def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
+    end_ns = feed(session, decode_tokens=2, num_running=5)
+    feed_end = end_ns / 1e9
+    view.refresh_all()
+    view.panels["kv"].hovered.emit(feed_end - 1.0)
+    assert view.panels["requests"].legend.values["num_running"] == "5"
+    assert view.bar.time.text()
+    assert all(panel._cursor.isVisible() for panel in view.panels.values())
+    view.panels["kv"].hovered.emit(feed_end - 30.0)
+    assert view.panels["requests"].legend.values["num_running"] == "–"
+    view.panels["kv"].hovered.emit(None)
+    assert not view.bar.time.text()
+
+
+def test_a_lone_value_is_a_dot(session, view):
+    end_ns = feed(session, ago_s=1)
+    update = Update(series=frames(end_ns, 1), first_token_ns=np.array([250_000_000]))
+    session.history.add(update, session.mirror, end_ns)
+    session.history.add(Update(), session.mirror, end_ns + BIN_NS)
+    view.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 0.5)
+    _, y = view.panels["ttft"]._dots["ttft_p50_s"].getData()
+    assert y.tolist() == [0.25]
+
+
+def test_preemptions_are_marked_with_who_and_why(session, view):
+    end_ns = feed(session, decode_tokens=1)
+    event = Event(kind="preempted", time_ns=end_ns, number=12, cause="no free block for request 14")
+    session.history.add(Update(events=(event,)), session.mirror, end_ns + 1)
+    view.refresh_all()
+    points = view.panels["requests"]._marks.points()
+    assert [point.data() for point in points] == ["Request 12 preempted: no free block for request 14"]
+
+
+def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
+    end_ns = feed(session, seconds=2, decode_tokens=1)
+    events = tuple(Event(kind="preempted", time_ns=end_ns, number=n, cause="no free block") for n in range(1, 301))
+    session.history.add(Update(events=events), session.mirror, end_ns + 1)
+    view.refresh_all()
+    (mark,) = view.panels["requests"]._marks.points()
+    lines = mark.data().splitlines()
+    assert lines[0] == "Request 1 preempted: no free block"
+    assert lines[-1] == f"and {300 - len(lines) + 1} more"
+
+
+def test_a_silence_is_shaded(session, view):
+    end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
+    later_ns = end_ns + 4_000_000_000
+    session.history.add(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
+    view.look_back(end_ns / 1e9 - 2, later_ns / 1e9)
+    (gap,) = [region for region in view.panels["decode"]._gaps if region.isVisible()]
+    first, last = gap.getRegion()
+    assert 3.5 < last - first < 4.5
+
+
+def test_the_pause_between_two_heartbeats_is_no_silence(session, view):
+    end_ns = feed(session, ago_s=3, decode_tokens=1)  # well before the snapshot, after which a gap would be over
+    view.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 1)
+    assert not [region for region in view.panels["decode"]._gaps if region.isVisible()]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(320, 1), (700, 2), (1100, 3)])
+def test_panels_stand_beside_each_other_where_there_is_room(view, width, columns):
+    view.resize(width, 500)
+    assert view._grid.getItemPosition(view._grid.indexOf(view.panels["prefill"]))[1] == (1 if columns > 1 else 0)
+    assert view._num_columns == columns
+
+
+def test_colours_follow_the_theme(session, view):
+    feed(session, decode_tokens=1)
+    for theme in THEMES.values():
+        view.apply_theme(theme)
+        view.refresh_all()
+        image = view.panels["decode"].plot.grab().toImage()
+        assert image.pixelColor(2, 2).name() == theme.base
+
+
+def test_paused_stands_still(session, view):
+    feed(session, decode_tokens=1)
+    session.set_paused(True)
+    stopped_s = session.shown_until_ns / 1e9
+    view.show_last(10.0)
+    (_, last), _ = view.panels["decode"].plot.viewRange()
+    assert last == pytest.approx(stopped_s, abs=0.11)
+
+
+class Paints(QObject):
+    """Counts how often a widget is painted."""
+
+    count = 0
+
+    def eventFilter(self, watched, event):
+        self.count += event.type() == QEvent.Type.Paint
+        return False
+
+
+def test_what_is_drawn_is_painted_once(session, view, qtbot):
+    """pyqtgraph moves its items at the beginning of a paint, unless told to before, and then paints again."""
+    feed(session, decode_tokens=1)
+    view.refresh_all()
+    qtbot.wait(50)
+    paints = Paints()
+    view.panels["decode"].plot.viewport().installEventFilter(paints)
+    for _ in range(5):
+        qtbot.wait(120)  # the next bin begins: the curve moves
+        view.refresh_all()
+        qtbot.wait(20)
+    assert 0 < paints.count <= 6

@@ -1,0 +1,343 @@
+"""The main window: views, layout, theme, keys, and what it says about the engine."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from PySide6.QtCore import QSettings, Qt
+from PySide6.QtWidgets import QLineEdit, QPushButton
+
+from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.views.base import View
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.window import layout
+from kvscope_app.window.command_palette import CommandPalette, action_text, match_rank
+from kvscope_app.window.help_sheets import Sheet
+from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.window_actions import entries
+from kvscope_telemetry.messages.commands import Control, Failed
+from kvscope_telemetry.source import SourceState
+
+
+def test_emitting_signals_keeps_reference_counts(session):
+    """PySide6 6.12 on Python 3.11 loses a reference to True an emit, and crashes after some hundred."""
+    before = sys.getrefcount(True), sys.getrefcount(None)
+    for _ in range(200):
+        session.status_changed.emit()
+        session.updated.emit(None)
+    after = sys.getrefcount(True), sys.getrefcount(None)
+    assert all(abs(b - a) < 50 for a, b in zip(before, after, strict=True))
+
+
+def test_all_views_load_and_refresh(engine, session, make_window, poll):
+    engine.request(1, blocks=[3])
+    engine.hold([3])
+    poll(session)
+    window = make_window(session, with_views=True, size=(1500, 900))
+    assert set(window.views) == {"page_map", *(spec.name for spec in DOCKS)}
+    for name, view in window.views.items():
+        assert isinstance(view, View), name
+        view.refresh()
+    window.themes.choose("light")
+    assert all(view.theme is LIGHT for view in window.views.values())
+    assert window.grab().width() == 1500
+
+
+def test_welcomes_with_progress_until_there_is_a_pool(make_engine, make_session, make_window, poll):
+    engine = make_engine()
+    first = engine.source.updates.popleft()
+    engine.say(SourceState.LOADING)
+    session = make_session(engine)
+    window = make_window(session)
+    assert window.welcome.isVisible()
+    engine.progress("download", done=25 << 20, total=100 << 20, unit="bytes", detail="model.gguf")
+    poll(session)
+    assert window.welcome._title.text() == "Downloading the model"
+    assert "model.gguf: 25.0 MiB of 100.0 MiB" in window.welcome._detail.text()
+    assert window.welcome._bar.value() == 250
+    engine.progress("warm up")
+    poll(session)
+    assert window.welcome._bar.maximum() == 0
+    engine.source.updates.append(first)
+    poll(session)
+    assert not window.welcome.isVisible()
+    assert window.page_map.isVisible()
+    assert "fake-135M" in window.windowTitle()
+
+
+def test_says_that_the_engine_ended_and_keeps_what_it_had(engine, session, make_window, poll):
+    engine.hold([1, 2])
+    poll(session)
+    window = make_window(session)
+    engine.say(SourceState.ENDED, "the engine is gone without a goodbye")
+    session._status_told_ns = 0
+    session.poll()
+    assert "the engine is gone" in window.banner.text
+    assert session.mirror.num_active == 2
+    engine.begin(epoch=11)
+    poll(session)
+    assert window.banner.text == ""
+
+
+def test_a_stuck_engine_is_told_and_forgotten(engine, session, make_window):
+    window = make_window(session)
+    engine.say(SourceState.STUCK, "step 4 stands still for 6 s")
+    session.poll()
+    assert "stuck" in window.banner.text
+    engine.live()
+    session.poll()
+    assert window.banner.text == ""
+
+
+def test_a_failed_command_is_told(engine, session, make_window, poll):
+    window = make_window(session)
+    engine.source.replies.append(Failed(reason="no such thing"))
+    poll(session)
+    assert window.statusBar().currentMessage() == "no such thing"
+
+
+def test_space_pauses_and_end_goes_live(session, make_window, qtbot):
+    window = make_window(session)
+    window.page_map.canvas.setFocus()
+    qtbot.waitUntil(window.isActiveWindow)
+    qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
+    assert session.paused
+    assert "PAUSED" in window._corner._state.text()
+    assert window.actions_by_name["go_live"].isEnabled()
+    qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_End)
+    assert not session.paused
+    assert window._corner._state.text() == "LIVE"
+
+
+def test_space_presses_a_focused_button_instead(session, make_window, qtbot):
+    window = make_window(session)
+    qtbot.waitUntil(window.isActiveWindow)
+    button = QPushButton("Go", window)
+    button.show()
+    button.setFocus()
+    qtbot.waitUntil(button.hasFocus)
+    with qtbot.waitSignal(button.clicked, timeout=1000):
+        qtbot.keyClick(button, Qt.Key.Key_Space)
+    assert not session.paused
+
+
+def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
+    window = make_window(session)
+    qtbot.waitUntil(window.isActiveWindow)
+    line = QLineEdit(window)
+    line.show()
+    line.setFocus()
+    qtbot.waitUntil(line.hasFocus)
+    qtbot.keyClicks(line, "f2 ?-+")
+    assert line.text() == "f2 ?-+"
+    assert not session.paused
+    assert window.page_map.mode is ColorMode.STATE
+
+
+@pytest.mark.parametrize(("index", "mode"), list(enumerate(ColorMode, start=1)))
+def test_number_keys_choose_the_colours(index, mode, session, make_window, qtbot):
+    window = make_window(session)
+    window.page_map.canvas.setFocus()
+    qtbot.waitUntil(window.isActiveWindow)
+    window.page_map.set_mode(ColorMode.STATE)
+    qtbot.keyClick(window.page_map.canvas, Qt.Key(Qt.Key.Key_0.value + index))
+    assert window.page_map.mode is mode
+    assert window.actions_by_name[f"color_{mode}"].isChecked()
+
+
+def test_every_shortcut_means_one_thing(session, make_window):
+    window = make_window(session, attach=lambda endpoint: None)
+    keys = [key.toString() for _, action in entries(window) for key in action.shortcuts()]
+    assert len(keys) == len(set(keys))
+
+
+def test_every_action_has_words_and_no_icon_is_missing(session, make_window):
+    window = make_window(session, attach=lambda endpoint: None)
+    for spec in window.actions_by_name:
+        action = window.actions_by_name[spec.name]
+        assert action.text()
+        assert bool(spec.icon) == (not action.icon().isNull())
+
+
+def test_theme_is_toggled_and_remembered(session, make_window, settings):
+    window = make_window(session)
+    window.actions_by_name["theme_toggle"].trigger()
+    assert window.themes.theme is LIGHT
+    assert settings.value("theme") == "light"
+    assert window.actions_by_name["theme_light"].isChecked()
+    window.actions_by_name["theme_dark"].trigger()
+    assert window.themes.theme is DARK
+
+
+def test_layout_is_kept_and_reset(session, make_window, settings):
+    window = make_window(session)
+    window.docks["memory"].hide()
+    window.close()
+    again = make_window(session)
+    assert not again.docks["memory"].isVisible()
+    again.reset_layout()
+    assert again.docks["memory"].isVisible()
+
+
+def test_views_that_load_later_leave_a_kept_layout_alone(session, make_window, qtbot):
+    window = make_window(session, with_views=True, size=(1500, 900))
+    window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
+    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=2000)
+    window.close()
+    again = make_window(session, with_views=True, size=(1500, 900))
+    assert abs(again.docks["console"].width() - 350) <= 1
+
+
+def test_a_layout_of_another_version_is_not_taken(session, make_window, settings):
+    window = make_window(session)
+    settings.setValue("window/state", window.saveState(layout.LAYOUT_VERSION + 1))
+    assert not layout.restore(window, settings)
+    settings.setValue("window/state", "nonsense")
+    assert not layout.restore(window, settings)
+
+
+@pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
+def test_the_palette_finds_and_runs(session, make_window, qtbot):
+    window = make_window(session)
+    window.actions_by_name["palette"].trigger()
+    (palette,) = window.findChildren(CommandPalette)
+    qtbot.keyClicks(palette._line, "colour by ow")
+    assert palette._list.count() >= 1
+    qtbot.keyClick(palette._line, Qt.Key.Key_Return)
+    assert window.page_map.mode is ColorMode.OWNER
+
+
+@pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
+def test_the_palette_says_nothing_for_nonsense(session, make_window, qtbot):
+    window = make_window(session)
+    window.actions_by_name["palette"].trigger()
+    (palette,) = window.findChildren(CommandPalette)
+    qtbot.keyClicks(palette._line, "zzqqy")
+    assert palette._list.count() == 0
+    qtbot.keyClick(palette._line, Qt.Key.Key_Return)
+    palette.close()
+
+
+def test_palette_ranks_word_beginnings_first():
+    typed = "zoom"
+    assert match_rank(typed, "Zoom in", "Page map") < match_rank("oom", "Zoom in", "Page map")
+    assert match_rank("zi", "Zoom in", "Page map") is not None
+    assert match_rank("x", "Zoom in", "Page map") is None
+
+
+@pytest.mark.parametrize("name", ["shortcuts", "about", "attach"])
+def test_sheets_open_and_close(name, session, make_window):
+    window = make_window(session, attach=lambda endpoint: None)
+    window.actions_by_name[name].trigger()
+    (sheet,) = window.findChildren(Sheet)
+    assert sheet.isVisible()
+    assert not sheet.isModal()
+    sheet.close()
+
+
+def test_the_shortcut_sheet_lists_every_key(session, make_window):
+    from PySide6.QtWidgets import QLabel
+
+    window = make_window(session)
+    window.actions_by_name["shortcuts"].trigger()
+    (sheet,) = window.findChildren(Sheet)
+    words = {label.text() for label in sheet.findChildren(QLabel)}
+    for _, action in entries(window):
+        if action.shortcuts():
+            assert action_text(action).rstrip("…") in words
+
+
+def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtbot):
+    opened = []
+    window = make_window(session, attach=opened.append)
+    window.actions_by_name["attach"].trigger()
+    (sheet,) = window.findChildren(Sheet)
+    sheet._line.setText("http://nowhere")
+    sheet._try()
+    assert "http://nowhere" in sheet._complaint.text()
+    assert opened == []
+    sheet._line.setText("tcp://127.0.0.1:5555")
+    sheet._try()
+    assert opened == ["tcp://127.0.0.1:5555"]
+
+
+def test_engine_control_is_sent(engine, session, make_window):
+    window = make_window(session)
+    window.actions_by_name["reset_cache"].trigger()
+    assert engine.source.sent == [Control(action="reset_prefix_cache")]
+
+
+def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, poll):
+    window = make_window(session)
+    engine.hold([1])
+    poll(session)
+    from kvscope_telemetry.source import SourceStatus
+
+    engine.source.status = SourceStatus(
+        SourceState.LIVE, frames_received=12_345, frames_dropped=3, messages_rejected=1, latency_ns=420_000
+    )
+    session._status_told_ns = 0
+    session.poll()
+    texts = {name: label.text() for name, label in window._status._labels.items()}
+    assert texts["state"] == "Live"
+    assert "fake-135M" in texts["model"]
+    assert "3 lost" in texts["frames"]
+    assert "1 unreadable" in texts["frames"]
+    assert "420 µs" in texts["latency"]
+
+
+def test_a_small_window_still_has_everything(engine, session, make_window, poll):
+    engine.hold([1])
+    poll(session)
+    window = make_window(session, size=(760, 520))
+    assert window.width() <= 900
+    assert window.page_map.canvas.width() >= 180
+
+
+def test_settings_file_is_ini(settings):
+    assert settings.format() is QSettings.Format.IniFormat
+
+
+def tabs(window, name):
+    return {dock.objectName() for dock in window.tabifiedDockWidgets(window.docks[name])}
+
+
+def in_front(window, name):
+    """Docks behind another tab are outside the window."""
+    return window.rect().intersects(window.docks[name].geometry())
+
+
+def test_what_if_is_behind_another_view_at_first(session, make_window, qtbot):
+    window = make_window(session, size=(1500, 900))
+    window.reset_layout()
+    assert tabs(window, "what_if") == {"dock_requests"}
+    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "what_if"), timeout=2000)
+    window.resize(1040, 640)
+    window.reset_layout()
+    assert tabs(window, "what_if") == {"dock_throughput", "dock_memory", "dock_requests"}
+    qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=2000)
+
+
+@pytest.mark.parametrize("hidden", [(), ("requests",), ("memory",)])
+def test_a_layout_from_before_what_if_is_kept(session, make_window, settings, qtbot, hidden):
+    window = make_window(session, size=(1500, 900))
+    window.reset_layout()
+    window.removeDockWidget(window.docks["what_if"])
+    for name in hidden:
+        window.docks[name].hide()
+    window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
+    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=2000)
+    state, geometry = window.saveState(1), window.saveGeometry()
+    window.close()
+    settings.setValue("window/state", state)
+    settings.setValue("window/geometry", geometry)
+    again = make_window(session, size=(1500, 900))
+    assert abs(again.docks["console"].width() - 350) <= 1
+    assert {name for name, dock in again.docks.items() if dock.isHidden()} == {
+        *hidden,
+        *(["what_if"] if "requests" in hidden else []),
+    }
+    if "requests" not in hidden:
+        assert tabs(again, "what_if") == {"dock_requests"}
+        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, "what_if"), timeout=2000)

@@ -1,0 +1,177 @@
+"""Models that our attention cannot serve are refused by name, those that it can are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.loading.loader import LoadedModel
+from kvscope_engine.model.running.attention import AttentionOptions
+from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_telemetry.errors import BadInput
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+
+
+def make(model_type: str, **changes: Any) -> nn.Module:
+    """A tiny model made without our loader, which would refuse some of these before."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    model: nn.Module = auto.from_config(AutoConfig.for_model(model_type, **(SIZES | changes))).eval()
+    return model
+
+
+def test_how_each_layer_calls_is_found(tiny_loaded: Callable[..., LoadedModel]) -> None:
+    module = tiny_loaded("gemma2").module
+    calls = check_hook(module)
+    assert [call.layer for call in calls] == [0, 1]
+    assert {call.shape for call in calls} == {LayerShape(2, 16)}
+    assert [call.options for call in calls] == [
+        AttentionOptions(scale=0.25, sliding_window=8, softcap=50.0),
+        AttentionOptions(scale=0.25, sliding_window=None, softcap=50.0),
+    ]
+    assert check_hook(module) is calls, "asked again, it is not run again"
+    sinks = check_hook(tiny_loaded("gpt_oss").module)[0].options.sinks
+    assert sinks is not None
+    assert sinks.shape == (4,)
+
+
+def test_values_narrower_than_keys_are_served() -> None:
+    """DeepSeek hands out expanded keys of 24 and values of 12."""
+    module = make(
+        "deepseek_v3",
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        first_k_dense_replace=2,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
+    assert {call.shape for call in check_hook(module)} == {LayerShape(4, 24)}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "reason"),
+    [
+        ("mamba", {"state_size": 4}, r"MambaForCausalLM is not supported"),
+        ("llama4_text", {"num_local_experts": 2, "head_dim": 8}, r"Llama4ForCausalLM .* chunked_attention"),
+        ("qwen3_next", {"head_dim": 8}, r"Qwen3NextForCausalLM .* linear_attention"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, r"BloomForCausalLM is not supported"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(model_type: str, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        check_hook(make(model_type, **changes))
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    module = make("llama")
+    module.config.is_encoder_decoder = True  # type: ignore[union-attr]
+    with pytest.raises(BadInput, match=r"LlamaForCausalLM is not supported: it is an encoder-decoder"):
+        check_hook(module)
+
+
+def attention_of(module: Any, layer: int) -> Any:
+    return module.model.layers[layer].self_attn
+
+
+def test_a_layer_that_does_not_reach_the_hook_is_seen() -> None:
+    module = make("llama")
+    attention_of(module, 1).forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(BadInput, match=r"1 of its 2 layers"):
+        check_hook(module)
+
+
+def test_a_layer_that_attends_twice_is_seen() -> None:
+    module = make("llama")
+    attention = attention_of(module, 0)
+    forward = attention.forward
+    attention.forward = lambda **kwargs: (forward(**kwargs)[0] + forward(**kwargs)[0], None)
+    with pytest.raises(BadInput, match=r"2 of its 2 layers .* \(3 calls\)"):
+        check_hook(module)
+
+
+@pytest.mark.parametrize(
+    ("added", "reason"),
+    [
+        ({"position_bias": torch.zeros(1)}, "asks for position_bias"),
+        ({"is_causal": False}, "looks ahead"),
+        ({"paged": None}, "does not pass keywords on"),
+    ],
+)
+def test_keywords_that_change_attention_are_refused(added: dict[str, Any], reason: str) -> None:
+    module = make("llama")
+    attention = attention_of(module, 1)
+    forward = attention.forward
+    attention.forward = lambda **kwargs: forward(**(kwargs | added))
+    with pytest.raises(BadInput, match=reason):
+        check_hook(module)
+
+
+def test_a_mask_of_its_own_is_refused() -> None:
+    module = make("llama")
+    attention = attention_of(module, 0)
+    forward = attention.forward
+    attention.forward = lambda **kwargs: forward(**(kwargs | {"attention_mask": torch.zeros(1, 1, 5, 5)}))
+    with pytest.raises(BadInput, match="a mask of its own"):
+        check_hook(module)
+
+
+def test_a_window_that_lives_in_the_mask_alone_is_refused() -> None:
+    module = make("mistral", sliding_window=3)
+    for layer in range(2):
+        attention = attention_of(module, layer)
+        attention.config = module.config
+        forward = attention.forward
+        type(attention)
+        attention.forward = _without_window(attention, forward)
+    with pytest.raises(BadInput, match=r"its sliding window \(3\) is not passed"):
+        check_hook(module)
+
+
+def _without_window(attention: Any, forward: Any) -> Any:
+    """Mistral's attention reads the window from its config: show it one without."""
+
+    def without(**kwargs: Any) -> Any:
+        from copy import copy
+
+        original, changed = attention.config, copy(attention.config)
+        changed.sliding_window = None
+        attention.config = changed
+        try:
+            return forward(**kwargs)
+        finally:
+            attention.config = original
+
+    return without
+
+
+def test_a_model_that_ignores_positions_differs_from_eager() -> None:
+    """It counts its tokens from 0 in every call, as one does whose positions come from a cache it does not get."""
+    module: Any = make("llama")
+    rotary = module.model.rotary_emb
+    forward = rotary.forward
+    rotary.forward = lambda x, position_ids: forward(x, torch.arange(x.shape[1])[None])
+    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+        check_hook(module)

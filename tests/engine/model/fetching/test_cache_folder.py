@@ -1,0 +1,74 @@
+"""Where the cache is, and that nobody sees half of what is put there."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvscope_engine.model.fetching.cache_folder import cache_folder, exclusive, replace_folder, scratch_folder
+from kvscope_telemetry.errors import KvscopeError
+
+
+def test_the_nearest_setting_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVSCOPE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "kvscope"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "kvscope"
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    assert cache_folder().is_dir()
+
+
+def test_a_place_that_cannot_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(KvscopeError, match="KVSCOPE_CACHE"):
+        cache_folder()
+
+
+def test_a_scratch_folder_leaves_nothing(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path / "parent") as scratch:
+        (scratch / "half").write_bytes(b"x")
+    with pytest.raises(ZeroDivisionError), scratch_folder(tmp_path / "parent"):
+        _ = 1 / 0
+    assert list((tmp_path / "parent").iterdir()) == []
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / folder.name).write_bytes(b"")
+    replace_folder(new, old)
+    assert [path.name for path in old.iterdir()] == ["new"]
+    assert not new.exists()
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    order: list[str] = []
+    inside, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with exclusive(tmp_path / "x"):
+            inside.set()
+            leave.wait(10)
+            order.append("first")
+
+    def second() -> None:
+        inside.wait(10)
+        with exclusive(tmp_path / "x"):
+            order.append("second")
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    for thread in threads:
+        thread.start()
+    inside.wait(10)
+    threads[1].join(0.05)  # long enough for it to wait, or to come in wrongly
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["first", "second"]

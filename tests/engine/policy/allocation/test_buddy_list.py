@@ -1,0 +1,148 @@
+"""The buddy allocator: runs are aligned and apart, split only as needed, and whole again in the end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvscope_engine.policy.allocation.buddy_list import BuddyList
+
+
+def runs(free: BuddyList) -> list[tuple[int, int]]:
+    return sorted(free.runs())
+
+
+def span(start: int, length: int) -> np.ndarray:
+    return np.arange(start, start + length)
+
+
+def test_a_pool_begins_as_a_run_for_each_binary_digit() -> None:
+    free = BuddyList(981)
+    assert runs(free) == [(0, 512), (512, 256), (768, 128), (896, 64), (960, 16), (976, 4), (980, 1)]
+    assert (len(free), free.longest) == (981, 512)
+    assert free.ids.tolist() != []
+    assert sorted(free.ids.tolist()) == list(range(981))
+
+
+def test_a_pool_of_15_7_k_slots_holds_seven_requests_of_2048() -> None:
+    free = BuddyList(15_700 // 16)
+    assert sorted(free.take_run(128) for _ in range(7)) == [0, 128, 256, 384, 512, 640, 768]
+    assert free.longest == 64
+
+
+def test_a_run_is_split_in_halves_and_merged_again() -> None:
+    free = BuddyList(16)
+    assert free.take_run(2) == 0
+    assert runs(free) == [(2, 2), (4, 4), (8, 8)]
+    assert free.take_run(4) == 4
+    assert runs(free) == [(2, 2), (8, 8)]
+    free.give(span(0, 2))
+    assert runs(free) == [(0, 4), (8, 8)]
+    free.give(span(4, 4))
+    assert runs(free) == [(0, 16)]
+
+
+def test_the_shortest_run_that_is_long_enough_is_split() -> None:
+    free = BuddyList(12)
+    assert free.take_run(2) == 8
+    assert runs(free) == [(0, 8), (10, 2)]
+
+
+def test_blocks_come_back_in_any_order_and_from_several_runs() -> None:
+    free = BuddyList(8)
+    free.take_run(8)
+    free.give(np.array([6, 1, 3, 2]))
+    assert runs(free) == [(1, 1), (2, 2), (6, 1)]
+    free.give(np.array([7, 0, 5, 4]))
+    assert runs(free) == [(0, 8)]
+
+
+def test_single_blocks_can_be_taken_as_from_a_free_list() -> None:
+    free = BuddyList(5)
+    assert free.take_one() == 4
+    assert sorted(free.take(3)) == [0, 1, 2]
+    assert (len(free), free.ids.tolist()) == (1, [3])
+
+
+def test_the_other_half_can_be_taken_alone() -> None:
+    free = BuddyList(8)
+    start = free.take_run(2)
+    assert free.has_buddy(start, 2)
+    assert free.take_buddy(start, 2) == 2
+    assert not free.has_buddy(start, 2)
+    assert free.take_buddy(0, 4) == 4
+    assert (len(free), free.longest, runs(free)) == (0, 0, [])
+    with pytest.raises(AssertionError, match="is not free"):
+        free.take_buddy(0, 4)
+
+
+@pytest.mark.parametrize("length", [0, 3, 16])
+def test_no_run_that_is_no_power_of_two_or_too_long(length: int) -> None:
+    with pytest.raises(AssertionError, match=f"no run of {length} blocks is free"):
+        BuddyList(8).take_run(length)
+
+
+def test_more_than_the_pool_cannot_be_given_back() -> None:
+    with pytest.raises(AssertionError, match="full buddy list"):
+        BuddyList(4).give(span(0, 1))
+
+
+def test_the_check_sees_halves_that_were_not_merged() -> None:
+    free = BuddyList(4)
+    free._starts = [{}, {0: None, 2: None}, {}]
+    with pytest.raises(AssertionError, match="are apart"):
+        free.check()
+
+
+class BuddyMachine(RuleBasedStateMachine):
+    """The runs taken are the model: with the free ones they cover the pool, none twice."""
+
+    @initialize(num_blocks=st.integers(1, 100))
+    def begin(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.free = BuddyList(num_blocks)
+        self.fresh = runs(self.free)
+        self.taken: list[tuple[int, int]] = []
+
+    @rule(order=st.integers(0, 6))
+    def take(self, order: int) -> None:
+        if 1 << order <= self.free.longest:
+            self.taken.append((self.free.take_run(1 << order), 1 << order))
+
+    @precondition(lambda self: bool(self.taken))
+    @rule(pick=st.integers(0, 99))
+    def give(self, pick: int) -> None:
+        self.free.give(span(*self.taken.pop(pick % len(self.taken))))
+
+    @precondition(lambda self: bool(self.taken))
+    @rule(pick=st.integers(0, 99))
+    def double(self, pick: int) -> None:
+        place = pick % len(self.taken)
+        start, length = self.taken[place]
+        if self.free.has_buddy(start, length):
+            self.taken[place] = (min(start, self.free.take_buddy(start, length)), 2 * length)
+
+    @precondition(lambda self: bool(self.taken))
+    @rule()
+    def give_all(self) -> None:
+        """Whatever was taken and however it was split: the free runs are those of a fresh pool again."""
+        self.free.give(np.concatenate([span(*run) for run in self.taken])[::-1])
+        self.taken = []
+        assert runs(self.free) == self.fresh
+
+    @invariant()
+    def covers_the_pool(self) -> None:
+        if not hasattr(self, "free"):
+            return
+        self.free.check()
+        covered = [block for start, length in [*self.taken, *self.free.runs()] for block in span(start, length)]
+        assert sorted(covered) == list(range(self.num_blocks))
+        assert len(self.free) == self.num_blocks - sum(length for _, length in self.taken)
+        assert all(start % length == 0 for start, length in self.taken)
+
+
+BuddyMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestBuddyMachine = BuddyMachine.TestCase

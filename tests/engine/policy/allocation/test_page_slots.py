@@ -1,0 +1,63 @@
+"""Which slot a request gets, and whose pages are taken away."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_engine.policy.allocation.address_space import AddressSpace
+from kvscope_engine.policy.allocation.page_slots import PageSlots
+
+
+def slots_with(*mapped: int, num_groups: int = 20) -> PageSlots:
+    """Free slots, so many groups mapped in each."""
+    slots = PageSlots(AddressSpace(len(mapped), 8, num_groups))
+    for slot, count in enumerate(mapped):
+        slots.set_mapped(slot, count)
+    slots.check()
+    return slots
+
+
+def test_the_fewest_that_are_enough_are_taken_then_the_most() -> None:
+    slots = slots_with(2, 5, 3, 0, 4)
+    assert [slots.take(3) for _ in range(5)] == [2, 4, 1, 0, 3]
+    assert slots.num_taken == 5
+
+
+def test_a_slot_that_is_free_again_is_taken_again() -> None:
+    slots = slots_with(1, 1)
+    first, second = slots.take(1), slots.take(1)
+    slots.need(first, 1)
+    slots.need(second, 1)
+    slots.leave(second)
+    assert (slots.num_taken, slots.num_needed, slots.num_available, slots.num_free) == (1, 1, 19, 18)
+    assert slots.take(7) == second
+
+
+def test_pages_of_free_slots_go_first_from_the_last_on_then_what_others_do_not_need() -> None:
+    slots = slots_with(4, 3, 2, 2)
+    assert [slots.take(3), slots.take(4)] == [1, 0]
+    slots.need(0, 1)
+    slots.need(1, 3)
+    assert list(slots.surplus(3)) == [(3, 0), (2, 1)]
+    assert list(slots.surplus(7)) == [(3, 0), (2, 0), (0, 1)]
+    assert list(slots.surplus(0)) == list(slots.surplus(-2)) == []
+    with pytest.raises(AssertionError, match="1 groups more were to be taken away"):
+        list(slots.surplus(8))
+
+
+def test_what_does_not_agree_is_said() -> None:
+    slots = slots_with(2, 0)
+    slots.need(slots.take(2), 3)
+    with pytest.raises(AssertionError, match="slot 0 has fewer groups mapped than needed"):
+        slots.check()
+    slots.need(0, 2)
+    slots.check()
+    slots.set_mapped(0, 9)
+    with pytest.raises(AssertionError, match="slot 0 has more groups than blocks for them"):
+        slots.check()
+    slots.set_mapped(0, 8)
+    slots._needed[1] = 1
+    with pytest.raises(AssertionError, match="the groups needed are miscounted"):
+        slots.check()
+    with pytest.raises(AssertionError, match="more groups are mapped than there are"):
+        slots_with(8, 8, num_groups=15)

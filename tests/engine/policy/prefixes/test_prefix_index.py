@@ -1,0 +1,91 @@
+"""Digests of prefixes, and which block holds which."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import pytest
+
+from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, pack_tokens, published_hash
+
+
+def digests_of(index: PrefixIndex, tokens: list[int]) -> list[bytes]:
+    digests: list[bytes] = []
+    index.extend(digests, tokens)
+    return digests
+
+
+def test_a_digest_is_sha256_over_parent_and_tokens() -> None:
+    index = PrefixIndex(2, salt=b"s")
+    first = hashlib.sha256(hashlib.sha256(b"s").digest() + struct.pack("<2i", 1, 2)).digest()
+    second = hashlib.sha256(first + struct.pack("<2i", 3, 4)).digest()
+    assert digests_of(index, [1, 2, 3, 4]) == [first, second]
+
+
+def test_only_full_blocks_have_digests() -> None:
+    index = PrefixIndex(4, salt=b"s")
+    assert len(digests_of(index, [1] * 3)) == 0
+    assert len(digests_of(index, [1] * 11)) == 2
+
+
+def test_digests_extend_where_they_stopped() -> None:
+    index = PrefixIndex(2, salt=b"s")
+    digests = digests_of(index, [1, 2, 3, 4])
+    index.extend(digests, [5, 6, 7])
+    assert digests == digests_of(index, [1, 2, 3, 4, 5, 6])
+
+
+def test_the_same_tokens_after_another_text_have_another_digest() -> None:
+    index = PrefixIndex(2, salt=b"s")
+    assert digests_of(index, [1, 2, 8, 9])[1] != digests_of(index, [3, 4, 8, 9])[1]
+
+
+def test_engines_and_extras_have_digests_of_their_own() -> None:
+    tokens = pack_tokens([1, 2])
+    index = PrefixIndex(2)
+    assert index.digest(None, tokens) != PrefixIndex(2).digest(None, tokens)
+    assert index.digest(None, tokens) != index.digest(None, tokens, b"adapter")
+
+
+def test_the_published_hash_is_never_zero() -> None:
+    assert published_hash(b"\x00" * 32) == 1
+    assert published_hash(b"\xff" * 24 + b"\x00" * 6 + b"\x01\x02") == 0x0102
+
+
+def test_find_stops_at_the_first_hole() -> None:
+    index = PrefixIndex(2, salt=b"s")
+    tokens = [1, 2, 3, 4, 5, 6]
+    digests = digests_of(index, tokens)
+    for block, place in ((10, 0), (30, 2)):
+        index.insert(block, Prefix(digests[place], 2 * place, pack_tokens(tokens[2 * place : 2 * place + 2])))
+    assert index.find(digests) == [10]
+    index.insert(20, Prefix(digests[1], 2, pack_tokens([3, 4])))
+    assert index.find(digests) == [10, 20, 30]
+    index.remove(10)
+    assert index.find(digests) == []
+
+
+def test_the_second_block_of_the_same_text_is_not_entered() -> None:
+    index = PrefixIndex(2, salt=b"s")
+    prefix = Prefix(digests_of(index, [1, 2])[0], 0, pack_tokens([1, 2]))
+    assert index.insert(5, prefix)
+    assert not index.insert(6, prefix)
+    assert index.prefix(6) is None
+    assert index.items() == [(5, prefix)]
+    assert prefix.token_ids == (1, 2)
+
+
+def test_clear_gives_back_what_was_there() -> None:
+    index = PrefixIndex(1, salt=b"s")
+    digests = digests_of(index, [1, 2])
+    index.insert(3, Prefix(digests[0], 0, pack_tokens([1])))
+    index.insert(9, Prefix(digests[1], 1, pack_tokens([2])))
+    assert sorted(index.clear()) == [3, 9]
+    assert len(index) == 0
+    assert index.find(digests) == []
+
+
+def test_a_token_that_is_no_int32_is_an_error() -> None:
+    with pytest.raises(struct.error):
+        pack_tokens([1 << 31])

@@ -1,0 +1,503 @@
+"""The scheduler's rules, one by one: chunks, order, admission, preemption, ends, forks, the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import Event
+
+Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
+
+
+def ran(plan: Any) -> dict[int, int]:
+    """Request number -> tokens of a plan."""
+    return {item.request.number: item.num_tokens for item in plan.scheduled}
+
+
+def events(drive: Any, kind: str) -> list[Event]:
+    return [event for event in drive.scheduler.take_events() if event.kind == kind]
+
+
+def test_a_request_runs_to_its_end(drive: Make, expected_completion: Make) -> None:
+    one = drive()
+    request = one.submit([3, 1, 4, 1, 5], 9)
+    assert one.run() == 9
+    assert request.output_token_ids == expected_completion([3, 1, 4, 1, 5], 9)
+    assert request.state is RequestState.FINISHED
+    assert request.finish_reason == "length"
+    assert request.block_table == []
+    assert not one.scheduler.requests
+    assert one.pool.num_active == 0
+
+
+def test_tables_grow_block_by_block_as_tokens_come(drive: Make) -> None:
+    one = drive(block_size=4)
+    request = one.submit([1, 2, 3], 8)
+    lengths = []
+    while not request.is_finished:
+        plan = one.scheduler.schedule(one.step_count, one.now_ns)
+        lengths.append(len(request.block_table))
+        one.scheduler.commit(plan, one.step_count, 0)
+        request.output_token_ids.append(1)
+        if len(request.output_token_ids) == 8:
+            one.scheduler.finish(request, "length", one.now_ns)
+    assert lengths == [1, 1, 2, 2, 2, 2, 3, 3]
+
+
+def test_a_long_prompt_runs_in_chunks(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=10)
+    request = one.submit(range(25), 1)
+    plans = [one.step()[0] for _ in range(3)]
+    assert [ran(plan) for plan in plans] == [{1: 10}, {1: 10}, {1: 5}]
+    assert [plan.scheduled[0].samples for plan in plans] == [False, False, True]
+    assert request.is_finished
+
+
+def test_decodes_come_before_prefill_chunks(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=10)
+    one.submit([1, 2], 20)
+    one.step()
+    one.submit(range(20, 50), 2)
+    plan, _ = one.step()
+    assert ran(plan) == {1: 1, 2: 9}
+    assert plan.num_single_token == 1
+    assert plan.scheduled[0].request.number == 1
+
+
+def test_requests_that_arrive_together_run_together(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=32)
+    for start in (0, 10, 20):
+        one.submit(range(start, start + 8), 3)
+    assert ran(one.step()[0]) == {1: 8, 2: 8, 3: 8}
+    assert ran(one.step()[0]) == {1: 1, 2: 1, 3: 1}
+
+
+def test_no_more_run_than_max_num_seqs(drive: Make) -> None:
+    one = drive(max_num_seqs=2)
+    for start in range(0, 50, 10):
+        one.submit(range(start, start + 3), 4)
+    one.step()
+    assert (one.scheduler.num_running, one.scheduler.num_waiting) == (2, 3)
+    one.run()
+
+
+def test_first_come_first_served(drive: Make) -> None:
+    one = drive(max_num_seqs=1)
+    requests = [one.submit([start, start], 3) for start in range(5)]
+    ends = []
+    while one.scheduler.requests:
+        one.step()
+        ends += [r.number for r in requests if r.is_finished and r.number not in ends]
+    assert ends == [1, 2, 3, 4, 5]
+
+
+def test_a_higher_priority_is_admitted_first_but_takes_nobodys_place(drive: Make) -> None:
+    one = drive(max_num_seqs=1)
+    running = one.submit([1, 1], 5)
+    one.step()
+    low, high = one.submit([2, 2], 2), one.submit([3, 3], 2, priority=5)
+    one.step()
+    assert running.state is RequestState.RUNNING
+    while not running.is_finished:
+        one.step()
+    one.step()
+    assert (low.state, high.state) == (RequestState.WAITING, RequestState.RUNNING)
+    one.run()
+
+
+def test_a_head_that_does_not_fit_is_not_overtaken(drive: Make) -> None:
+    one = drive(num_blocks=10, max_num_batched_tokens=64, prefix_caching=False)
+    one.submit(range(20), 8)
+    one.step()
+    big, small = one.submit(range(100, 130), 1), one.submit([1], 1)
+    one.step()
+    assert (big.state, small.state) == (RequestState.WAITING, RequestState.WAITING)
+    one.run()
+    assert big.admitted_ns is not None
+    assert small.admitted_ns is not None
+    assert big.admitted_ns <= small.admitted_ns
+
+
+@pytest.mark.parametrize(("length", "state"), [(8, RequestState.RUNNING), (9, RequestState.WAITING)])
+def test_admission_leaves_a_watermark(drive: Make, length: int, state: RequestState) -> None:
+    one = drive(num_blocks=5, block_size=4, prefix_caching=False)
+    one.submit([1] * 5, 4)  # 2 blocks: of the 3 left, 1 is the watermark
+    one.step()
+    second = one.submit([2] * length, 1)
+    one.scheduler.schedule(2, one.now_ns)
+    assert second.state is state
+
+
+def test_the_watermark_does_not_keep_a_request_from_running_alone(drive: Make) -> None:
+    one = drive(num_blocks=5, block_size=4)
+    one.submit([1] * 19, 1)
+    assert one.run() == 1
+
+
+def test_idle_hits_count_as_taken(drive: Make) -> None:
+    """Cached blocks cannot both be hit and be evicted to make room for the rest of the prompt."""
+    one = drive(num_blocks=8, block_size=4)
+    one.submit(range(12), 1)
+    one.run()
+    assert one.pool.num_cached == 3
+    one.submit([40] * 11, 9)
+    one.step()
+    again = one.submit([*range(12), *range(8)], 1)  # 3 cached, 2 more needed, 2 free, 1 kept back
+    one.step()
+    assert again.state is RequestState.WAITING
+    one.run()
+
+
+def test_no_admission_in_a_step_that_preempts(drive: Make) -> None:
+    one = drive(num_blocks=6, block_size=4, max_num_seqs=2, prefix_caching=False)
+    one.submit([1] * 7, 12)
+    new = one.submit([2] * 7, 12)
+    urgent: Any = None
+    while not new.num_preemptions:
+        assert one.scheduler.num_running in (0, 2)
+        urgent = urgent or (one.submit([3], 1, priority=9) if one.step_count == 3 else None)
+        one.step()
+    assert urgent.state is RequestState.WAITING
+    one.step()
+    assert urgent.is_finished
+    one.run()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "message"),
+    [
+        (0, 5, "the prompt is empty: at least 1 token is needed"),
+        (100, 29, r"100 prompt tokens and 29 new ones need 33 blocks of 4 tokens: the whole pool has 32"),
+        (500, 525, r"500 prompt tokens and 525 new ones make 1025 tokens: at most 1024"),
+    ],
+)
+def test_what_can_never_run_is_refused_with_the_numbers(
+    drive: Make, prompt: int, max_tokens: int, message: str
+) -> None:
+    one = drive()
+    with pytest.raises(BadInput, match=message):
+        one.scheduler.check_fits(one.request([1] * prompt, max_tokens))
+    assert one.scheduler.totals.refused == 0
+    with pytest.raises(BadInput, match=message):
+        one.submit([1] * prompt, max_tokens)
+    assert one.scheduler.totals.refused == 1
+    assert not one.scheduler.requests
+    (refusal,) = events(one, "refused")
+    assert refusal.number == 2
+
+
+def test_the_longest_request_there_may_be_runs(drive: Make) -> None:
+    one = drive(num_blocks=8, block_size=4)
+    assert one.scheduler.max_request_tokens == 32
+    request = one.submit(range(28), 4)
+    one.run()
+    assert len(request.output_token_ids) == 4
+    with pytest.raises(BadInput):
+        one.submit(range(28), 5)
+
+
+def test_those_behind_a_refused_request_go_on(drive: Make) -> None:
+    one = drive()
+    good = []
+    for number in range(10):
+        with pytest.raises(BadInput):
+            one.submit([1] * 500, 100)
+        good.append(one.submit([number, number], 5))
+    one.run()
+    assert all(len(request.output_token_ids) == 5 for request in good)
+    assert one.scheduler.totals.refused == 10
+
+
+def test_the_newest_is_preempted_and_loses_nothing(drive: Make, expected_completion: Make) -> None:
+    one = drive(num_blocks=6, block_size=4, prefix_caching=False)
+    old, new = one.submit([1] * 7, 12), one.submit([2] * 7, 12)
+    while not new.num_preemptions:
+        one.step()
+    assert old.num_preemptions == 0
+    assert new.state is RequestState.PREEMPTED
+    assert new.block_table == []
+    assert new.num_computed_tokens == 0
+    kept = list(new.output_token_ids)
+    assert kept
+    one.run()
+    assert new.output_token_ids[: len(kept)] == kept
+    assert new.output_token_ids == expected_completion([2] * 7, 12)
+    assert old.output_token_ids == expected_completion([1] * 7, 12)
+
+
+def test_a_preemption_says_why(drive: Make) -> None:
+    one = drive(num_blocks=6, block_size=4, prefix_caching=False)
+    old, new = one.submit([1] * 7, 12), one.submit([2] * 7, 12)
+    while not new.num_preemptions:
+        one.step()
+    (event,) = events(one, "preempted")
+    assert (event.number, event.other) == (new.number, old.number)
+    assert (event.num_blocks, event.num_tokens) == (3, 12)
+    assert event.cause == (
+        "request 1 needed 1 block and none could be had; request 2 was chosen as the newest;"
+        " 12 tokens in 3 blocks to recompute"
+    )
+    one.run()
+    (event,) = events(one, "resumed")
+    assert event.number == new.number
+    assert event.cause.startswith("came back ")
+    assert " after its preemption; 4 blocks needed; all 13 tokens to compute" in event.cause
+
+
+def test_the_newest_gives_way_when_it_needs_the_block_itself(drive: Make) -> None:
+    one = drive(num_blocks=6, block_size=4, prefix_caching=False)
+    old, new = one.submit([1] * 6, 12), one.submit([2] * 8, 12)
+    while not new.num_preemptions:
+        one.step()
+    assert old.num_preemptions == 0
+    (event,) = events(one, "preempted")
+    assert (event.number, event.other) == (new.number, new.number)
+    assert "it is itself next to give way" in event.cause
+    one.run()
+
+
+def test_the_lowest_priority_is_preempted_first(drive: Make) -> None:
+    one = drive(num_blocks=6, block_size=4, prefix_caching=False)
+    low, high = one.submit([1] * 7, 12, priority=-1), one.submit([2] * 7, 12)
+    while not low.num_preemptions:
+        one.step()
+    assert high.num_preemptions == 0
+    (event,) = events(one, "preempted")
+    assert "request 1 was chosen for its low priority (-1)" in event.cause
+    one.run()
+
+
+def test_one_scheduled_already_is_taken_out_of_the_plan(drive: Make, expected_completion: Make) -> None:
+    """A prefill of higher priority runs short after a decode of lower priority got its place in the step."""
+    one = drive(num_blocks=24, block_size=1, max_num_batched_tokens=5, prefix_caching=False)
+    low = one.submit([1, 2, 3], 20)
+    one.step()
+    high = one.submit(range(10, 29), 2, priority=1)
+    while not low.num_preemptions:
+        plan, _ = one.step()
+    assert ran(plan) == {high.number: 3}
+    assert high.num_preemptions == 0
+    one.run()
+    assert low.output_token_ids == expected_completion([1, 2, 3], 20)
+
+
+def test_a_preempted_request_comes_back_before_those_never_admitted(drive: Make) -> None:
+    one = drive(num_blocks=6, block_size=4, prefix_caching=False)
+    one.submit([1] * 7, 12)
+    new = one.submit([2] * 7, 12)
+    later = one.submit([3] * 3, 1)
+    while not new.num_preemptions:
+        one.step()
+    while later.state is RequestState.WAITING:
+        assert new.admitted_ns is not None
+        one.step()
+        if later.state is not RequestState.WAITING:
+            assert new.state is not RequestState.PREEMPTED
+    one.run()
+
+
+def test_a_preempted_request_finds_its_own_blocks_again(drive: Make) -> None:
+    one = drive(num_blocks=10, block_size=4)
+    old, new = one.submit([1] * 15, 10), one.submit([2] * 15, 10)
+    one.run()
+    assert old.num_preemptions == 0
+    assert new.num_preemptions == 1
+    assert new.num_cached_tokens == 0, "only what the first admission found is told to the client"
+    assert one.scheduler.totals.cached_tokens > 0
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_an_abort_in_any_state_frees_everything(drive: Make, steps: int) -> None:
+    one = drive(num_blocks=6, block_size=4, prefix_caching=False, max_num_batched_tokens=6)
+    requests = [one.submit([number] * 7, 12) for number in range(3)]
+    for _ in range(steps):
+        one.step()
+    for request in requests:
+        one.scheduler.abort(request, one.now_ns)
+        one.scheduler.abort(request, one.now_ns)
+        assert request.finish_reason == "abort"
+        one.scheduler.check_integrity()
+    assert one.pool.num_free == 6
+    assert one.scheduler.totals.aborted == 3
+    assert len(events(one, "aborted")) == 3
+    assert not one.step()[0].scheduled
+
+
+def test_an_abort_between_schedule_and_commit_writes_nothing(drive: Make) -> None:
+    one = drive()
+    request = one.submit(range(10), 5)
+    plan = one.scheduler.schedule(1, 1)
+    one.scheduler.abort(request, 2)
+    one.scheduler.commit(plan, 1, 0)
+    one.scheduler.check_integrity()
+    assert one.pool.num_free == one.pool.num_blocks
+    assert request.num_computed_tokens == 0
+
+
+def test_an_aborted_request_does_not_finish_as_well(drive: Make) -> None:
+    one = drive()
+    request = one.submit([1], 5)
+    one.scheduler.abort(request, 1)
+    one.scheduler.finish(request, "stop", 2)
+    assert request.finish_reason == "abort"
+    assert (one.scheduler.totals.aborted, one.scheduler.totals.finished) == (1, 0)
+
+
+def test_a_prompt_seen_before_is_not_computed_again(drive: Make) -> None:
+    one = drive(block_size=4)
+    one.submit(range(10), 1)
+    one.run()
+    again = one.submit(range(10), 1)
+    plan, _ = one.step()
+    assert ran(plan) == {2: 2}
+    assert again.num_cached_tokens == 8
+    assert one.scheduler.totals.cached_tokens == 8
+
+
+def test_at_least_one_token_is_computed_even_when_all_are_cached(drive: Make) -> None:
+    one = drive(block_size=4)
+    one.submit(range(8), 1)
+    one.run()
+    again = one.submit(range(8), 1)
+    assert ran(one.step()[0]) == {2: 4}
+    assert again.num_cached_tokens == 4
+
+
+def test_running_requests_share_a_prefix(drive: Make) -> None:
+    one = drive(block_size=4)
+    first = one.submit(range(12), 8)
+    one.step()
+    second = one.submit([*range(8), 40, 41], 8)
+    one.step()
+    assert second.block_table[:2] == first.block_table[:2]
+    assert one.pool.ref_count(first.block_table[0]) == 2
+    one.run()
+
+
+def test_generated_tokens_are_found_by_the_next_turn(drive: Make) -> None:
+    one = drive(block_size=4)
+    first = one.submit(range(6), 10)
+    one.run()
+    conversation = [*range(6), *first.output_token_ids, 9, 9, 9]
+    second = one.submit(conversation, 2)
+    one.step()
+    assert second.num_cached_tokens == 12
+    one.run()
+
+
+def test_reset_prefix_cache_forgets_and_running_requests_go_on(drive: Make) -> None:
+    one = drive(block_size=4)
+    one.submit(range(12), 1)
+    one.run()
+    running = one.submit(range(100, 120), 10)
+    one.step()
+    assert one.scheduler.reset_prefix_cache(7) == 3
+    assert "3 blocks freed" in events(one, "note")[0].cause
+    again = one.submit(range(12), 1)
+    one.run()
+    assert again.num_cached_tokens == 0
+    assert len(running.output_token_ids) == 10
+    one.scheduler.reset_prefix_cache(one.now_ns)
+    assert one.pool.num_free == one.pool.num_blocks
+
+
+def test_eviction_is_told_once_a_step(drive: Make) -> None:
+    one = drive(num_blocks=6, block_size=4)
+    one.submit(range(15), 1)
+    one.run()
+    one.submit(range(100, 115), 1)
+    one.run()
+    (event,) = events(one, "evicted")
+    assert (event.num_blocks, event.other) == (1, 2)
+    assert event.cause == "no block was free; 1 cached, unused for longest, was evicted, first for request 2"
+    assert one.pool.evicted_blocks == 1
+
+
+@pytest.mark.parametrize("length", [5, 8, 9])
+def test_forks_share_until_one_writes(drive: Make, expected_completion: Make, length: int) -> None:
+    one = drive(block_size=4)
+    parent = one.submit(range(length), 7)
+    one.step()
+    one.step()
+    children = [one.fork(parent) for _ in range(2)]
+    one.scheduler.check_integrity()
+    assert children[0].block_table == parent.block_table
+    assert children[0].block_table is not parent.block_table
+    plan, _ = one.step()
+    written_at = (length + 1) % 4  # slot of the first token that parent and children each write
+    assert len(plan.copies) == (2 if written_at else 0)
+    one.run()
+    for request in (parent, *children):
+        assert request.output_token_ids == expected_completion(range(length), 7)
+    assert one.pool.num_active == 0
+
+
+def test_a_fork_without_a_place_waits_like_any_other(drive: Make, expected_completion: Make) -> None:
+    one = drive(max_num_seqs=1)
+    parent = one.submit(range(6), 4)
+    one.step()
+    child = one.fork(parent)
+    assert child.state is RequestState.WAITING
+    assert child.block_table == []
+    one.run()
+    assert child.output_token_ids == expected_completion(range(6), 4)
+
+
+def test_a_fork_that_cannot_copy_preempts_the_newest(drive: Make, expected_completion: Make) -> None:
+    one = drive(num_blocks=3, block_size=4, prefix_caching=False)
+    parent = one.submit(range(9), 3)
+    one.step()
+    child = one.fork(parent)
+    one.step()
+    assert child.num_preemptions == 1
+    one.run()
+    for request in (parent, child):
+        assert request.output_token_ids == expected_completion(range(9), 3)
+
+
+def test_an_event_tells_what_an_admission_found(drive: Make) -> None:
+    one = drive(block_size=4)
+    one.submit(range(10), 1)
+    one.run()
+    one.scheduler.take_events()
+    one.submit(range(10), 1)
+    one.step()
+    (event,) = events(one, "admitted")
+    assert (event.num_blocks, event.num_tokens) == (3, 8)
+    assert event.cause.endswith("3 blocks needed; 8 of 10 tokens were there already, 2 blocks in the pool")
+
+
+def test_totals_count_what_happened(drive: Make) -> None:
+    one = drive(num_blocks=6, block_size=4, prefix_caching=False)
+    requests = [one.submit([number] * 7, 12) for number in range(2)]
+    one.run()
+    totals = one.scheduler.totals
+    assert totals.prompt_tokens == 7 * (2 + totals.preemptions), "prompts are computed again"
+    assert totals.admitted == totals.finished == 2
+    assert totals.preemptions == sum(r.num_preemptions for r in requests) > 0
+    assert totals.aborted == totals.refused == 0
+
+
+def test_a_freed_source_of_a_copy_is_no_target_of_another(drive: Make, expected_completion: Make) -> None:
+    """Copies of a step run in any order: a block that is copied from may not be copied to.
+
+    1 and 4 share a partial block, 2 and 3 another. 1 copies its own into the last free block; for the copy of 2
+    request 4 is preempted, so that the block 1 copies from is the one that is free.
+    """
+    one = drive(num_blocks=5, block_size=4, prefix_caching=False)
+    first, second = one.submit([1] * 5, 8), one.submit([2] * 5, 8)
+    one.step()
+    third = one.fork(second)
+    fourth = one.fork(first)
+    assert one.scheduler.num_running == 4
+    plan, _ = one.step()
+    assert fourth.num_preemptions == 1
+    assert len(plan.copies) == 1
+    one.run()
+    for request in (first, second, third, fourth):
+        assert request.output_token_ids == expected_completion(request.prompt_token_ids, 8)

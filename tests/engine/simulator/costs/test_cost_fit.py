@@ -1,0 +1,146 @@
+"""The fit finds the rates that made the times, noise or not, and says so in a file that is checked when read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvscope_engine.simulator.costs.cost_file import CostFile, load_costs, save_costs
+from kvscope_engine.simulator.costs.cost_fit import ModelSizes, Sample, fit_costs, nonnegative_least_squares
+from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+SIZES = ModelSizes(
+    weight_bytes=16e9, kv_bytes_per_token=131_072, flops_per_token=16e9, attention_flops_per_pair=524_288
+)
+TRUE = CostModel(
+    weight_bytes=16e9,
+    kv_bytes_per_token=131_072,
+    flops_per_token=16e9,
+    attention_flops_per_pair=524_288,
+    memory_bandwidth=2.5e12,
+    flops_per_second=4e14,
+    step_overhead_s=0.003,
+)
+
+COST = PRESETS["opt-13b"].cost
+
+
+def samples(cost: CostModel, noise: float = 0.0) -> list[Sample]:
+    rng, made = np.random.default_rng(0), []
+    shapes = [(batch, context - 1, 1) for batch in (1, 4, 16, 64, 256) for context in (64, 1024, 8192)]
+    shapes += [(1, start, chunk) for start in (0, 4096, 32_768) for chunk in (64, 512, 2048, 8192)]
+    for batch, start, tokens in shapes:
+        context, pairs = batch * (start + tokens), batch * (tokens * start + tokens * (tokens + 1) // 2)
+        memory = (cost.weight_bytes + cost.kv_bytes_per_token * context) / cost.memory_bandwidth
+        flops = cost.flops_per_token * batch * tokens + cost.attention_flops_per_pair * pairs
+        seconds = max(memory, flops / cost.flops_per_second) + cost.step_overhead_s
+        made.append(Sample(batch * tokens, context, pairs, seconds * (1 + noise * rng.standard_normal())))
+    return made
+
+
+def rates(cost: CostModel) -> list[float]:
+    """Seconds: of the weights, a token of context, a token, a pair, a step."""
+    return [
+        cost.weight_bytes / cost.memory_bandwidth,
+        cost.kv_bytes_per_token / cost.memory_bandwidth,
+        cost.flops_per_token / cost.flops_per_second,
+        cost.attention_flops_per_pair / cost.flops_per_second,
+        cost.step_overhead_s,
+    ]
+
+
+def test_exact_times_give_the_exact_rates() -> None:
+    fit = fit_costs(samples(TRUE), SIZES)
+    assert rates(fit.cost) == pytest.approx(rates(TRUE), rel=1e-6)
+    assert fit.cost.memory_bandwidth == pytest.approx(2.5e12)
+    assert fit.cost.kv_bytes_per_token == pytest.approx(131_072)
+    assert list(fit.predicted_s) == pytest.approx([sample.seconds for sample in samples(TRUE)])
+
+
+def test_noise_moves_the_rates_little() -> None:
+    fit = fit_costs(samples(TRUE, noise=0.03), SIZES)
+    assert rates(fit.cost)[:4] == pytest.approx(rates(TRUE)[:4], rel=0.15)
+    assert fit.cost.step_overhead_s == pytest.approx(0.003, abs=0.0015)  # told from the weights only by prefills
+    errors = [predicted / sample.seconds - 1 for predicted, sample in zip(fit.predicted_s, samples(TRUE), strict=True)]
+    assert max(map(abs, errors)) < 0.08
+
+
+def test_a_device_that_only_computes_has_memory_for_free() -> None:
+    slow = CostModel(
+        weight_bytes=0,
+        kv_bytes_per_token=0,
+        flops_per_token=16e9,
+        attention_flops_per_pair=524_288,
+        memory_bandwidth=1e18,
+        flops_per_second=1e12,
+        step_overhead_s=0,
+    )
+    fit = fit_costs(samples(slow), SIZES)
+    assert rates(fit.cost)[2:4] == pytest.approx([0.016, 524_288e-12], rel=1e-6)
+    assert sum(rates(fit.cost)[:2]) < 1e-3
+
+
+def test_no_rate_is_negative() -> None:
+    matrix = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert nonnegative_least_squares(matrix, np.array([3.0, 2.0, 1.0])) == pytest.approx([2.0, 0.0])
+    assert nonnegative_least_squares(matrix, np.array([1.0, 2.0, 3.0])) == pytest.approx([0.0, 1.0])
+    assert nonnegative_least_squares(matrix, np.array([-1.0, -2.0, -3.0])) == pytest.approx([0.0, 0.0])
+
+
+def test_too_few_steps() -> None:
+    with pytest.raises(KvscopeError, match="4 steps were timed: at least 5"):
+        fit_costs(samples(TRUE)[:4], SIZES)
+
+
+def test_a_file_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    costs = CostFile(model="m", device="d", num_slots=1000, max_model_len=100, num_layers=2, cost_model=COST)
+    save_costs(path, costs)
+    assert load_costs(path) == costs
+    assert costs.preset.cost == PRESETS["opt-13b"].cost
+    with pytest.raises(KvscopeError, match="cannot be written"):
+        save_costs(tmp_path / "no" / "where.json", costs)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"cost_model": {"weight_bytes": 1}}, "missing required field"),
+        ({"num_slots": 0}, "num_slots=0"),
+        ({"max_model_len": -4}, "max_model_len=-4"),
+        ({"kvscope_costs": 9}, "format 9"),
+        ({"model": 3}, "Expected `str`"),
+        ({"cost_model": {"memory_bandwidth": -1.0}}, "memory_bandwidth=-1"),
+        ({"cost_model": {"flops_per_second": "fast"}}, "Expected `float`"),
+    ],
+)
+def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, change: dict[str, object], named: str) -> None:
+    path = tmp_path / "costs.json"
+    save_costs(
+        path,
+        CostFile(model="m", device="d", num_slots=10, max_model_len=10, num_layers=2, cost_model=COST),
+    )
+    value = json.loads(path.read_bytes())
+    inner = change.get("cost_model")
+    if isinstance(inner, dict) and "weight_bytes" not in inner:
+        change = {"cost_model": value["cost_model"] | inner}
+    path.write_text(json.dumps(value | change))
+    with pytest.raises(BadInput) as caught:
+        load_costs(path)
+    assert named in str(caught.value)
+    assert "costs.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b" " * (2 << 20), b"[]"])
+def test_what_is_no_json_object_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "odd.json"
+    path.write_bytes(data)
+    with pytest.raises(BadInput, match=r"odd\.json' are not accepted"):
+        load_costs(path)
+    with pytest.raises(BadInput, match="cannot be read: No such file"):
+        load_costs(tmp_path / "nowhere.json")

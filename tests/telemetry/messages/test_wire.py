@@ -1,0 +1,349 @@
+"""The wire: golden bytes of every message, evolution both ways, and every kind of damage."""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import BlockRows
+from kvscope_telemetry.messages import wire
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Accepted,
+    BlockContent,
+    BlockText,
+    ChatMessage,
+    Command,
+    Control,
+    Done,
+    Failed,
+    Finished,
+    GetBlockText,
+    GetSnapshot,
+    GetStatus,
+    Refused,
+    Reply,
+    RequestTiming,
+    Status,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import (
+    Batch,
+    CacheInfo,
+    Counters,
+    DeviceInfo,
+    DeviceSample,
+    Event,
+    Frame,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    MemoryBreakdown,
+    ModelInfo,
+    Progress,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+    TelemetryMessage,
+    Timings,
+)
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+GOLDEN = Path(__file__).with_name("golden_messages.txt")
+"""A message a line: its name, and its bytes in hexadecimal. Lines are added, never changed: a line that no
+longer decodes to the message below breaks recordings and engines that are out there."""
+
+
+def _rows(num_rows: int, *, ids: bool) -> BlockRows:
+    return BlockRows(
+        ids=b"".join(i.to_bytes(4, "little") for i in range(num_rows)) if ids else b"",
+        state=bytes(i % 3 for i in range(num_rows)),
+        ref_count=b"\1\0\0\0" * num_rows,
+        filled=b"\4\0" * num_rows,
+        owner=b"\7\0\0\0" * num_rows,
+        tier=b"\0" * num_rows,
+        last_used_step=b"\x0b\0\0\0" * num_rows,
+        prefix_hits=b"\2\0" * num_rows,
+        hash=b"\x88\x77\x66\x55\x44\x33\x22\x11" * num_rows,
+    )
+
+
+HELLO = Hello(
+    epoch=77,
+    time_ns=1_000,
+    wall_time_ns=1_700_000_000_000_000_000,
+    model=ModelInfo(name="tiny", architecture="LlamaForCausalLM", dtype="float32", num_layers=2),
+    cache=CacheInfo(num_blocks=3, block_size=4, block_bytes=512, dtype="float32", prefix_caching=True),
+    device=DeviceInfo(kind="cpu", name="a processor", total_bytes=1 << 30, num_threads=2),
+    engine_version="0.1.0",
+    pid=4711,
+)
+INFO = RequestInfo(number=7, request_id="r", arrival_ns=900, num_prompt_tokens=5, max_tokens=8, priority=-1)
+REQUESTS = RequestRows(
+    number=b"\7\0\0\0",
+    state=b"\1",
+    num_computed_tokens=b"\5\0\0\0",
+    num_cached_tokens=b"\4\0\0\0",
+    num_output_tokens=b"\1\0\0\0",
+    num_preemptions=b"\1\0",
+    table_start=b"\0\0\0\0",
+    table_count=b"\2\0\0\0",
+    table_blocks=b"\0\0\0\0\1\0\0\0",
+)
+FRAME = Frame(
+    epoch=77,
+    seq=3,
+    step=11,
+    time_ns=2_000,
+    blocks=_rows(2, ids=True),
+    new_requests=(INFO,),
+    requests=REQUESTS,
+    batch=Batch(number=b"\7\0\0\0", num_tokens=b"\5\0\0\0", num_prefill_tokens=5),
+    timings=Timings(schedule_ns=1, run_ns=2, forward_ns=3, commit_ns=4, record_ns=5),
+    counters=Counters(prompt_tokens=5, generation_tokens=1, num_running=1),
+    events=(Event(kind="preempted", time_ns=1_999, number=7, other=6, cause="why", num_blocks=2),),
+    first_token_ns=b"\1\0\0\0\0\0\0\0",
+    inter_token_ns=b"\2\0\0\0\0\0\0\0",
+)
+SNAPSHOT = Snapshot(
+    hello=HELLO,
+    seq=3,
+    step=11,
+    time_ns=2_000,
+    blocks=_rows(3, ids=False),
+    requests_info=(INFO,),
+    requests=REQUESTS,
+    counters=Counters(prompt_tokens=5),
+    tag=9,
+)
+PROGRESS = Progress(stage="load", detail="tensors", done=3, total=9, unit="tensors")
+
+TELEMETRY: dict[str, TelemetryMessage] = {
+    "Hello": HELLO,
+    "Frame": FRAME,
+    "Snapshot": SNAPSHOT,
+    "Heartbeat": Heartbeat(epoch=77, time_ns=3, seq=3, step=11, num_unfinished=1, step_started_ns=2),
+    "DeviceSample": DeviceSample(epoch=77, time_ns=3, memory_total_bytes=10, utilization=0.5),
+    "MemoryBreakdown": MemoryBreakdown(epoch=77, time_ns=3, weights_bytes=4, kv_bytes=5),
+    "Progress": PROGRESS,
+    "Goodbye": Goodbye(epoch=77, reason="the end"),
+}
+COMMANDS: dict[str, Command] = {
+    "Submit": Submit(
+        request_id="r",
+        messages=(ChatMessage(role="user", content="Grüße"),),
+        sampling=SamplingParams(temperature=0.0, seed=1, stop=("x",), max_tokens=None),
+        priority=2,
+    ),
+    "Abort": Abort(request_id="r"),
+    "GetSnapshot": GetSnapshot(tag=1 << 52),
+    "GetStatus": GetStatus(tag=2),
+    "GetBlockText": GetBlockText(blocks=(0, 5), tag=3),
+    "Control": Control(action="shutdown", tag=4),
+}
+REPLIES: dict[str, Reply] = {
+    "Accepted": Accepted(request_id="r", numbers=(7, 8), num_prompt_tokens=5),
+    "Refused": Refused(request_id="r", reason="why"),
+    "Tokens": Tokens(
+        request_id="r",
+        token_ids=(1, 2),
+        text=" é",
+        index=1,
+        logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top=((1, -0.5),)),),
+    ),
+    "Finished": Finished(
+        request_id="r",
+        finish_reason="stop",
+        usage=Usage(prompt_tokens=5, cached_tokens=4, completion_tokens=2),
+        timing=RequestTiming(queue_s=0.1, ttft_s=0.2, total_s=0.3),
+    ),
+    "BlockText": BlockText(contents=(BlockContent(block=5, number=7, token_ids=(1,), text="a"),), tag=3),
+    "Status": Status(phase="loading", telemetry_endpoint="ipc:///d/telemetry", progress=PROGRESS, tag=2),
+    "Done": Done(tag=4, request_id="r"),
+    "Failed": Failed(reason="why", tag=1),
+}
+DECODERS = {
+    **dict.fromkeys(TELEMETRY, wire.decode_telemetry),
+    **dict.fromkeys(COMMANDS, wire.decode_command),
+    **dict.fromkeys(REPLIES, wire.decode_reply),
+}
+ALL = {**TELEMETRY, **COMMANDS, **REPLIES}
+
+
+def _golden_lines() -> list[tuple[str, bytes]]:
+    """Every line that was ever written, oldest first; a message that got fields since has several."""
+    lines = GOLDEN.read_text("ascii").split("\n")
+    return [(name, bytes.fromhex(data)) for name, data in (line.split() for line in lines if line)]
+
+
+def _golden() -> dict[str, bytes]:
+    """As written today."""
+    return dict(_golden_lines())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_golden_bytes_mean_what_they_meant(name: str) -> None:
+    for written, golden in _golden_lines():
+        assert written != name or DECODERS[name](golden) == ALL[name]
+    assert wire.encode(ALL[name]) == _golden()[name], "a change here is a new field: add a line, keep the old ones"
+
+
+def test_every_message_has_golden_bytes() -> None:
+    names = {t.__name__ for union in (TelemetryMessage, Command, Reply) for t in get_args(union)}
+    assert names == set(ALL) == set(_golden())
+
+
+def _with_new_fields(value: Any) -> Any:
+    """What a later version sends: a field more in every map."""
+    if isinstance(value, dict):
+        return {**{k: _with_new_fields(v) for k, v in value.items()}, "of_a_later_version": [1, {"a": None}]}
+    return [_with_new_fields(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_old_reader_takes_a_newer_message(name: str) -> None:
+    newer = _with_new_fields(msgspec.msgpack.decode(_golden()[name]))
+    assert DECODERS[name](msgspec.msgpack.encode(newer)) == ALL[name]
+
+
+def test_a_new_reader_takes_an_older_message_without_the_defaulted_fields() -> None:
+    older = {"type": "Frame", "epoch": 1, "seq": 1, "step": 1, "time_ns": 1, "counters": {"admitted": 2}}
+    frame = wire.decode_telemetry(msgspec.msgpack.encode(older))
+    assert frame == Frame(epoch=1, seq=1, step=1, time_ns=1, counters=Counters(admitted=2))
+
+
+def _replaced(message: Any, **changes: Any) -> bytes:
+    return wire.encode(msgspec.structs.replace(message, **changes))
+
+
+BLOCKS = FRAME.blocks
+CONTRADICTIONS = {
+    "short column": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, owner=b"\0" * 4)),
+    "half an id": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, ids=b"\0" * 7)),
+    "no ids": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, ids=b"")),
+    "unknown block state": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, state=b"\0\4")),
+    "unknown tier": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, tier=b"\0\x09")),
+    "request columns": _replaced(FRAME, requests=msgspec.structs.replace(REQUESTS, state=b"\1\1")),
+    "unknown request state": _replaced(FRAME, requests=msgspec.structs.replace(REQUESTS, state=b"\4")),
+    "table longer than counted": _replaced(FRAME, requests=msgspec.structs.replace(REQUESTS, table_blocks=b"\0" * 12)),
+    "table without request": _replaced(FRAME, requests=RequestRows(table_blocks=b"\0" * 4)),
+    "batch columns": _replaced(FRAME, batch=Batch(number=b"\0" * 4)),
+    "batch not u32": _replaced(FRAME, batch=Batch(number=b"\0" * 3, num_tokens=b"\0" * 3)),
+    "times": _replaced(FRAME, inter_token_ns=b"\0" * 7),
+    "negative seq": _replaced(FRAME, seq=-1),
+    "frame 0": _replaced(FRAME, seq=0),
+    "negative counter": _replaced(FRAME, counters=Counters(aborted=-1)),
+    "negative timing": _replaced(FRAME, timings=Timings(run_ns=-1)),
+    "counter above i64": _replaced(FRAME, counters=Counters(aborted=1 << 63)),
+    "request number 0": _replaced(FRAME, new_requests=(msgspec.structs.replace(INFO, number=0),)),
+    "priority": _replaced(FRAME, new_requests=(msgspec.structs.replace(INFO, priority=1 << 40),)),
+    "snapshot too short": _replaced(SNAPSHOT, blocks=_rows(2, ids=False)),
+    "snapshot too long": _replaced(SNAPSHOT, blocks=_rows(4, ids=False)),
+    "snapshot with ids": _replaced(SNAPSHOT, blocks=_rows(3, ids=True)),
+    "absurd num_blocks": _replaced(HELLO, cache=CacheInfo(num_blocks=(64 << 20) + 1, block_size=4)),
+    "no blocks": _replaced(HELLO, cache=CacheInfo(num_blocks=0, block_size=4)),
+    "absurd block_size": _replaced(HELLO, cache=CacheInfo(num_blocks=3, block_size=1 << 16)),
+    "later protocol": _replaced(HELLO, protocol_version=2),
+    "negative heartbeat": _replaced(TELEMETRY["Heartbeat"], seq=-3),
+    "negative epoch": _replaced(TELEMETRY["Goodbye"], epoch=-3),
+    "negative progress": _replaced(PROGRESS, done=-3),
+    "empty": b"",
+    "truncated": wire.encode(FRAME)[:-1],
+    "trailing bytes": wire.encode(FRAME) + b"\0",
+    "not UTF-8": wire.encode(TELEMETRY["Goodbye"]).replace(b"the end", b"the \xff\xfe\xfd"),
+    "nested too deep": b"\x91" * 100_000 + b"\x00",
+    "nested in an unknown field": b"\x82\xa4type\xa7Goodbye\xa1x" + b"\x91" * 100_000 + b"\x00",
+    "claims 4 GiB": b"\x82\xa4type\xa5Frame\xa5epoch\xc6\xff\xff\xff\xff",
+    "unknown tag": msgspec.msgpack.encode({"type": "Later"}),
+    "a command": wire.encode(GetStatus()),
+    "a pickle": b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00\x8c\x01x\x94.",
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_what_contradicts_itself_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(ProtocolError) as error:
+        wire.decode_telemetry(CONTRADICTIONS[name])
+    assert 0 < len(str(error.value)) < 400
+    assert "\n" not in str(error.value)
+
+
+def test_a_snapshot_in_an_answer_is_checked_like_any_other() -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode_reply(CONTRADICTIONS["snapshot too short"])
+    hello = msgspec.structs.replace(HELLO, protocol_version=2)
+    status = wire.encode(Status(phase="ready", telemetry_endpoint="e", hello=hello))
+    with pytest.raises(ProtocolError, match="protocol 2"):
+        wire.decode_reply(status)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"type": "Submit", "request_id": ""},
+        {"type": "Submit", "request_id": "r", "prompt": "x", "sampling": {"temperature": -1.0}},
+        {"type": "Submit", "request_id": "r", "prompt": "x", "sampling": {"n": 1 << 31}},
+        {"type": "Submit", "request_id": "r", "priority": 1001},
+        {"type": "Abort", "request_id": 129 * "x"},
+        {"type": "GetBlockText", "blocks": [-1]},
+        {"type": "GetBlockText", "blocks": [0] * 4097},
+        {"type": "GetSnapshot", "tag": -1},
+        {"type": "Control", "action": "explode"},
+    ],
+)
+def test_commands_out_of_range_are_refused(command: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode_command(msgspec.msgpack.encode(command))
+
+
+def test_what_is_too_large_is_not_even_looked_at() -> None:
+    with pytest.raises(ProtocolError, match="at most"):
+        wire.decode_command(bytes((8 << 20) + 1))
+
+
+def _damaged(data: bytes, rng: random.Random) -> bytes:
+    kind = rng.randrange(5)
+    at = rng.randrange(len(data))
+    if kind == 0:
+        return data[:at]
+    if kind == 1:
+        return data[:at] + rng.randbytes(rng.randrange(1, 9)) + data[at:]
+    if kind == 2:
+        return data[:at] + data[at + rng.randrange(1, 9) :]
+    damaged = bytearray(data)
+    for _ in range(1 if kind == 3 else rng.randrange(2, 20)):
+        damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+    return bytes(damaged)
+
+
+def test_damaged_messages_are_refused_or_read_and_never_hurt(amount: Callable[[int, int], int]) -> None:
+    rng = random.Random(20_26)
+    engine = SyntheticEngine(num_blocks=200)
+    good = [wire.encode(message) for message in (*ALL.values(), engine.advance(), engine.advance())]
+    decoders = (wire.decode_telemetry, wire.decode_command, wire.decode_reply)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    slowest_s, num_refused = 0.0, 0
+    count = amount(20_000, 100_000)
+    for i in range(count):
+        data = _damaged(rng.choice(good), rng)
+        started = time.thread_time()
+        try:
+            decoders[i % 3](data)
+        except ProtocolError:
+            num_refused += 1
+        slowest_s = max(slowest_s, time.thread_time() - started)
+    assert num_refused > count // 2
+    assert slowest_s < 0.1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 20 << 10

@@ -1,0 +1,68 @@
+"""Endpoints as a person writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
+
+
+@pytest.mark.parametrize("endpoint", ["ipc:///run/kv", "ipc:///run/kv/", "ipc:///run/kv/telemetry"])
+def test_both_ways_to_write_a_directory(endpoint: str) -> None:
+    address = parse_bind_address(endpoint)
+    assert address == IpcAddress(Path("/run/kv"))
+    assert isinstance(address, IpcAddress)
+    assert (address.telemetry, address.command) == ("ipc:///run/kv/telemetry", "ipc:///run/kv/command")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_loopback"),
+    [
+        ("tcp://127.0.0.1:5000", True),
+        ("tcp://127.9.9.9:5000", True),
+        ("tcp://localhost:5000", True),
+        ("tcp://[::1]:5000", True),
+        ("tcp://0.0.0.0:5000", False),
+        ("tcp://*:5000", False),
+        ("tcp://eth0:5000", False),
+        ("tcp://127.0.0.1.example.org:5000", False),
+    ],
+)
+def test_loopback_is_known_by_its_address(endpoint: str, is_loopback: bool) -> None:
+    address = parse_bind_address(endpoint)
+    assert isinstance(address, TcpAddress)
+    assert address.is_loopback is is_loopback
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "/run/kv",
+        "ipc://relative/path",
+        "ipc://",
+        "http://localhost:80",
+        "tcp://localhost",
+        "tcp://:5000",
+        "tcp://localhost:-1",
+        "tcp://localhost:65535",
+        "tcp://localhost:99999",
+        "tcp://localhost:5x",
+        "tcp://localhost:٣",
+        "ipc:///a\0b",
+    ],
+)
+def test_anything_else_is_refused_by_name(endpoint: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_bind_address(endpoint)
+    assert repr(endpoint) in str(caught.value)
+
+
+def test_a_path_that_no_socket_can_have_is_refused_with_the_numbers() -> None:
+    longest = "ipc:///" + "d" * (107 - len("//telemetry"))
+    parse_bind_address(longest)
+    with pytest.raises(BadInput, match="108 bytes, at most 107"):
+        parse_bind_address(longest + "d")

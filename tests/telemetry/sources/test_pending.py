@@ -1,0 +1,77 @@
+"""The hand-over: bounded, in order, and never a state without the state before it."""
+
+from __future__ import annotations
+
+from kvscope_telemetry.messages.telemetry import DeviceSample, Frame
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.sources.pending import Pending
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+
+def _frame(seq: int) -> Update:
+    return coalesce([Frame(epoch=1, seq=seq, step=seq, time_ns=seq)])
+
+
+def _seqs(update: Update | None) -> list[int]:
+    assert update is not None
+    return update.series["seq"].tolist() if update.series else []
+
+
+def _snapshot(epoch: int = 1) -> Update:
+    return Update(snapshot=SyntheticEngine(num_blocks=10, epoch=epoch).snapshot())
+
+
+def test_what_waits_comes_as_one_update() -> None:
+    pending = Pending()
+    for seq in (1, 2, 3):
+        pending.put(_frame(seq))
+    assert _seqs(pending.take()) == [1, 2, 3]
+    assert pending.take() is None
+
+
+def test_a_snapshot_begins_an_update() -> None:
+    pending = Pending()
+    for update in (_frame(1), _frame(2), _snapshot(2), _frame(3), _snapshot(3)):
+        pending.put(update)
+    assert _seqs(pending.take()) == [1, 2]
+    second = pending.take()
+    assert _seqs(second) == [3]
+    assert second is not None
+    assert second.snapshot is not None
+    assert second.snapshot.hello.epoch == 2
+    assert pending.take() is not None
+    assert pending.take() is None
+
+
+def test_a_taker_that_stays_away_costs_bounded_memory_and_one_snapshot() -> None:
+    pending = Pending(max_entries=100)
+    for seq in range(1, 1000):
+        pending.put(_frame(seq))
+    assert pending.take() is None
+    assert pending.num_frames_discarded == 999
+    assert pending.take_overflow()
+    assert not pending.take_overflow()
+    pending.put(_frame(1000))
+    assert pending.take() is None, "state without the state before it"
+    pending.put(_snapshot())
+    pending.put(_frame(1001))
+    assert _seqs(pending.take()) == [1001]
+
+
+def test_what_is_no_state_comes_through_while_a_snapshot_is_awaited() -> None:
+    pending = Pending()
+    pending.put(_frame(1))
+    pending.discard()
+    pending.put(_frame(2))
+    pending.put(coalesce((), samples=[DeviceSample(epoch=1, time_ns=5)]))
+    update = pending.take()
+    assert _seqs(update) == []
+    assert update is not None
+    assert len(update.samples) == 1
+
+
+def test_one_large_update_is_kept() -> None:
+    pending = Pending(max_entries=1)
+    pending.put(coalesce([SyntheticEngine(num_blocks=500).advance()]))
+    assert _seqs(pending.take()) == [1]
