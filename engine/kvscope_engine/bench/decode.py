@@ -11,12 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates
 from kvscope_engine.bench.table import table
-from kvscope_engine.bench.workloads import Workload, equal, mixed
+from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text
 
 Rounds = dict[str, list[Rate]]
 
@@ -65,10 +64,8 @@ def _workloads(ids: list[int], wanted: list[str]) -> list[Workload]:
 
 
 def _text_ids(ours: Any) -> list[int]:
-    """Ids of a real text: this package's own documentation strings."""
-    package = files("kvscope_telemetry")
-    sources = [package.joinpath(name).read_text("utf-8") for name in ("messages.py", "sampling_params.py")]
-    ids: list[int] = ours.engine.tokenizer.encode("\n".join(sources))
+    """Ids of a real text: the story that comes with kvscope."""
+    ids: list[int] = ours.engine.tokenizer.encode(sample_text())
     return ids
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvscope_engine.bench.table import table
+from kvscope_engine.bench.workloads import sample_text
 from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
 
 KV_FORMATS = ("auto", "int8", "fp8")
-TEXT = "the-verdict.txt"
 NUM_PROMPTS = 20
 ANSWER_TOKENS = 32
 Tell = Callable[[str], None]
@@ -99,7 +99,7 @@ def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> d
 def _text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
     if loaded.tokenizer is None:
         raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read a text")
-    text = files("kvscope_resources").joinpath(TEXT).read_text("utf-8")
+    text = sample_text()
     return loaded.tokenizer.encode(text)[: min(max_tokens or loaded.max_model_len, loaded.max_model_len)]
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from importlib.resources import files
 
 EQUAL_PROMPT_TOKENS = 64
 EQUAL_OUTPUT_TOKENS = 64
 MIXED_SEED = 0
+
+
+def sample_text() -> str:
+    """The story that comes with kvscope, about 2,500 tokens long."""
+    return files("kvscope_resources").joinpath("the-verdict.txt").read_text("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
