@@ -1,8 +1,9 @@
 """What a recording looks like inside, and how large what it claims may be.
 
 An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
-`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels. Log times are the engine's
-monotonic clock set by the wall clock of its hello, and never go back (`log_clock`). Every keyframe begins a chunk.
+`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels. Log times are the
+engine's monotonic clock set by the wall clock of its hello, and never go back (`log_clock`). Every keyframe begins a
+chunk.
 """
 
 from __future__ import annotations

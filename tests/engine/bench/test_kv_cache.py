@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from importlib.resources import files
 
 import pytest
 import torch
 
 from kvscope_engine.bench import kv_cache, perplexity
+from kvscope_engine.bench.workloads import sample_text
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.running.attention import ATTENTION_NAME
@@ -57,7 +57,7 @@ def test_agreement_counts_up_to_the_first_difference() -> None:
 
 
 def test_the_text_is_there() -> None:
-    text = files("kvscope_resources").joinpath(kv_cache.TEXT).read_text("utf-8")
+    text = sample_text()
     assert text.startswith("I HAD always thought Jack Gisburn rather a cheap genius")
     assert 1800 < len(text.split()) < 2200
     assert text.isascii()
