@@ -24,7 +24,7 @@ from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
 from kvscope_engine.model.virtual_memory.build import virtual_cache
 from kvscope_engine.policy.allocation.address_space import AddressSpace
-from kvscope_engine.policy.allocation.names import make_allocation
+from kvscope_engine.policy.allocation.names import make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
@@ -116,18 +116,20 @@ def _assemble(
     mover = make_tier_mover(config, storage, _fingerprint(config, loaded))
     if mover is not None:
         undo.callback(mover.close)
-    pool = BlockPool(
+    pool = make_pool(
+        config.allocator,
         num_rows,
         config.block_size,
         prefix_caching=config.enable_prefix_caching,
         salt=mover.salt if mover is not None else None,
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,
+        space=space,
     )
     max_batched = _max_batched_tokens(config, loaded)
     scheduler = Scheduler(
         pool,
-        make_allocation(config.allocator, pool, max_model_len=loaded.max_model_len, space=space, mapper=memory),
+        make_allocation(config.allocator, pool, max_model_len=loaded.max_model_len, mapper=memory),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched,
         max_model_len=loaded.max_model_len,

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space, page_range
-from kvscope_engine.policy.allocation.names import make_allocation
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.allocation.names import make_allocation, make_pool
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
@@ -187,21 +186,21 @@ class Drive:
         space = shape.space() if shape.allocator == "virtual" else None
         self.pages = FakePages(shape) if space else None
         num_rows = space.num_rows if space else shape.num_blocks
-        self.pool = BlockPool(
+        self.pool = make_pool(
+            shape.allocator,
             num_rows,
             shape.block_size,
             prefix_caching=shape.prefix_caching,
             salt=b"test",
             num_host=shape.num_host,
             num_disk=shape.num_disk,
+            space=space,
         )
         self.kv = np.full((num_rows, shape.block_size), POISON, np.int64)
         self.mover = PretendMover(self.kv, shape)
         self.scheduler = Scheduler(
             self.pool,
-            make_allocation(
-                shape.allocator, self.pool, max_model_len=shape.max_model_len, space=space, mapper=self.pages
-            ),
+            make_allocation(shape.allocator, self.pool, max_model_len=shape.max_model_len, mapper=self.pages),
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
             max_model_len=shape.max_model_len,

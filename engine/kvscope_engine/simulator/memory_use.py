@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvscope_engine.policy.blocks.fragmentation import KVUse
+from kvscope_engine.policy.allocation.fragmentation import KVUse
 
 
 class MemoryShares(msgspec.Struct, frozen=True, kw_only=True):

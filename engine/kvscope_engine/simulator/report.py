@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.simulator.memory_use import MemoryShares
 from kvscope_engine.simulator.simulation import Simulation
 from kvscope_engine.simulator.tier_use import TierUse, tier_use
@@ -94,7 +95,7 @@ def report(simulation: Simulation) -> Report:
 
 
 def _tokens_per_page_group(simulation: Simulation) -> float | None:
-    pages = simulation.pool.page_slots
+    pages = page_slots_of(simulation.pool)
     return None if pages is None else float(pages.space.group_blocks * simulation.pool.block_size)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kvscope_engine.policy.allocation.names import make_allocation
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.allocation.names import make_allocation, make_pool
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
@@ -80,16 +79,22 @@ class Simulation:
         caching = limits.enable_prefix_caching and setup.allocator == "paged"
         is_virtual = setup.allocator == "virtual"
         space = setup.paging.space(limits, setup.cost.kv_bytes_per_token) if is_virtual else None
-        num_rows = space.num_rows if space is not None else limits.num_blocks
         num_host, num_disk = setup.num_places
         self.mover = SimulatedMover(setup.cost, setup.block_bytes, has_disk=num_disk > 0) if num_host else None
         """None without lower tiers."""
-        self.pool = BlockPool(
-            num_rows, limits.block_size, prefix_caching=caching, salt=SALT, num_host=num_host, num_disk=num_disk
+        self.pool = make_pool(
+            setup.allocator,
+            limits.num_blocks,
+            limits.block_size,
+            prefix_caching=caching,
+            salt=SALT,
+            num_host=num_host,
+            num_disk=num_disk,
+            space=space,
         )
         self.scheduler = Scheduler(
             self.pool,
-            make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len, space=space),
+            make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from kvscope_engine.frame_builder import FrameBuilder
+from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_telemetry.about import program_version
@@ -73,7 +74,7 @@ class SimulationRecording:
 
 def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
     limits, cost = setup.limits, setup.cost
-    pages = simulation.pool.page_slots
+    pages = page_slots_of(simulation.pool)
     num_host, num_disk = setup.num_places
     return Hello(
         epoch=secrets.randbits(63),

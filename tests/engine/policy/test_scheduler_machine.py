@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.allocation.names import ALLOCATORS
-from kvscope_engine.policy.blocks.fragmentation import kv_use
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel
 from kvscope_engine.simulator.limits import Limits
 from kvscope_engine.simulator.paging import Paging
@@ -49,7 +50,7 @@ def test_pool_and_scheduler_agree_after_each_step(one_second_step: CostModel) ->
         simulation.scheduler.check_integrity()
     assert simulation.tally.num_finished == 40
     assert simulation.scheduler.totals.preemptions > 0
-    pages = simulation.pool.page_slots
+    pages = page_slots_of(simulation.pool)
     assert pages is not None
     assert (pages.num_taken, pages.num_needed, simulation.pool.num_active) == (0, 0, 0)
 

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_engine.policy.blocks.free_list import AllMapped
 
-class BuddyList:
+
+class BuddyList(AllMapped):
     """Free runs of `num_blocks` blocks, all free at first.
 
     A number of blocks that is no power of two begins as one run for each of its binary digits, longest first.

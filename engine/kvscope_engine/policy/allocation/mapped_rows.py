@@ -75,3 +75,9 @@ class MappedRows:
     def take(self, count: int) -> NoReturn:
         """Nobody may be given just any row."""
         raise AssertionError(f"{count} rows of address space are to be taken: they are taken by name")
+
+    def check(self) -> None:
+        """Raise AssertionError unless the counts agree with the marks, and what is free has memory."""
+        assert self._num_mapped == np.count_nonzero(self._is_mapped), "rows with memory are miscounted"
+        assert self._num_free == np.count_nonzero(self._is_free), "free rows are miscounted"
+        assert not (self._is_free & ~self._is_mapped).any(), "a row without memory is free"

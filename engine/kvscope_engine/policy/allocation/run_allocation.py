@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvscope_engine.policy.allocation.reservations import ReservationRule
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.allocation.run_pool import RunPool
 from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
@@ -30,17 +30,16 @@ class Reservation:
 class RunAllocation:
     """A run for each request, long enough for what its rule says; a longer one when that was too little.
 
-    `pool` must be fresh and without a prefix cache, as a cached block would stand in the way of runs. A run that
+    `pool` must be fresh. A run that
     is too short is doubled where it is when the blocks beside it are free (so a request alone in the pool can
     always grow). Otherwise the request moves to another, and the old run is held until the step is committed:
     its blocks are the sources of copies, and may not be the targets of others in the same step.
     """
 
-    def __init__(self, rule: ReservationRule, pool: BlockPool, *, max_model_len: int) -> None:
+    def __init__(self, rule: ReservationRule, pool: RunPool, *, max_model_len: int) -> None:
         self._rule = rule
         self._pool = pool
         self._max_model_len = max_model_len
-        pool.keep_runs()
         self._max_run = pool.longest_run
         self._held: dict[int, Reservation] = {}
         self._left: dict[int, list[int]] = {}

@@ -16,10 +16,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from kvscope_engine.policy.allocation.address_space import AddressSpace
-from kvscope_engine.policy.allocation.page_slots import PageSlots
+from kvscope_engine.policy.allocation.mapped_pool import MappedPool
 from kvscope_engine.policy.allocation.protocol import TableAllocation
-from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
@@ -50,16 +48,14 @@ class NoMapper:
 
 
 class VirtualAllocation(TableAllocation):
-    """Slots of `space` over a fresh pool of `space.num_rows` rows without a prefix cache: nothing is shared."""
+    """Slots of addresses over a fresh pool: nothing is shared."""
 
-    def __init__(self, pool: BlockPool, space: AddressSpace, mapper: PageMapper) -> None:
-        assert pool.num_blocks == space.num_rows, f"{pool.num_blocks} rows for {space.num_rows} blocks with addresses"
+    def __init__(self, pool: MappedPool, mapper: PageMapper) -> None:
         self._pool = pool
-        self._space = space
+        self._space = pool.page_slots.space
         self._mapper = mapper
-        self._pages = PageSlots(space)
+        self._pages = pool.page_slots
         self._slots: dict[int, int] = {}  # request number -> slot
-        pool.keep_mapped(self._pages)
 
     @property
     def name(self) -> str:

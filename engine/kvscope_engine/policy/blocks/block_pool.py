@@ -17,11 +17,8 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_engine.policy.allocation.buddy_list import BuddyList
-from kvscope_engine.policy.allocation.mapped_rows import MappedRows
-from kvscope_engine.policy.allocation.page_slots import PageSlots
 from kvscope_engine.policy.blocks.changed_rows import ChangedRows
-from kvscope_engine.policy.blocks.free_list import FreeList
+from kvscope_engine.policy.blocks.free_list import FreeBlocks, FreeList
 from kvscope_engine.policy.blocks.integrity import check_pool
 from kvscope_engine.policy.blocks.move_log import MoveLog
 from kvscope_engine.policy.prefixes.prefix_history import PrefixHistory
@@ -42,7 +39,8 @@ class Sinks(Protocol):
 class BlockPool:
     """`num_blocks` blocks of `block_size` slots, all free at first.
 
-    `salt` seeds the prefix hashes (random when None). The ledger has more rows behind those of the blocks, one a place
+    `salt` seeds the prefix hashes (random when None). `free` says which free block is handed out next (a `FreeList`
+    when None). The ledger has more rows behind those of the blocks, one a place
     of the lower tiers: `LowerTiers` keeps them. Methods that change blocks cost the same for one block
     as for some dozens: numpy is worth it from there on, and single blocks have a path of their own.
     """
@@ -56,6 +54,7 @@ class BlockPool:
         salt: bytes | None = None,
         num_host: int = 0,
         num_disk: int = 0,
+        free: FreeBlocks | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -73,9 +72,7 @@ class BlockPool:
         """The step in progress, for who asks when something happened; the scheduler sets it."""
         self.evicted_blocks = 0
         """Cached blocks given to another request since the start."""
-        self.page_slots: PageSlots | None = None
-        """The pages of the policy `virtual`, which alone knows rows without memory."""
-        self._free: FreeList | BuddyList | MappedRows = FreeList(num_blocks)
+        self._free: FreeBlocks = free if free is not None else FreeList(num_blocks)
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the next to be evicted first
         self._changed = ChangedRows(self.ledger.num_blocks)
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
@@ -98,8 +95,8 @@ class BlockPool:
 
     @property
     def num_unmapped(self) -> int:
-        """Rows without memory; none but under the policy `virtual`."""
-        return self._free.num_unmapped if isinstance(self._free, MappedRows) else 0
+        """Rows without memory; none but where rows are addresses."""
+        return self._free.num_unmapped
 
     @property
     def num_available(self) -> int:
@@ -135,59 +132,6 @@ class BlockPool:
             blocks += self._evict(count - from_free)
         self._activate(np.array(blocks, np.int64), owner)
         return blocks
-
-    def keep_runs(self) -> None:
-        """From now on free blocks are kept in runs, for `allocate_run`. All must be free, none can be cached."""
-        assert self.num_free == self.num_blocks, f"{self.num_blocks - self.num_free} blocks of the pool are in use"
-        assert self.index is None, "the pool has a prefix cache"
-        self._free = BuddyList(self.num_blocks)
-
-    @property
-    def longest_run(self) -> int:
-        """Blocks of the longest run that `allocate_run` can give, 0 when the pool keeps none."""
-        return self._free.longest if isinstance(self._free, BuddyList) else 0
-
-    def allocate_run(self, length: int, owner: int) -> list[int]:
-        """`length` blocks in a row for request `owner`: a power of two, at most `longest_run`."""
-        assert isinstance(self._free, BuddyList), "the pool keeps no runs"
-        start = self._free.take_run(length)
-        self._activate(np.arange(start, start + length, dtype=np.int64), owner)
-        return list(range(start, start + length))
-
-    def can_extend_run(self, run: Sequence[int]) -> bool:
-        """Whether `extend_run` can double `run`."""
-        return isinstance(self._free, BuddyList) and self._free.has_buddy(run[0], len(run))
-
-    def extend_run(self, run: Sequence[int], owner: int) -> list[int]:
-        """`run`, active, and as many blocks before or after it: a run of twice its length for request `owner`."""
-        assert isinstance(self._free, BuddyList), "the pool keeps no runs"
-        buddy = self._free.take_buddy(run[0], len(run))
-        self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)
-        start = min(buddy, run[0])
-        return list(range(start, start + 2 * len(run)))
-
-    def keep_mapped(self, page_slots: PageSlots) -> None:
-        """From now on rows have memory behind them from `map_rows` to `unmap_rows` only; at first none has."""
-        assert self.num_free == self.num_blocks, f"{self.num_blocks - self.num_free} blocks of the pool are in use"
-        assert self.index is None, "the pool has a prefix cache"
-        self.page_slots = page_slots
-        self._free = MappedRows(self.num_blocks)
-        self._set_state(0, self.num_blocks, BlockState.UNMAPPED)
-
-    def map_rows(self, first: int, count: int) -> None:
-        """`count` rows from `first` on, unmapped, have memory behind them: they are free."""
-        self._mapped_rows.add(self._set_state(first, count, BlockState.FREE))
-
-    def unmap_rows(self, first: int, count: int) -> None:
-        """`count` rows from `first` on, free ones, have no memory any more."""
-        self._mapped_rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
-
-    def take_mapped(self, first: int, count: int, owner: int) -> list[int]:
-        """`count` blocks from `first` on, free ones, for request `owner`; each is held once and empty."""
-        ids = np.arange(first, first + count, dtype=np.int64)
-        self._mapped_rows.take_these(ids)
-        self._activate(ids, owner)
-        return list(range(first, first + count))
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more block table holds these active `blocks` (each once)."""
@@ -279,22 +223,9 @@ class BlockPool:
         They are the block tables, or where blocks are reserved the reservations, of which tables are a part.
         """
         prefixes = self.index.items() if self.index is not None else []
-        if isinstance(self._free, BuddyList):
-            self._free.check()
-        unmapped = self._free.unmapped if isinstance(self._free, MappedRows) else ()
+        self._free.check()
         blocks = self.ledger.part(0, self.num_blocks)
-        check_pool(blocks, self.block_size, self._free.ids, list(self._idle), prefixes, tables, unmapped)
-
-    @property
-    def _mapped_rows(self) -> MappedRows:
-        assert isinstance(self._free, MappedRows), "every row of the pool has memory"
-        return self._free
-
-    def _set_state(self, first: int, count: int, state: BlockState) -> Ids:
-        ids = np.arange(first, first + count, dtype=np.int64)
-        self.ledger.state[ids] = state
-        self._changed.add(ids)
-        return ids
+        check_pool(blocks, self.block_size, self._free.ids, list(self._idle), prefixes, tables, self._free.unmapped)
 
     def _activate_one(self, block: int, owner: int) -> None:
         # A free block's other columns are zero already.

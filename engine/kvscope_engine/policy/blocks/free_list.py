@@ -5,11 +5,61 @@ Owns the order in which free blocks are handed out: lowest id first in a fresh p
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
+Ids = npt.NDArray[np.int64]
 
-class FreeList:
+
+class FreeBlocks(Protocol):
+    """What a pool asks of whoever keeps the ids of its free blocks."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def ids(self) -> Ids:
+        """The free ids, shape `(len,)`."""
+
+    @property
+    def num_unmapped(self) -> int:
+        """Blocks that are neither free nor in use: they have no memory."""
+
+    @property
+    def unmapped(self) -> Ids:
+        """Their ids."""
+
+    def take_one(self) -> int:
+        """A free block. There must be one."""
+
+    def take(self, count: int) -> list[int]:
+        """`count` free blocks, at most `len(self)`."""
+
+    def give(self, ids: Ids) -> None:
+        """Take `ids` back."""
+
+    def check(self) -> None:
+        """Raise AssertionError where what is kept does not agree with itself."""
+
+
+class AllMapped:
+    """The part of `FreeBlocks` that is the same wherever every block has memory."""
+
+    __slots__ = ()
+
+    @property
+    def num_unmapped(self) -> int:
+        """None."""
+        return 0
+
+    @property
+    def unmapped(self) -> Ids:
+        """None."""
+        return np.empty(0, np.int64)
+
+
+class FreeList(AllMapped):
     """A stack of block ids over one array, all `num_blocks` of them at first."""
 
     __slots__ = ("_count", "_stack")
@@ -22,7 +72,7 @@ class FreeList:
         return self._count
 
     @property
-    def ids(self) -> npt.NDArray[np.int64]:
+    def ids(self) -> Ids:
         """A view of the free ids, shape `(len,)`; the next to be handed out is the last."""
         return self._stack[: self._count]
 
@@ -40,9 +90,13 @@ class FreeList:
         self._count = low
         return taken
 
-    def give(self, ids: npt.NDArray[np.int64]) -> None:
+    def give(self, ids: Ids) -> None:
         """Take `ids` back; the last of them is the next to be handed out."""
         high = self._count + len(ids)
         assert high <= len(self._stack), f"{len(ids)} blocks given back to a free list of {self._count}: too many"
         self._stack[self._count : high] = ids
         self._count = high
+
+    def check(self) -> None:
+        """Raise AssertionError unless each id is on the stack at most once."""
+        assert len(np.unique(self.ids)) == self._count, "a block is on the free list twice"

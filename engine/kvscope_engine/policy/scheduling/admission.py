@@ -13,9 +13,9 @@ from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.request_prefixes import explain_miss
 from kvscope_engine.policy.scheduling.reuse import Reusable, find_reusable
-from kvscope_engine.policy.scheduling.totals import Totals
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
+from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.messages.telemetry import Event
 
 

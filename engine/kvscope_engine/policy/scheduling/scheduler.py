@@ -30,6 +30,7 @@ from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import check_fits
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.admission import Admission
@@ -38,13 +39,12 @@ from kvscope_engine.policy.scheduling.changes import ChangeLog, Changes
 from kvscope_engine.policy.scheduling.held_forks import HeldForks
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.preemption import Preemption
-from kvscope_engine.policy.scheduling.ranked_queue import RankedQueue
-from kvscope_engine.policy.scheduling.totals import Totals
 from kvscope_engine.policy.scheduling.victims import choose_victim
 from kvscope_engine.policy.scheduling.writing import write_down
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
+from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_words import RequestState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.ranked_queue import rank
 
 
 def choose_victim(running: Iterable[Request]) -> Request:

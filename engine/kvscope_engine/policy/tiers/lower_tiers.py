@@ -13,11 +13,11 @@ from typing import Final
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.ranked_queue import rank
-from kvscope_engine.policy.scheduling.totals import Totals
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
 from kvscope_engine.policy.tiers.tier_places import TierPlaces
+from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.ledger import NO_OWNER
 
 BOUNCE_SHARE: Final = 64

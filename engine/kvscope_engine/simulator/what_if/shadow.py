@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvscope_engine.policy.allocation.names import make_allocation
-from kvscope_engine.policy.blocks.block_pool import BlockPool
-from kvscope_engine.policy.blocks.fragmentation import KVUse, kv_use
+from kvscope_engine.policy.allocation.fragmentation import KVUse, kv_use
+from kvscope_engine.policy.allocation.names import make_allocation, make_pool
 from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check
@@ -31,7 +30,7 @@ class Shadow:
         self.candidate = candidate
         self.num_waiting = 0
         """Requests of the last `follow` that did not fit."""
-        self._pool = BlockPool(candidate.num_blocks, candidate.block_size, prefix_caching=False)
+        self._pool = make_pool(candidate.made_as, candidate.num_blocks, candidate.block_size, prefix_caching=False)
         self._allocation = make_allocation(candidate.made_as, self._pool, max_model_len=max_model_len)
         self._placed: dict[int, Request] = {}
         self._limits: dict[int, int] = {}

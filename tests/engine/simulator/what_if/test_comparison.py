@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from kvscope_engine.policy.blocks.fragmentation import kv_use
+from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.comparison import Comparison
 from kvscope_telemetry.errors import BadInput

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvscope_engine.policy.allocation.fragmentation import KVUse, kv_use
 from kvscope_engine.policy.blocks.block_pool import BlockPool
-from kvscope_engine.policy.blocks.fragmentation import KVUse, kv_use
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 

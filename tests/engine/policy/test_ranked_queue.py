@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.ranked_queue import RankedQueue
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.policy.allocation.page_slots import PageSlots
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
@@ -70,8 +71,9 @@ def kv_use(pool: BlockPool, requests: Iterable[Request]) -> KVUse:
 
     To be called between steps: blocks of tokens that a plan is still to write count as not used. O(blocks).
     """
-    if pool.page_slots is not None:
-        return _page_use(pool.page_slots, pool.block_size, requests)
+    pages = page_slots_of(pool)
+    if pages is not None:
+        return _page_use(pages, pool.block_size, requests)
     ledger, size = pool.ledger.part(0, pool.num_blocks), pool.block_size
     used = int(ledger.filled[ledger.state == BlockState.ACTIVE].sum())
     reserved, superfluous, has_reservations = _reservations(requests)

@@ -1,0 +1,51 @@
+"""A block pool whose rows are addresses, with memory behind some of them: for the policy `virtual`.
+
+Owns which rows have memory (`mapped_rows`). It has no prefix cache. Chooses no row: who takes one says which.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope_engine.policy.allocation.address_space import AddressSpace
+from kvscope_engine.policy.allocation.mapped_rows import MappedRows
+from kvscope_engine.policy.allocation.page_slots import PageSlots
+from kvscope_engine.policy.blocks.block_pool import BlockPool, Ids
+from kvscope_telemetry.ledger import BlockState
+
+
+class MappedPool(BlockPool):
+    """A row for each block of `space`; none has memory from the first `map_rows` on."""
+
+    def __init__(self, space: AddressSpace, block_size: int) -> None:
+        self._rows = MappedRows(space.num_rows)
+        super().__init__(space.num_rows, block_size, prefix_caching=False, free=self._rows)
+        self.page_slots = PageSlots(space)
+        """Which slot of addresses has how many pages; the policy keeps it."""
+        self._set_state(0, space.num_rows, BlockState.UNMAPPED)
+
+    def map_rows(self, first: int, count: int) -> None:
+        """`count` rows from `first` on, unmapped, have memory behind them: they are free."""
+        self._rows.add(self._set_state(first, count, BlockState.FREE))
+
+    def unmap_rows(self, first: int, count: int) -> None:
+        """`count` rows from `first` on, free ones, have no memory any more."""
+        self._rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
+
+    def take_mapped(self, first: int, count: int, owner: int) -> list[int]:
+        """`count` blocks from `first` on, free ones, for request `owner`; each is held once and empty."""
+        ids = np.arange(first, first + count, dtype=np.int64)
+        self._rows.take_these(ids)
+        self._activate(ids, owner)
+        return list(range(first, first + count))
+
+    def _set_state(self, first: int, count: int, state: BlockState) -> Ids:
+        ids = np.arange(first, first + count, dtype=np.int64)
+        self.ledger.state[ids] = state
+        self._changed.add(ids)
+        return ids
+
+
+def page_slots_of(pool: BlockPool) -> PageSlots | None:
+    """The pages behind a pool whose rows are addresses; None for every other."""
+    return pool.page_slots if isinstance(pool, MappedPool) else None
