@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import (
+    Accepted,
     Finished,
     FinishReason,
     RequestTiming,
@@ -20,8 +21,24 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from kvscope_engine.engine import Engine
+
+class Steps(Protocol):
+    """What completions need of an engine."""
+
+    is_closed: bool
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is unfinished."""
+
+    def submit(self, submit: Submit) -> Accepted:
+        """Take a request into the queue, or raise BadInput."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it is."""
+
+    def step(self) -> list[Tokens | Finished]:
+        """One step; what there is to be told, oldest first."""
 
 
 @dataclass(slots=True)
@@ -50,7 +67,7 @@ class Completion:
             self.usage, self.timing, self.error = message.usage, message.timing, message.error
 
 
-def collect(engine: Engine, prompts: Sequence[str | Submit], sampling: SamplingParams) -> Iterator[Completion]:
+def collect(engine: Steps, prompts: Sequence[str | Submit], sampling: SamplingParams) -> Iterator[Completion]:
     """Submit all prompts, step until each is done, yield completions in order as soon as that allows."""
     if engine.has_unfinished:
         raise BadInput("generate needs the engine to itself: a request is unfinished; call step() until none is")
@@ -74,7 +91,7 @@ def collect(engine: Engine, prompts: Sequence[str | Submit], sampling: SamplingP
             engine.step()
 
 
-def _submit(engine: Engine, index: int, prompt: str | Submit, sampling: SamplingParams) -> list[Completion]:
+def _submit(engine: Steps, index: int, prompt: str | Submit, sampling: SamplingParams) -> list[Completion]:
     submit = prompt if isinstance(prompt, Submit) else Submit(request_id="-", prompt=prompt, sampling=sampling)
     text = submit.prompt or (submit.messages[-1].content if submit.messages else "")
     try:

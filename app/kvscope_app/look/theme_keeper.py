@@ -7,7 +7,8 @@ from typing import Final
 from PySide6.QtCore import QObject, QSettings, Qt, Signal
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.look.theme import DARK, LIGHT, THEMES, Theme, apply_theme
+from kvscope_app.look.apply_theme import apply_theme
+from kvscope_app.look.theme import DARK, LIGHT, THEMES, Theme
 
 CHOICES: Final = ("auto", "dark", "light")
 _KEY: Final = "theme"
