@@ -1,10 +1,15 @@
-"""What becomes of a preempted request's blocks: computed again later, or moved to a lower tier until then."""
+"""Preemption: who gives up its blocks when a running request needs one and there is none, and what becomes of them.
+
+They are computed again later, or moved to a lower tier until then.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
@@ -25,6 +30,15 @@ class GivenUp:
     """To a lower tier and back, as measured; None without one."""
     recompute_seconds: float | None
     """None before anything was measured."""
+
+
+def choose_victim(running: Iterable[Request]) -> Request:
+    """Of the running requests the one of the lowest priority; among those the least often preempted; then the newest.
+
+    So nobody is preempted twice before another of its priority was once. It ends all the same: a request is admitted
+    only when all it knows fits, so each preemption follows tokens that were generated since, and those are kept.
+    """
+    return min(running, key=_order)
 
 
 class Preemption:
@@ -59,3 +73,8 @@ class Preemption:
         if swap is None or self._mode == "recompute":
             return False
         return self._mode == "swap" or recompute is None or swap < recompute
+
+
+def _order(request: Request) -> tuple[int, int, int, int]:
+    _, arrival_ns, number = rank(request)
+    return (request.priority, request.num_preemptions, -arrival_ns, -number)

@@ -38,8 +38,7 @@ from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.changes import ChangeLog, Changes
 from kvscope_engine.policy.scheduling.held_forks import HeldForks
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
-from kvscope_engine.policy.scheduling.preemption import Preemption
-from kvscope_engine.policy.scheduling.victims import choose_victim
+from kvscope_engine.policy.scheduling.preemption import Preemption, choose_victim
 from kvscope_engine.policy.scheduling.writing import write_down
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
