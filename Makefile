@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvscope-installed
 ARGS ?=
+# Processes that run tests: one a core, at most four (each may hold a model).
+WORKERS ?= auto
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -29,7 +31,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/kvscope-engine bench decode

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,30 @@ TINY_LLAMA = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test that fails names the seed of its order and of its random numbers."""
+    report = yield
+    seed = _seed(item.config)
+    if report.failed and seed is not None:
+        report.sections.append(("the same again", f"pytest -n 0 --randomly-seed={seed} {item.nodeid!r}"))
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _torch_seed(request: pytest.FixtureRequest) -> None:
+    """pytest-randomly seeds Python's and numpy's random numbers before each test; torch's are seeded here."""
+    torch, seed = sys.modules.get("torch"), _seed(request.config)
+    if torch is not None and seed is not None:
+        torch.manual_seed(seed)
+
+
+def _seed(config: pytest.Config) -> int | None:
+    """None without pytest-randomly."""
+    seed = getattr(config, "workerinput", {}).get("randomly_seed", getattr(config.option, "randomly_seed", None))
+    return seed if isinstance(seed, int) else None
 
 
 @pytest.fixture(scope="session")
