@@ -52,7 +52,7 @@ def _torch_seed(request: pytest.FixtureRequest) -> None:
 
 def _seed(config: pytest.Config) -> int | None:
     """None without pytest-randomly."""
-    seed = getattr(config, "workerinput", {}).get("randomly_seed", getattr(config.option, "randomly_seed", None))
+    seed = getattr(config.option, "randomly_seed", None)
     return seed if isinstance(seed, int) else None
 
 
