@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+STORMS = bool(os.environ.get("KVSCOPE_STORMS") or os.environ.get("KVSCOPE_SOAK"))
+
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -30,6 +32,12 @@ TINY_LLAMA = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked `storm` is for those who wait."""
+    if not STORMS and item.get_closest_marker("storm"):
+        pytest.skip("a long one: KVSCOPE_STORMS=1 runs it, as .ci/run does")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,6 +68,12 @@ def _seed(config: pytest.Config) -> int | None:
 def amount() -> Callable[[int, int], int]:
     """`amount(small, whole)`: how much a soak test does; the whole of it when `KVSCOPE_SOAK` is set."""
     return lambda small, whole: whole if os.environ.get("KVSCOPE_SOAK") else small
+
+
+@pytest.fixture(scope="session")
+def storm() -> Callable[[int, int], int]:
+    """`storm(small, whole)`: how much of a long search to do; the whole of it when `KVSCOPE_STORMS` is set."""
+    return lambda small, whole: whole if STORMS else small
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,10 @@ Column = npt.NDArray[np.generic]
 
 
 class BlockRows(msgspec.Struct, frozen=True, gc=False):
-    """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, same length."""
+    """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, same length.
+
+    A name on the wire never changes: `prefix_hits` was called `heat` once, and is there still.
+    """
 
     ids: bytes = b""
     state: bytes = b""
@@ -63,7 +66,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False):
     owner: bytes = b""
     tier: bytes = b""
     last_used_step: bytes = b""
-    prefix_hits: bytes = b""
+    prefix_hits: bytes = msgspec.field(default=b"", name="heat")
     hash: bytes = b""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,25 @@ BLOCK_BYTES = 30 * 2 * 4 * 3 * 64 * 4
 """Of the default model: layers, keys and values, 4 slots, KV heads, width, float32."""
 
 
-def _prompts() -> list[str]:
-    """Ten short prompts and ten of over 300 tokens, cut from a real text."""
-    text = (Path(__file__).parents[2] / "LICENSE").read_text()
-    long = [f"Summarise this in one sentence:\n{text[i * 900 : i * 900 + 1700]}" for i in range(10)]
-    return [*SHORT, *long]
-
-
 def _sampling(prompt: str) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=NUM_SHORT if prompt in SHORT else NUM_LONG)
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[str]:
-    return _prompts()
+def short(storm: Callable[[int, int], int]) -> list[str]:
+    return list(SHORT[: storm(5, 10)])
+
+
+@pytest.fixture(scope="module")
+def long(storm: Callable[[int, int], int]) -> list[str]:
+    """Of over 300 tokens each, cut from a real text."""
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    return [f"Summarise this in one sentence:\n{text[i * 900 : i * 900 + 1700]}" for i in range(storm(3, 10))]
+
+
+@pytest.fixture(scope="module")
+def prompts(short: list[str], long: list[str]) -> list[str]:
+    return [*short, *long]
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +83,11 @@ def _answers(engine: Engine, prompts: list[str]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
-def test_long_prompts_are_long(prompts: list[str]) -> None:
+def test_long_prompts_are_long(long: list[str]) -> None:
     with Engine(EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=64)) as engine:
         assert engine.tokenizer is not None
-        lengths = [len(engine.tokenizer.encode(prompt)) for prompt in prompts]
-    assert sum(length > 300 for length in lengths) == 10
+        lengths = [len(engine.tokenizer.encode(prompt)) for prompt in long]
+    assert min(lengths) > 300
 
 
 def test_alone(prompts: list[str], reference: list[list[int]]) -> None:
@@ -91,9 +97,9 @@ def test_alone(prompts: list[str], reference: list[list[int]]) -> None:
             assert _answers(engine, [prompt]) == [expected]
 
 
-@pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("prefix_caching", [pytest.param(False, marks=pytest.mark.storm), True])
 def test_all_at_once_in_pieces_with_preemptions(
-    prompts: list[str], reference: list[list[int]], prefix_caching: bool
+    short: list[str], prompts: list[str], reference: list[list[int]], prefix_caching: bool
 ) -> None:
     frames: list[Frame] = []
 
@@ -110,13 +116,15 @@ def test_all_at_once_in_pieces_with_preemptions(
         enable_prefix_caching=prefix_caching,
     )
     with Engine(config, publish=keep) as engine:
-        answers = _answers(engine, [*SHORT, *SHORT, *prompts])  # more at once: more have to give way
-    assert answers == [*reference[: len(SHORT)] * 2, *reference]
+        answers = _answers(engine, [*short, *short, *prompts])  # more at once: more have to give way
+    assert answers == [*reference[: len(short)] * 2, *reference]
     assert frames[-1].counters.preemptions >= 10
     assert frames[-1].counters.num_running == frames[-1].counters.num_waiting == 0
 
 
-def test_with_everything_at_once(prompts: list[str], reference: list[list[int]], tmp_path: Path) -> None:
+def test_with_everything_at_once(
+    short: list[str], long: list[str], prompts: list[str], reference: list[list[int]], tmp_path: Path
+) -> None:
     """Prefix cache, forks, chunks, a pool that is too small, swapping to host memory and to disk."""
     config = EngineConfig(
         dtype="float32",
@@ -138,7 +146,7 @@ def test_with_everything_at_once(prompts: list[str], reference: list[list[int]],
     with Engine(config, publish=keep) as engine:
         assert engine.hello.cache.block_bytes == BLOCK_BYTES
         sampling = SamplingParams(temperature=0.0, max_tokens=NUM_LONG, n=2)
-        some = [*SHORT[:7], *prompts[10:13], *SHORT[:3], prompts[10]]
+        some = [*short[:7], *long[:3], *short[:3], long[0]]
         submits = [Submit(request_id="-", prompt=prompt, sampling=sampling) for prompt in some]
         found = [completion.token_ids for completion in engine.generate(submits)]
         engine._parts.scheduler.check_integrity()
@@ -152,7 +160,9 @@ def test_with_everything_at_once(prompts: list[str], reference: list[list[int]],
 
 
 @pytest.mark.parametrize("allocator", ["contiguous", "buddy", "virtual"])
-def test_under_every_allocator(prompts: list[str], reference: list[list[int]], allocator: str) -> None:
+def test_under_every_allocator(
+    short: list[str], long: list[str], prompts: list[str], reference: list[list[int]], allocator: str
+) -> None:
     config = EngineConfig(
         dtype="float32",
         device="cpu",
@@ -163,7 +173,7 @@ def test_under_every_allocator(prompts: list[str], reference: list[list[int]], a
         max_num_batched_tokens=72,
         max_num_seqs=8,
     )
-    some = [*SHORT[:6], prompts[10]]
+    some = [*short[:6], long[0]]
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_LONG)
     with Engine(config) as engine:
         submits = [Submit(request_id="-", prompt=prompt, sampling=sampling) for prompt in some]

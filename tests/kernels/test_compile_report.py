@@ -7,7 +7,9 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.storm), 90, pytest.param(100, marks=pytest.mark.storm)]
+)
 def test_no_spills(capability: int) -> None:
     """In its own process, since these kernels must not be those of the interpreter."""
     pytest.importorskip("triton")

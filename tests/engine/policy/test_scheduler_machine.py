@@ -168,16 +168,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     ("allocator", "knows_lengths"),
     [(name, known) for name in ALLOCATORS for known in (False, True) if known or name != "oracle"],
 )
-def test_requests_and_blocks_agree(drive: Make, expected_completion: Make, allocator: str, knows_lengths: bool) -> None:
-    _run(lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths))
+def test_requests_and_blocks_agree(
+    drive: Make, expected_completion: Make, allocator: str, knows_lengths: bool, storm: Callable[[int, int], int]
+) -> None:
+    _run(lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths), storm(30, 120))
 
 
-def test_requests_and_blocks_agree_over_all_tiers(drive: Make, expected_completion: Make) -> None:
+def test_requests_and_blocks_agree_over_all_tiers(
+    drive: Make, expected_completion: Make, storm: Callable[[int, int], int]
+) -> None:
     """Swapped, sunk, demoted, loaded, lost: every request reads its own past, and every place is accounted for."""
-    _run(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), max_examples=300)
+    _run(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), storm(60, 300))
 
 
-def _run(machine: Callable[[], SchedulerMachine], *, max_examples: int = 120) -> None:
+def _run(machine: Callable[[], SchedulerMachine], max_examples: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
