@@ -14,7 +14,7 @@ from kvscope_app.session import Session
 from kvscope_app.theme import DARK, Theme
 from kvscope_app.views.format import count, plural, seconds
 from kvscope_telemetry.messages import Hello
-from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.source import SourceState, SourceStatus
 
 _WORDS: Final = {
     SourceState.CONNECTING: "Connecting",
@@ -105,6 +105,7 @@ class StatusBar(QStatusBar):
         lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"
         rejected = f", {count(status.messages_rejected)} unreadable" if status.messages_rejected else ""
         self._set("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
+        self._labels["frames"].setToolTip(frames_tip(status))
         self._color_frames("warn" if status.frames_dropped or status.messages_rejected else "muted")
         known = status.latency_ns >= 0 and status.state is SourceState.LIVE
         self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
@@ -152,6 +153,16 @@ class StatusBar(QStatusBar):
 
     def _display_rate(self) -> int:
         return sum(t >= time.monotonic_ns() - 1_000_000_000 for t in self._updates)
+
+
+def frames_tip(status: SourceStatus) -> str:
+    """What the number of frames means, and what a newer engine said that this desktop does not know."""
+    lines = [_TIPS["frames"]]
+    if status.num_skipped:
+        lines.append(f"Events and messages left out, of kinds that only a newer kvscope knows: {count(status.num_skipped)}")
+    if status.num_unknown:
+        lines.append(f"States and tiers shown as unknown, which only a newer kvscope knows: {count(status.num_unknown)}")
+    return "\n".join(lines)
 
 
 def _label(name: str) -> QLabel:

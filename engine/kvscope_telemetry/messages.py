@@ -1,7 +1,8 @@
 """The messages of the telemetry socket: frozen tagged structs in one union with one typed decoder.
 
-Schema evolution: a new field has a default; a field's name, type and meaning never change; a new message is
-a new tag. Golden bytes in the tests guard this. Numbers of blocks and requests travel as packed little-endian
+Schema evolution: a new field has a default; a field's name on the wire, type and meaning never change; a new message
+is a new tag, a new event a new kind, and readers that do not know it leave it out (`unknown`). Golden bytes in the tests
+guard this. Numbers of blocks and requests travel as packed little-endian
 bytes. No message carries the text of a prompt or an answer: that is asked for on the command socket.
 
 All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs one with the wall clock.
@@ -190,7 +191,8 @@ EventKind: TypeAlias = Literal["admitted", "preempted", "resumed", "finished", "
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened to a request, with its cause in words a person reads."""
 
-    kind: EventKind
+    kind: str
+    """An `EventKind`; once decoded never any other."""
     time_ns: int
     number: int = 0
     """The request it happened to, 0 for none."""

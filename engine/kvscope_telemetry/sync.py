@@ -15,6 +15,8 @@ from kvscope_telemetry.messages import Frame, Heartbeat, Snapshot
 
 REQUEST_INTERVAL_NS: Final = 1_000_000_000
 """At most one snapshot is asked for in this time."""
+MAX_INTERVAL_NS: Final = 30_000_000_000
+"""The same where what the engine says of its state cannot be read: another snapshot is then no better."""
 MAX_ANSWER_NS: Final = 10_000_000_000
 """An answer is waited for this long at most before asking again; at first one interval, then doubled."""
 BEHIND_GRACE_NS: Final = 300_000_000
@@ -55,6 +57,7 @@ class Sync:
         self._wants = False
         self._asked_ns: int | None = None
         self._patience_ns = REQUEST_INTERVAL_NS
+        self._interval_ns = REQUEST_INTERVAL_NS
 
     def frame(self, frame: Frame, now_ns: int) -> None:
         """A frame arrived."""
@@ -91,6 +94,7 @@ class Sync:
         if is_news:
             self._begin(snapshot)
             self._last_frame_ns = now_ns
+            self._interval_ns = max(REQUEST_INTERVAL_NS, self._interval_ns // 2)
         self._held = [] if self.in_sync else self._held
         return is_news
 
@@ -98,6 +102,10 @@ class Sync:
         """The state is not to be trusted any more: nothing is passed on until a snapshot came."""
         self.in_sync, self._behind = False, None
         self.want_snapshot()
+
+    def unreadable(self) -> None:
+        """A frame or snapshot came that cannot be read: asking is of less use each time."""
+        self._interval_ns = min(2 * self._interval_ns, MAX_INTERVAL_NS)
 
     def want_snapshot(self) -> None:
         """Ask for a snapshot as soon as the rate allows."""
@@ -129,7 +137,7 @@ class Sync:
         if self._asked_ns is None:
             return self._tag + 1
         is_waiting = self._tag >= self._oldest_tag
-        pause_ns = self._patience_ns if is_waiting else REQUEST_INTERVAL_NS
+        pause_ns = max(self._patience_ns, self._interval_ns) if is_waiting else self._interval_ns
         return self._tag + 1 if now_ns - self._asked_ns >= pause_ns else None
 
     def sent(self, tag: int, now_ns: int) -> None:
@@ -141,6 +149,7 @@ class Sync:
     def disconnected(self) -> None:
         """The connection went, and with it every answer that was on its way."""
         self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
+        self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
 
     def take(self) -> list[Run]:
