@@ -159,9 +159,13 @@ def frames_tip(status: SourceStatus) -> str:
     """What the number of frames means, and what a newer engine said that this desktop does not know."""
     lines = [_TIPS["frames"]]
     if status.num_skipped:
-        lines.append(f"Events and messages left out, of kinds that only a newer kvscope knows: {count(status.num_skipped)}")
+        lines.append(
+            f"Events and messages left out, of kinds that only a newer kvscope knows: {count(status.num_skipped)}"
+        )
     if status.num_unknown:
-        lines.append(f"States and tiers shown as unknown, which only a newer kvscope knows: {count(status.num_unknown)}")
+        lines.append(
+            f"States and tiers shown as unknown, which only a newer kvscope knows: {count(status.num_unknown)}"
+        )
     return "\n".join(lines)
 
 

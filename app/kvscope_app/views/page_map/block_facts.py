@@ -14,7 +14,12 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 from kvscope_telemetry.mirror import Mirror
 
 MAX_HOLDERS_NAMED: Final = 4
-_TIERS: Final = {Tier.HBM: "device memory", Tier.HOST: "host memory", Tier.DISK: "disk", Tier.UNKNOWN: "a tier of a newer engine"}
+_TIERS: Final = {
+    Tier.HBM: "device memory",
+    Tier.HOST: "host memory",
+    Tier.DISK: "disk",
+    Tier.UNKNOWN: "a tier of a newer engine",
+}
 _STATES: Final = {
     BlockState.FREE: "free",
     BlockState.ACTIVE: "active",
