@@ -1,9 +1,9 @@
 """The messages of the telemetry socket: frozen tagged structs in one union with one typed decoder.
 
 Schema evolution: a new field has a default; a field's name on the wire, type and meaning never change; a new message
-is a new tag, a new event a new kind, and readers that do not know it leave it out (`unknown`). Golden bytes in the tests
-guard this. Numbers of blocks and requests travel as packed little-endian
-bytes. No message carries the text of a prompt or an answer: that is asked for on the command socket.
+is a new tag, a new event a new kind, and readers that do not know it leave it out (`unknown`). Golden bytes in the
+tests guard this. Numbers of blocks and requests travel as packed little-endian bytes. No message carries the text of a
+prompt or an answer: that is asked for on the command socket.
 
 All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs one with the wall clock.
 """

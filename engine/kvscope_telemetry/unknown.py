@@ -87,7 +87,7 @@ def known_snapshot(snapshot: Snapshot, unknowns: Unknowns) -> Snapshot:
 def _known_frame(frame: Frame, unknowns: Unknowns) -> Frame:
     blocks, requests = _known_blocks(frame.blocks, unknowns), _known_requests(frame.requests, unknowns)
     events = frame.events
-    if not all([event.kind in EVENT_KINDS for event in events]):
+    if any(event.kind not in EVENT_KINDS for event in events):
         events = tuple(event for event in events if event.kind in EVENT_KINDS)
         unknowns.events += len(frame.events) - len(events)
     if blocks is frame.blocks and requests is frame.requests and events is frame.events:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from msgspec import msgpack
@@ -99,7 +100,7 @@ def test_what_cannot_be_read_is_asked_for_ever_more_seldom() -> None:
             for _ in range(3):
                 sync.unreadable()
             assert sync.snapshot(engine.snapshot(tag), now_ns)
-    gaps = [after - before for before, after in zip(asked, asked[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(asked)]
     assert gaps[0] <= 8 * REQUEST_INTERVAL_NS
     assert gaps == sorted(gaps)
     assert MAX_INTERVAL_NS // 2 <= gaps[-1] <= MAX_INTERVAL_NS + REQUEST_INTERVAL_NS
