@@ -99,6 +99,7 @@ class StatusBar(QStatusBar):
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
         if self._session.player is not None:
             note = self._session.player.note
+            self._labels["frames"].setToolTip(self._session.player.note_detail or "Frames of the recording")
             self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
             self._color_frames("warn" if note else "muted")
             return

@@ -60,7 +60,7 @@ def test_the_status_bar_says_what_was_left_out(engine, session, make_window):
 
 def test_an_answer_that_ends_for_an_unknown_reason_has_ended():
     message = Message(role="assistant")
-    answer = Answer("r", Conversation(), message, 1)
+    answer = Answer("r", Conversation(key="k"), message, 1)
     answer.finished(Finished(request_id="r", finish_reason="quota", usage=Usage(), timing=RequestTiming()))
     assert answer.is_ended
     assert (message.ending, message.note) == ("stopped", "the engine says 'quota'")

@@ -83,6 +83,11 @@ class PlaybackSource:
         return self.recording.note
 
     @property
+    def note_detail(self) -> str:
+        """What was left out and why, a line each."""
+        return self.recording.detail
+
+    @property
     def duration(self) -> float:
         """Seconds of the whole recording."""
         return self._duration_ns / 1e9
