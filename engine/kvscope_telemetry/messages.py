@@ -171,8 +171,8 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     evicted_blocks: int = 0
     num_running: int = 0
     num_waiting: int = 0
-    frames_dropped: int = 0
-    """Frames the engine itself threw away because its publisher was behind."""
+    messages_dropped: int = msgspec.field(default=0, name="frames_dropped")
+    """Messages of any kind that the engine threw away because its publisher was behind; the wire has its first name."""
     swapped_blocks: int = 0
     """Blocks of preempted requests that were moved to a lower tier instead of being computed again."""
     sunk_blocks: int = 0
