@@ -155,6 +155,10 @@ def _check_request_info(info: RequestInfo) -> None:
 
 def _check_event(event: Event) -> None:
     _counts("Event", (event.time_ns, event.number, event.other, event.num_blocks, event.num_tokens))
+    if event.data is not None:
+        for value in astuple(event.data):
+            if isinstance(value, int) and not -MAX_I64 <= value <= MAX_I64:
+                raise ProtocolError(f"Event: a number of its data is {value}, beyond 2^63")
 
 
 def _counts(where: str, values: Iterable[int]) -> None:

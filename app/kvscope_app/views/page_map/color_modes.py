@@ -84,7 +84,7 @@ _KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
 
 def _state(ledger: Ledger, rows: Rows) -> Keys:
     state, tier = ledger.state[rows], ledger.tier[rows]
-    result = _KEYS[Tier.HBM][state]
+    result: Keys = _KEYS[Tier.HBM][state]
     result[(ledger.ref_count[rows] > 1) & (state == BlockState.ACTIVE)] = SHARED
     elsewhere = tier != Tier.HBM
     if elsewhere.any():
