@@ -1,6 +1,6 @@
 """Which frames are applied, and when a snapshot is asked for: the Clone pattern of the ZeroMQ guide.
 
-Owns epoch and sequence numbers. A frame is passed on only when it is the very next one, so a mirror fed from
+Owns what is waited for and asked. A frame is passed on only when it is the very next one, so a mirror fed from
 here is never wrong, at worst it waits; a hole ends that until a snapshot mends it. Only a snapshot, an answer
 to a question of ours, moves to another epoch: a stray message cannot. Knows no sockets, threads or clocks:
 `now_ns` is given, monotonic.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvscope_telemetry.messages import Frame, Heartbeat, Snapshot
+from kvscope_telemetry.state_place import StatePlace
 
 REQUEST_INTERVAL_NS: Final = 1_000_000_000
 """At most one snapshot is asked for in this time."""
@@ -39,9 +40,7 @@ class Sync:
     """Follows one engine, over its restarts. Feed it messages; take out `Run`s; ask when it says so."""
 
     def __init__(self) -> None:
-        self.epoch: int | None = None
-        self.seq = 0
-        """The last frame that was passed on."""
+        self._place = StatePlace()
         self.in_sync = False
         self.num_dropped = 0
         """Frames that never came."""
@@ -59,6 +58,16 @@ class Sync:
         self._patience_ns = REQUEST_INTERVAL_NS
         self._interval_ns = REQUEST_INTERVAL_NS
 
+    @property
+    def epoch(self) -> int | None:
+        """Of the engine that is followed, None before the first snapshot."""
+        return self._place.epoch
+
+    @property
+    def seq(self) -> int:
+        """The last frame that was passed on."""
+        return self._place.seq
+
     def frame(self, frame: Frame, now_ns: int) -> None:
         """A frame arrived."""
         if frame.epoch != self.epoch:
@@ -71,9 +80,9 @@ class Sync:
         self._last_seen = max(self._last_seen or 0, frame.seq)
         if not self.in_sync:
             self._hold(frame)
-        elif frame.seq == self.seq + 1:
+        elif self._place.is_before(frame):
             self._pass_on(frame)
-        elif frame.seq > self.seq:
+        elif not self._place.has(frame):
             self.lose()
             self._hold(frame)
 
@@ -170,7 +179,8 @@ class Sync:
         """The state is `snapshot`; go on with the held frames that follow it."""
         is_same = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
-        self.epoch, self.seq, self.in_sync = snapshot.hello.epoch, snapshot.seq, True
+        self._place.go_to(snapshot)
+        self.in_sync = True
         self._behind = self._behind if is_same else None
         self._runs.append(Run(snapshot))
         held, self._held = self._held, []
@@ -179,7 +189,7 @@ class Sync:
             self._count_holes({frame.seq for frame in held})
         following = {frame.seq: frame for frame in held if frame.seq > self.seq}
         for seq in sorted(following):
-            if seq == self.seq + 1:
+            if self._place.is_before(following[seq]):
                 self._pass_on(following[seq])
             else:
                 self._held.append(following[seq])
@@ -193,7 +203,7 @@ class Sync:
             self.num_dropped += max(seqs) - min(seqs) + 1 - len(seqs)
 
     def _pass_on(self, frame: Frame) -> None:
-        self.seq = frame.seq
+        self._place.advance(frame)
         if not self._runs:
             self._runs.append(Run())
         self._runs[-1].frames.append(frame)
