@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.commands import (
-    Finished,
-    FinishReason,
-    RequestTiming,
-    Submit,
-    TokenLogprobs,
-    Tokens,
-    Usage,
-)
+from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, TokenLogprobs, Tokens, Usage
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -33,7 +25,7 @@ class Completion:
     completion: int = 0
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
     usage: Usage = field(default_factory=Usage)
     timing: RequestTiming = field(default_factory=RequestTiming)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
