@@ -55,12 +55,6 @@ class Desktop(QObject):
 
         return self._open(PlaybackSource(recording))
 
-    def open_file(self, path: str) -> None:
-        """Another window on a recording. Raises BadInput for a file that is none."""
-        from kvscope_telemetry.recordings.reader import Recording
-
-        self.open_recording(Recording.open(path))
-
     def attach(self, endpoint: str) -> None:
         """Another window on another engine."""
         self.open_window(endpoint)
@@ -72,7 +66,7 @@ class Desktop(QObject):
 
     def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
         session = Session(source, self)
-        window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_file)
+        window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording)
         window.closing.connect(lambda: self._closed(window))
         window.views_loaded.connect(_spare_the_collector)
         self.windows.append(window)

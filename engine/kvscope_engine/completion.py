@@ -12,7 +12,6 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import (
     Accepted,
     Finished,
-    FinishReason,
     RequestTiming,
     Submit,
     TokenLogprobs,
@@ -50,7 +49,7 @@ class Completion:
     completion: int = 0
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
     usage: Usage = field(default_factory=Usage)
     timing: RequestTiming = field(default_factory=RequestTiming)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

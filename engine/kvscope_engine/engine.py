@@ -45,7 +45,7 @@ Publish = Callable[[TelemetryMessage], None]
 class Engine:
     """A model, its paged KV cache, and the requests that run on it.
 
-    `publish` takes each telemetry message and must not block, `frames_dropped` says how many frames it threw away;
+    `publish` takes each telemetry message and must not block, `messages_dropped` says how many it threw away;
     `progress` is told how far the load is.
     Raises BadInput for a configuration or model that cannot be accepted, KvscopeError when the load fails.
     """
@@ -56,14 +56,14 @@ class Engine:
         *,
         progress: ProgressCallback | None = None,
         publish: Publish | None = None,
-        frames_dropped: Callable[[], int] = lambda: 0,
+        messages_dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         self._config = config
         self._epoch = secrets.randbits(63)
         self._publish = publish or _discard
         self._parts: Parts = build_parts(config, self._epoch, progress or _discard)
         self._recorder = FrameBuilder(
-            self._epoch, self._parts.pool, self._parts.scheduler, self._publish, frames_dropped=frames_dropped
+            self._epoch, self._parts.pool, self._parts.scheduler, self._publish, messages_dropped=messages_dropped
         )
         self._streams: dict[int, OutputStream] = {}
         self._clients: dict[str, list[Request]] = {}

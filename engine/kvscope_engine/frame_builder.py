@@ -25,7 +25,7 @@ from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Hello, 
 class FrameBuilder:
     """Frames of one epoch.
 
-    `publish` takes each frame; `frames_dropped` tells how many the publisher threw away.
+    `publish` takes each frame; `messages_dropped` tells how many messages the publisher threw away.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class FrameBuilder:
         scheduler: Scheduler,
         publish: Callable[[Frame], object],
         *,
-        frames_dropped: Callable[[], int] = lambda: 0,
+        messages_dropped: Callable[[], int] = lambda: 0,
     ) -> None:
         self._epoch = epoch
         self._pool = pool
         self._scheduler = scheduler
         self._publish = publish
-        self._frames_dropped = frames_dropped
+        self._messages_dropped = messages_dropped
         self._seq = 0
         self._step = 0
         self._generation_tokens = 0
@@ -161,7 +161,7 @@ class FrameBuilder:
             evicted_blocks=self._pool.evicted_blocks,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
-            frames_dropped=self._frames_dropped(),
+            messages_dropped=self._messages_dropped(),
             swapped_blocks=totals.swapped_blocks,
             sunk_blocks=totals.sunk_blocks,
             loaded_blocks=totals.loaded_blocks,

@@ -5,6 +5,7 @@ KvscopeError              exit code 1: a failure at run time
 ├── EndpointInUse         another engine, or another program, holds the endpoint
 ├── EngineDead            the engine ended while something was still asked of it
 └── ProtocolError         the other side sent what this version cannot read
+    └── UnknownMessage    a whole message of a kind that only a later version knows
 """
 
 
@@ -30,3 +31,7 @@ class EngineDead(KvscopeError):
 
 class ProtocolError(KvscopeError):
     """The other side sent something this version cannot read."""
+
+
+class UnknownMessage(ProtocolError):
+    """A sound message of a kind that this version has no name for: to be skipped, and counted."""

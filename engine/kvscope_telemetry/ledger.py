@@ -29,6 +29,8 @@ class BlockState(IntEnum):
     """Held by nobody (`ref_count == 0`), full, hashed: may be reused by a later prompt, or evicted."""
     UNMAPPED = 3
     """Address space with no memory behind it (allocator `virtual`)."""
+    UNKNOWN = 255
+    """A state that this version has no name for; no engine sends it."""
 
 
 class Tier(IntEnum):
@@ -37,6 +39,8 @@ class Tier(IntEnum):
     HBM = 0
     HOST = 1
     DISK = 2
+    UNKNOWN = 255
+    """A tier that this version has no name for; no engine sends it."""
 
 
 COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {

@@ -57,6 +57,10 @@ class SourceStatus:
     resyncs: int = 0
     messages_rejected: int = 0
     """Messages that could not be decoded."""
+    num_skipped: int = 0
+    """Messages and events of a later version, of a kind that has no name here."""
+    num_unknown: int = 0
+    """States, tiers and words of a later version, shown as unknown."""
     latency_ns: int = -1
     """From the frame's `time_ns` to its receipt, the latest; -1 across machines."""
     last_message_ns: int = 0

@@ -33,7 +33,7 @@ class Recorded:
             drive.pool,
             drive.scheduler,
             self.frames.append,
-            frames_dropped=lambda: self.dropped,
+            messages_dropped=lambda: self.dropped,
         )
 
     def step(self) -> Frame:
@@ -219,7 +219,7 @@ def test_counters_add_up(drive: Make) -> None:
     counters = recorded.frames[-1].counters
     generated = sum(len(request.output_token_ids) for request in (*requests, victim))
     assert counters.generation_tokens == generated
-    assert (counters.finished, counters.aborted, counters.frames_dropped) == (5, 1, 4)
+    assert (counters.finished, counters.aborted, counters.messages_dropped) == (5, 1, 4)
     assert (counters.num_running, counters.num_waiting) == (0, 0)
     assert counters.preemptions == sum(request.num_preemptions for request in requests) > 0
     assert counters.evicted_blocks == recorded.drive.pool.evicted_blocks > 0

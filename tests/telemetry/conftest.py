@@ -82,10 +82,17 @@ def watch() -> Iterator[Callable[..., LiveSource]]:
 
 
 class Proxy:
-    """Stands between an engine and a client; `treat` maps each telemetry message to those passed on."""
+    """Stands between an engine and a client; `treat` maps each telemetry message to those passed on, `answer` each
+    reply to another."""
 
-    def __init__(self, engine: str, client: str, treat: Callable[[bytes], list[bytes]]) -> None:
-        self._treat = treat
+    def __init__(
+        self,
+        engine: str,
+        client: str,
+        treat: Callable[[bytes], list[bytes]],
+        answer: Callable[[bytes], bytes] = lambda reply: reply,
+    ) -> None:
+        self._treat, self._answer = treat, answer
         self._addresses = endpoints(engine), endpoints(client)
         self._closing = threading.Event()
         self._is_up = threading.Event()
@@ -133,17 +140,17 @@ class Proxy:
                 identity, command = router.recv_multipart()
                 dealer.send(command)
             if dealer in ready:
-                router.send_multipart([identity, dealer.recv()])
+                router.send_multipart([identity, self._answer(dealer.recv())])
 
 
 @pytest.fixture
 def proxy(make_endpoint: Callable[[str], str]) -> Iterator[Callable[..., str]]:
-    """`proxy(engine_endpoint, treat)`: the endpoint to watch instead."""
+    """`proxy(engine_endpoint, treat, answer)`: the endpoint to watch instead."""
     proxies: list[Proxy] = []
 
-    def start(engine: str, treat: Callable[[bytes], list[bytes]]) -> str:
+    def start(engine: str, treat: Callable[[bytes], list[bytes]], *answer: Callable[[bytes], bytes]) -> str:
         client = make_endpoint("ipc")
-        proxies.append(Proxy(engine, client, treat))
+        proxies.append(Proxy(engine, client, treat, *answer))
         return client
 
     yield start

@@ -17,19 +17,38 @@ from kvscope_app.playback.playback import BACK_S, SPEEDS, speed_text, time_text
 from kvscope_app.session.session import Player, Session
 
 _REFRESH_MS: Final = 50
+_MAX_STEPS: Final = 1_000_000_000
+"""A slider counts in 32 bits: of milliseconds that is 24.8 days."""
 
 
 class TimeSlider(QSlider):
-    """Milliseconds of the recording. A press anywhere on it goes there."""
+    """Milliseconds of a recording, or coarser steps of one that is too long for them. A press anywhere on it goes
+    there."""
 
     space_pressed = Signal()
 
-    def __init__(self) -> None:
+    def __init__(self, duration_s: float) -> None:
         super().__init__(Qt.Orientation.Horizontal)
+        self._step_s = max(0.001, duration_s / _MAX_STEPS)
+        self.setRange(0, self._steps(duration_s))
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self.setAccessibleName("Position in the recording")
-        self.setSingleStep(1000)
-        self.setPageStep(int(BACK_S * 1000))
+        self.setSingleStep(max(1, self._steps(1.0)))
+        self.setPageStep(max(1, self._steps(BACK_S)))
+
+    @property
+    def seconds(self) -> float:
+        """Where it is."""
+        return self.value() * self._step_s
+
+    def show_seconds(self, seconds: float) -> None:
+        """Be there, without telling anybody."""
+        self.blockSignals(True)
+        self.setValue(self._steps(seconds))
+        self.blockSignals(False)
+
+    def _steps(self, seconds: float) -> int:
+        return round(seconds / self._step_s)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() is Qt.MouseButton.LeftButton:
@@ -68,8 +87,7 @@ class PlaybackBar(QFrame):
         self._theme = DARK
         self.setProperty("look", "playback")
         self.setAccessibleName("Playback")
-        self.slider = TimeSlider()
-        self.slider.setRange(0, round(player.duration * 1000))
+        self.slider = TimeSlider(player.duration)
         self.time = QLabel()
         self.speed = QComboBox()
         self._build(buttons)
@@ -96,10 +114,8 @@ class PlaybackBar(QFrame):
         """Show where the recording is."""
         player = self._player
         if not self.slider.isSliderDown():
-            self.slider.blockSignals(True)
-            self.slider.setValue(round(player.position * 1000))
-            self.slider.blockSignals(False)
-        self._show_time(self.slider.value() / 1000 if self.slider.isSliderDown() else player.position)
+            self.slider.show_seconds(player.position)
+        self._show_time(self.slider.seconds if self.slider.isSliderDown() else player.position)
         if player.speed in SPEEDS:
             self.speed.setCurrentIndex(SPEEDS.index(player.speed))
         if player.is_playing is not self._is_shown_playing:
@@ -112,9 +128,9 @@ class PlaybackBar(QFrame):
         duration = self._player.duration
         self.time.setText(f"{time_text(seconds, duration)} / {time_text(duration, duration)}")
 
-    def _on_slider(self, value: int) -> None:
+    def _on_slider(self) -> None:
         """By the mouse or a key. While it is dragged the states alone will do, they come sooner."""
-        self._player.seek(value / 1000, with_past=not self.slider.isSliderDown())
+        self._player.seek(self.slider.seconds, with_past=not self.slider.isSliderDown())
 
     def _on_press(self) -> None:
         """As long as it is held it stands still where the person puts it."""
@@ -122,7 +138,7 @@ class PlaybackBar(QFrame):
         self._player.pause()
 
     def _on_release(self) -> None:
-        self._player.seek(self.slider.value() / 1000)
+        self._player.seek(self.slider.seconds)
         if self._goes_on and self.slider.value() < self.slider.maximum():  # from the end it would begin again
             self._player.play()
 

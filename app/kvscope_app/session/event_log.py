@@ -34,8 +34,8 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
 class EventLog:
     """A ring of `max_events` events, oldest first."""
 
-    BYTES_PER_EVENT = 640
-    """Upper estimate of an entry with a cause of 100 characters."""
+    BYTES_PER_EVENT = 960
+    """Upper estimate of an entry with a cause of 100 characters and its data."""
 
     def __init__(self, max_events: int) -> None:
         self.last_serial = 0

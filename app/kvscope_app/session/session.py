@@ -52,6 +52,10 @@ class Player(Protocol):
         """What is wrong with the file, empty when nothing is known to be."""
 
     @property
+    def note_detail(self) -> str:
+        """The same at length, a line each."""
+
+    @property
     def position(self) -> float: ...
     @property
     def duration(self) -> float: ...

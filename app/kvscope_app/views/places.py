@@ -18,9 +18,9 @@ from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
 from kvscope_telemetry.state.mirror import Mirror
 
-_NOUNS: Final = {Tier.HBM: "Block", Tier.HOST: "Host place", Tier.DISK: "Disk place"}
-_LETTERS: Final = {Tier.HBM: "", Tier.HOST: "H", Tier.DISK: "D"}
-_WHERE: Final = {Tier.HOST: "in host memory", Tier.DISK: "on disk"}
+_NOUNS: Final = {Tier.HBM: "Block", Tier.HOST: "Host place", Tier.DISK: "Disk place", Tier.UNKNOWN: "Place"}
+_LETTERS: Final = {Tier.HBM: "", Tier.HOST: "H", Tier.DISK: "D", Tier.UNKNOWN: "?"}
+_WHERE: Final = {Tier.HOST: "in host memory", Tier.DISK: "on disk", Tier.UNKNOWN: "elsewhere"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,9 @@ def tier_rows(cache: CacheInfo, tier: Tier) -> slice:
 
 
 def place_of(cache: CacheInfo, row: int) -> Place:
-    """Where row `row` of the ledger is, 0 <= row < cache.num_rows."""
+    """Where row `row` of the ledger is, 0 <= row; rows past `cache.num_rows` are of a tier of a later version."""
+    if row >= cache.num_rows:
+        return Place(Tier.UNKNOWN, row - cache.num_rows)
     tier = max((t for t in section_sizes(cache) if tier_rows(cache, t).start <= row), default=Tier.HBM)
     return Place(tier, row - tier_rows(cache, tier).start)
 

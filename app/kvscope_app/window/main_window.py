@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
@@ -32,6 +33,9 @@ from kvscope_app.window.status_bar import StatusBar
 from kvscope_app.window.welcome import Welcome
 from kvscope_app.window.window_actions import add_actions, build_menus
 
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.reader import Recording
+
 
 class MainWindow(QMainWindow):
     """Shows one session. `keeper` is there when the engine is the desktop's own."""
@@ -47,15 +51,16 @@ class MainWindow(QMainWindow):
         settings: QSettings,
         keeper: EngineKeeper | None = None,
         attach: Callable[[str], None] | None = None,
-        open_file: Callable[[str], None] | None = None,
+        open_recording: Callable[[Recording], object] | None = None,
     ) -> None:
-        """`attach` opens another window on an endpoint, `open_file` one on a recording; without, it is not offered."""
+        """`attach` opens another window on an endpoint, `open_recording` one on a recording; without, it is not
+        offered."""
         super().__init__()
         self.session = session
         self.keeper = keeper
         self.themes = themes
         self.attach = attach
-        self.open_file = open_file
+        self.open_recording = open_recording
         self.views: dict[str, View] = {}
         self.docks: dict[str, Dock] = {}
         self._settings = settings

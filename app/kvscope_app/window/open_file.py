@@ -1,18 +1,25 @@
-"""Asks for a recording and opens it in a window of its own; what cannot be opened is told in the banner."""
+"""Asks for a recording and opens it in a window of its own; what cannot be opened is told in the banner.
+
+The window goes on meanwhile; where it takes long, a small dialog says how far it is and offers to give it up.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog
+from PySide6.QtWidgets import QFileDialog, QProgressDialog
 
-from kvscope_telemetry.errors import BadInput
+from kvscope_app.window.file_opening import FileOpening
 
 if TYPE_CHECKING:
     from kvscope_app.window.main_window import MainWindow
 
 _FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
+_PATIENCE_MS: Final = 500
+"""What takes less is not worth a dialog."""
+_STEPS: Final = 1000
 
 
 def ask_file(window: MainWindow) -> None:
@@ -24,11 +31,29 @@ def ask_file(window: MainWindow) -> None:
     dialog.open()
 
 
-def try_to_open(window: MainWindow, path: str) -> None:
-    """Open `path`, or say why not."""
-    if window.open_file is None:
-        return
-    try:
-        window.open_file(path)
-    except BadInput as error:
-        window.banner.tell("That file cannot be opened", str(error))
+def try_to_open(window: MainWindow, path: str) -> FileOpening | None:
+    """Begin to open `path` in a window of its own; say why not when it cannot be. None where it is not offered."""
+    open_recording = window.open_recording
+    if open_recording is None:
+        return None
+    opening = FileOpening(path, window)
+    opening.opened.connect(open_recording)
+    opening.failed.connect(lambda reason: window.banner.tell("That file cannot be opened", reason))
+    window.closing.connect(opening.cancel)
+    _show_progress(opening, path, window)
+    for ended in (opening.opened, opening.failed, opening.cancelled):
+        ended.connect(opening.deleteLater)
+    return opening
+
+
+def _show_progress(opening: FileOpening, path: str, window: MainWindow) -> None:
+    dialog = QProgressDialog(f"Opening {Path(path).name}", "Cancel", 0, _STEPS, window)
+    dialog.setWindowTitle("Open recording")
+    dialog.setWindowModality(Qt.WindowModality.NonModal)
+    dialog.setAutoClose(False)
+    dialog.setAutoReset(False)
+    dialog.setMinimumDuration(_PATIENCE_MS)
+    dialog.canceled.connect(opening.cancel)
+    opening.progressed.connect(lambda share: dialog.setValue(min(round(share * _STEPS), _STEPS - 1)))
+    for ended in (opening.opened, opening.failed, opening.cancelled):
+        ended.connect(dialog.deleteLater)

@@ -14,7 +14,7 @@ from kvscope_app.look.number_text import count, plural, seconds
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
 from kvscope_telemetry.messages.telemetry import Hello
-from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.source import SourceState, SourceStatus
 
 _WORDS: Final = {
     SourceState.CONNECTING: "Connecting",
@@ -99,12 +99,14 @@ class StatusBar(QStatusBar):
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
         if self._session.player is not None:
             note = self._session.player.note
+            self._labels["frames"].setToolTip(self._session.player.note_detail or "Frames of the recording")
             self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
             self._color_frames("warn" if note else "muted")
             return
         lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"
         rejected = f", {count(status.messages_rejected)} unreadable" if status.messages_rejected else ""
         self._set("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
+        self._labels["frames"].setToolTip(frames_tip(status))
         self._color_frames("warn" if status.frames_dropped or status.messages_rejected else "muted")
         known = status.latency_ns >= 0 and status.state is SourceState.LIVE
         self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
@@ -152,6 +154,20 @@ class StatusBar(QStatusBar):
 
     def _display_rate(self) -> int:
         return sum(t >= time.monotonic_ns() - 1_000_000_000 for t in self._updates)
+
+
+def frames_tip(status: SourceStatus) -> str:
+    """What the number of frames means, and what a newer engine said that this desktop does not know."""
+    lines = [_TIPS["frames"]]
+    if status.num_skipped:
+        lines.append(
+            f"Events and messages left out, of kinds that only a newer kvscope knows: {count(status.num_skipped)}"
+        )
+    if status.num_unknown:
+        lines.append(
+            f"States and tiers shown as unknown, which only a newer kvscope knows: {count(status.num_unknown)}"
+        )
+    return "\n".join(lines)
 
 
 def _label(name: str) -> QLabel:

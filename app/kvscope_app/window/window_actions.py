@@ -73,7 +73,7 @@ def _engine(window: MainWindow) -> list[ActionSpec]:
     ]
     recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
     end = [
-        *(recording if window.open_file else []),
+        *(recording if window.open_recording else []),
         ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
         ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
     ]

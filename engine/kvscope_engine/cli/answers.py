@@ -11,7 +11,6 @@ import msgspec
 
 from kvscope_telemetry.messages.commands import (
     Finished,
-    FinishReason,
     RequestTiming,
     Submit,
     TokenLogprobs,
@@ -34,7 +33,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
     usage: Usage = field(default_factory=Usage)
     timing: RequestTiming = field(default_factory=RequestTiming)
     error: str = ""

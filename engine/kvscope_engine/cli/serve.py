@@ -16,7 +16,7 @@ from kvscope_engine.cli.notes import tell_notes
 from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.server.parent_watch import watch_parent
-from kvscope_engine.server.served_engine import BuildEngine, FramesDropped, OnProgress, Publish, ServedEngine
+from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService, Interrupted
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
     built: list[Engine] = []
     told = 0
 
-    def build(progress: OnProgress, publish: Publish, frames_dropped: FramesDropped) -> ServedEngine:
+    def build(progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> ServedEngine:
         # Torch is imported here, after the sockets are up.
         nonlocal told
-        engine = engine_class()(config, progress=progress, publish=publish, frames_dropped=frames_dropped)
+        engine = engine_class()(config, progress=progress, publish=publish, messages_dropped=messages_dropped)
         built.append(engine)
         tell_notes(engine.notes)
         told = len(engine.notes)

@@ -64,6 +64,6 @@ class ServedEngine(Protocol):
         """Give everything back."""
 
 
-FramesDropped: TypeAlias = Callable[[], int]
-BuildEngine: TypeAlias = Callable[[OnProgress, Publish, FramesDropped], ServedEngine]
+MessagesDropped: TypeAlias = Callable[[], int]
+BuildEngine: TypeAlias = Callable[[OnProgress, Publish, MessagesDropped], ServedEngine]
 """Loads a model and publishes its hello. Called once the sockets are up; imports torch only then."""

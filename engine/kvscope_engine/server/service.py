@@ -95,7 +95,7 @@ class EngineService:
     def _load(self) -> ServedEngine | None:
         """The engine, None when a stop came first."""
         try:
-            engine = self._build(self._progress, self._sockets.publish, lambda: self._sockets.frames_dropped)
+            engine = self._build(self._progress, self._sockets.publish, lambda: self._sockets.messages_dropped)
             self.is_loading = False
         except Interrupted:
             return None

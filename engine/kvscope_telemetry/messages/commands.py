@@ -140,7 +140,8 @@ class Finished(_Command, frozen=True, kw_only=True):
     """A completion ended; all its tokens and text came before in `Tokens`."""
 
     request_id: str
-    finish_reason: FinishReason
+    finish_reason: str
+    """A `FinishReason`, or a word of a later version."""
     usage: Usage
     timing: RequestTiming
     index: int = 0
@@ -164,10 +165,14 @@ class BlockText(_Command, frozen=True, kw_only=True):
     tag: int = 0
 
 
+Phase: TypeAlias = Literal["loading", "ready", "failed"]
+
+
 class Status(_Command, frozen=True, kw_only=True):
     """How the engine is."""
 
-    phase: Literal["loading", "ready", "failed"]
+    phase: str
+    """A `Phase`, or a word of a later version."""
     telemetry_endpoint: str
     progress: Progress | None = None
     hello: Hello | None = None

@@ -16,3 +16,5 @@ class RequestState(IntEnum):
     """Back in the queue: its blocks were needed for another. Loses nothing but time."""
     FINISHED = 3
     """Ended: stop, length, abort or error. Holds no block."""
+    UNKNOWN = 255
+    """A state that this version has no name for; no engine sends it."""

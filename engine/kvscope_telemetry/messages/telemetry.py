@@ -1,8 +1,9 @@
 """The messages of the telemetry socket: frozen tagged structs in one union with one typed decoder.
 
-Schema evolution: a new field has a default; a field's name, type and meaning never change; a new message is
-a new tag. Golden bytes in the tests guard this. Numbers of blocks and requests travel as packed little-endian
-bytes. No message carries the text of a prompt or an answer: that is asked for on the command socket.
+Schema evolution: a new field has a default; a field's name on the wire, type and meaning never change; a new message
+is a new tag, a new event a new kind, and readers that do not know it leave it out (`unknown`). Golden bytes in the
+tests guard this. Numbers of blocks and requests travel as packed little-endian bytes. No message carries the text of a
+prompt or an answer: that is asked for on the command socket.
 
 All `time_ns` are `time.monotonic_ns()` of the engine's machine; `Hello` pairs one with the wall clock.
 """
@@ -170,8 +171,8 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     evicted_blocks: int = 0
     num_running: int = 0
     num_waiting: int = 0
-    frames_dropped: int = 0
-    """Frames the engine itself threw away because its publisher was behind."""
+    messages_dropped: int = msgspec.field(default=0, name="frames_dropped")
+    """Messages of any kind that the engine threw away because its publisher was behind; the wire has its first name."""
     swapped_blocks: int = 0
     """Blocks of preempted requests that were moved to a lower tier instead of being computed again."""
     sunk_blocks: int = 0
@@ -187,18 +188,60 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
 EventKind: TypeAlias = Literal["admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note"]
 
 
+class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What the cause of an event is made of; `kind` says which fields are meant. Words are made of it in `event_words`.
+
+    A later version may have other kinds and fields; who does not know them takes the words in `Event.cause`.
+    """
+
+    kind: str
+    """"started" (admitted or resumed), "forked", "preempted" or "evicted"."""
+    waited_ns: int = 0
+    """started: since the request came, or was preempted."""
+    num_known_tokens: int = 0
+    """started: of its prompt, and those it had generated; `Event.num_tokens` of them need not be computed."""
+    num_pool_blocks: int = 0
+    """started: blocks of the pool that it begins with; the next came back from lower tiers."""
+    num_loaded_blocks: int = 0
+    num_lost_tokens: int = 0
+    """started: could not be read back whole."""
+    missed: str = ""
+    """started: why not more was there: "evicted", "differs", "unseen", "new", or "" where nothing was missed."""
+    missed_token: int = 0
+    """Where in its text that is."""
+    missed_step: int = 0
+    """When it was evicted."""
+    num_needed: int = 0
+    """preempted: blocks that `Event.other` needed, and how many of them could be had."""
+    num_available: int = 0
+    choice: str = ""
+    """preempted: why this one: "itself", "priority", "spared" (it was preempted less often) or "newest"."""
+    choice_number: int = 0
+    """The priority, or how often."""
+    is_swapped: bool = False
+    """preempted: its blocks moved to a lower tier, and are not computed again."""
+    swap_ns: int = -1
+    """preempted: there and back, as measured; -1 unknown, the next too."""
+    recompute_ns: int = -1
+    num_sunk: int = 0
+    """evicted: how many of the blocks went to host memory."""
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Something that happened to a request, with its cause in words a person reads."""
 
-    kind: EventKind
+    kind: str
+    """An `EventKind`; once decoded never any other."""
     time_ns: int
     number: int = 0
     """The request it happened to, 0 for none."""
     other: int = 0
     """The request that caused it (for whom a block was needed), 0 for none."""
     cause: str = ""
+    """For readers that do not know the data, and all there is where there are none."""
     num_blocks: int = 0
     num_tokens: int = 0
+    data: EventData | None = None
 
 
 class Frame(_Message, frozen=True, kw_only=True):

@@ -14,8 +14,7 @@ from typing import Final
 from msgspec.structs import astuple
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, BlockRows, BlockState, Tier
-from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.ledger import COLUMNS, BlockRows
 from kvscope_telemetry.messages.telemetry import (
     PROTOCOL_VERSION,
     Batch,
@@ -41,9 +40,6 @@ _ID_BYTES: Final = 4
 _COLUMN_BYTES: Final = tuple(dtype.itemsize for dtype in COLUMNS.values())
 _REQUEST_BYTES: Final = (4, 1, 4, 4, 4, 2, 4, 4)  # number to table_count
 _NO_BLOCK_ROWS: Final = BlockRows()
-_BLOCK_STATES: Final = bytes(BlockState)
-_TIERS: Final = bytes(Tier)
-_REQUEST_STATES: Final = bytes(RequestState)
 
 
 def check(message: TelemetryMessage) -> None:
@@ -99,12 +95,15 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_snapshot(snapshot: Snapshot) -> None:
-    """Raise ProtocolError unless the snapshot holds every row of the pool and whole requests."""
+    """Raise ProtocolError unless the snapshot holds every row of the pool and whole requests.
+
+    Rows past those that its hello speaks of are those of a tier that came later.
+    """
     check_hello(snapshot.hello)
     _counts("Snapshot", (snapshot.seq, snapshot.step, snapshot.time_ns, *astuple(snapshot.counters)))
     if snapshot.blocks.ids:
         raise ProtocolError("Snapshot: block ids are given, all rows in order are expected")
-    _check_columns("Snapshot", snapshot.blocks, snapshot.hello.cache.num_rows)
+    _check_columns("Snapshot", snapshot.blocks, max(snapshot.hello.cache.num_rows, len(snapshot.blocks.state)))
     _check_request_rows(snapshot.requests)
     for info in snapshot.requests_info:
         _check_request_info(info)
@@ -123,8 +122,6 @@ def _check_columns(where: str, rows: BlockRows, num_rows: int) -> None:
     expected = tuple([num_rows * size for size in _COLUMN_BYTES])
     if lengths != expected:
         raise ProtocolError(f"{where}: block columns of {lengths} bytes where {num_rows} rows are {expected}")
-    _only(f"{where}: block state", rows.state, _BLOCK_STATES)
-    _only(f"{where}: tier", rows.tier, _TIERS)
 
 
 def _check_request_rows(rows: RequestRows) -> None:
@@ -137,7 +134,6 @@ def _check_request_rows(rows: RequestRows) -> None:
         if table_blocks:
             raise ProtocolError("a block table without a request")
         return
-    _only("request state", rows.state, _REQUEST_STATES)
     if 4 * sum(unpack(f"<{num_rows}I", rows.table_count)) != table_blocks:
         raise ProtocolError(f"block tables of {table_blocks} bytes do not match their table_count")
 
@@ -159,15 +155,13 @@ def _check_request_info(info: RequestInfo) -> None:
 
 def _check_event(event: Event) -> None:
     _counts("Event", (event.time_ns, event.number, event.other, event.num_blocks, event.num_tokens))
+    if event.data is not None:
+        for value in astuple(event.data):
+            if isinstance(value, int) and not -MAX_I64 <= value <= MAX_I64:
+                raise ProtocolError(f"Event: a number of its data is {value}, beyond 2^63")
 
 
 def _counts(where: str, values: Iterable[int]) -> None:
     values = tuple(values)
     if min(values) < 0 or max(values) > MAX_I64:
         raise ProtocolError(f"{where}: a number of {values} is negative or above 2^63")
-
-
-def _only(what: str, values: bytes, accepted: bytes) -> None:
-    unknown = values.translate(None, accepted)
-    if unknown:
-        raise ProtocolError(f"{what} {unknown[0]} is unknown to this version")

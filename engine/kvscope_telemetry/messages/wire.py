@@ -1,28 +1,37 @@
 """Bytes to messages and back: one encoder, and one typed decoder for each socket and direction.
 
 Everything that can be wrong with received bytes comes out as ProtocolError in one line; msgspec's own three
-families (DecodeError, UnicodeDecodeError, RecursionError) do not leave this file. Nothing is ever unpickled.
-Knows no sockets.
+families (DecodeError, UnicodeDecodeError, RecursionError) do not leave this file. What a later version says beyond
+what is known here is left out and counted. Nothing is ever unpickled. Knows no sockets.
 """
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import msgspec
 
-from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.messages import validity
 from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Reply, Status
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.unknown import Unknowns, known_reply, known_telemetry
 
 _Message = TypeVar("_Message")
 
-# All four are immutable and may be used from any thread.
+
+class _Tag(msgspec.Struct):
+    type: str
+
+
+# All five are immutable and may be used from any thread.
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _TELEMETRY: Final[msgspec.msgpack.Decoder[TelemetryMessage]] = msgspec.msgpack.Decoder(TelemetryMessage)
 _COMMAND: Final[msgspec.msgpack.Decoder[Command]] = msgspec.msgpack.Decoder(Command)
 _REPLY: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)
+_TAG: Final = msgspec.msgpack.Decoder(_Tag)
+_TAGS: Final = frozenset(kind.__name__ for union in (TelemetryMessage, Command, Reply) for kind in get_args(union))
+_MAX_TAG_SHOWN: Final = 40
 
 
 def encode(message: TelemetryMessage | Command | Reply) -> bytes:
@@ -30,21 +39,26 @@ def encode(message: TelemetryMessage | Command | Reply) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode_telemetry(data: bytes) -> TelemetryMessage:
-    """A message of the telemetry socket, checked. Raises ProtocolError."""
-    message = _decode(_TELEMETRY, data, MAX_MESSAGE_BYTES, "telemetry message")
+def decode_telemetry(data: bytes, unknowns: Unknowns | None = None) -> TelemetryMessage:
+    """A message of the telemetry socket, checked, in words of this version.
+
+    What has no word here is counted in `unknowns`. Raises ProtocolError; UnknownMessage when all of it has none.
+    """
+    unknowns = Unknowns() if unknowns is None else unknowns
+    message = known_telemetry(_decode(_TELEMETRY, data, MAX_MESSAGE_BYTES, "telemetry message", unknowns), unknowns)
     validity.check(message)
     return message
 
 
 def decode_command(data: bytes) -> Command:
-    """What a client asks. Raises ProtocolError."""
-    return _decode(_COMMAND, data, MAX_COMMAND_BYTES, "command")
+    """What a client asks. Raises ProtocolError; UnknownMessage for a command of a later version."""
+    return _decode(_COMMAND, data, MAX_COMMAND_BYTES, "command", Unknowns())
 
 
-def decode_reply(data: bytes) -> Reply:
-    """What the engine answers, checked. Raises ProtocolError."""
-    message = _decode(_REPLY, data, MAX_MESSAGE_BYTES, "reply")
+def decode_reply(data: bytes, unknowns: Unknowns | None = None) -> Reply:
+    """What the engine answers, checked, as `decode_telemetry` does."""
+    unknowns = Unknowns() if unknowns is None else unknowns
+    message = known_reply(_decode(_REPLY, data, MAX_MESSAGE_BYTES, "reply", unknowns), unknowns)
     if isinstance(message, Snapshot):
         validity.check_snapshot(message)
     elif isinstance(message, Status) and message.hello is not None:
@@ -52,7 +66,17 @@ def decode_reply(data: bytes) -> Reply:
     return message
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[_Message], data: bytes, max_bytes: int, what: str) -> _Message:
+def tag_of(data: bytes) -> str:
+    """What kind of message `data` says it is; "" when it says nothing."""
+    try:
+        return _TAG.decode(data).type
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):
+        return ""
+
+
+def _decode(
+    decoder: msgspec.msgpack.Decoder[_Message], data: bytes, max_bytes: int, what: str, unknowns: Unknowns
+) -> _Message:
     if len(data) > max_bytes:
         raise ProtocolError(f"a {what} of {len(data)} bytes is refused: at most {max_bytes} are accepted")
     try:
@@ -62,7 +86,15 @@ def _decode(decoder: msgspec.msgpack.Decoder[_Message], data: bytes, max_bytes: 
     except RecursionError as error:
         raise ProtocolError(f"a {what} nested too deep") from error
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
+        tag = tag_of(data)
+        if tag and tag not in _TAGS:
+            unknowns.messages += 1
+            raise UnknownMessage(f"a {what} {_shown(tag)!r} is unknown to this version") from None
         raise ProtocolError(f"a {what} that cannot be read: {_one_line(error)}") from error
+
+
+def _shown(tag: str) -> str:
+    return tag if len(tag) <= _MAX_TAG_SHOWN else tag[:_MAX_TAG_SHOWN] + "…"
 
 
 def _one_line(error: Exception) -> str:

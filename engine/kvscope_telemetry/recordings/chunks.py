@@ -1,32 +1,28 @@
-"""The chunks of a recording's file: where they are, and the messages in one. All that a file claims is checked.
+"""A chunk of a recording's file, and the messages in it. All that it claims is checked before it is believed.
 
-The file's own index at its end is not used: the chunks are found by walking over the records, so a file that was cut
-off is read like a whole one, and an index that lies is of no consequence. Knows bytes and channels, no messages.
-Format: mcap.dev/spec.
+A chunk that cannot be read is inflated once: why it cannot is remembered with it. Knows bytes and channels, no
+messages. Format: mcap.dev/spec.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO, Final
 
 import zstandard
 
-from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.recordings.layout import MAX_CHUNK_BYTES, MAX_CHUNKS, TOPICS
-
 MAGIC: Final = b"\x89MCAP0\r\n"
 FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX = 2, 4, 5, 6, 7
-_RECORD: Final = struct.Struct("<BQ")  # opcode, length
-_CHUNK: Final = struct.Struct("<QQQII")  # first and last log time, inflated size, CRC, length of the compression's name
+RECORD: Final = struct.Struct("<BQ")  # opcode, length
 _MESSAGE: Final = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
-_INDEX: Final = struct.Struct("<HI")  # channel, bytes of entries
-_INDEX_ENTRY_BYTES: Final = 16
-_MAX_CHANNEL_BYTES: Final = 4096
+MAX_CHUNK_MESSAGES: Final = 1 << 17
+"""A chunk of ours holds some hundreds; one of 4 MiB, as other tools write them, some tens of thousands."""
+MAX_LOG_TIME_NS: Final = 1 << 62
+"""The year 2116: later times are damage, and would not fit where they are added up."""
 
 
 class DamagedChunk(Exception):
@@ -46,18 +42,28 @@ class Chunk:
     start_ns: int
     end_ns: int
     counts: dict[int, int] = field(default_factory=dict)
-    """Channel -> messages, by the indexes that follow the chunk; empty when the file ends before them."""
+    """Channel -> messages, by the indexes that follow the chunk until it was read, then as it is."""
+    indexed_ns: tuple[int, int] | None = None
+    """First and last log time by those indexes."""
+    damage: str = ""
+    """Why it cannot be read, once that is known."""
+    is_read: bool = False
+    """Whether counts and times are those of the messages in it."""
 
+    def note_indexed(self, first_ns: int, last_ns: int) -> None:
+        """One more index says when its messages were."""
+        before = self.indexed_ns or (first_ns, last_ns)
+        self.indexed_ns = min(before[0], first_ns), max(before[1], last_ns)
 
-@dataclass(slots=True)
-class ChunkList:
-    """The whole chunks of a file."""
+    @property
+    def where(self) -> str:
+        """Its place and its damage, for a person."""
+        return f"in its chunk at byte {self.offset}, {self.damage}"
 
-    chunks: list[Chunk] = field(default_factory=list)
-    topics: dict[str, int] = field(default_factory=lambda: {topic: channel for channel, topic in TOPICS.items()})
-    """Topic -> channel."""
-    is_complete: bool = False
-    """Whether the file ends as it should."""
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether counts or times, which no checksum covers, contradict each other."""
+        return self.indexed_ns != (self.start_ns, self.end_ns) or not 0 <= self.end_ns < MAX_LOG_TIME_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,91 +75,30 @@ class RawMessage:
     data: bytes
 
 
-def find_chunks(path: Path) -> ChunkList:
-    """The chunks of `path` up to where it is cut off. Raises BadInput for what is no such file, or claims too much."""
-    try:
-        with path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
-                raise BadInput(f"{str(path)!r} is not a recording: it does not begin as an MCAP file does")
-            return _walk(path, file)
-    except OSError as error:
-        raise BadInput(f"recording {str(path)!r} cannot be read: {error.strerror}") from None
-
-
 def read_chunk(file: BinaryIO, chunk: Chunk) -> list[RawMessage]:
-    """The messages of a chunk. Raises DamagedChunk."""
+    """The messages of a chunk. Raises DamagedChunk; the second time without looking."""
+    if chunk.damage:
+        raise DamagedChunk(chunk.damage)
+    try:
+        messages = _read(file, chunk)
+    except DamagedChunk as damage:
+        chunk.damage = str(damage)
+        raise
+    if not chunk.is_read:
+        chunk.counts, chunk.is_read = dict(Counter([message.channel for message in messages])), True
+    return messages
+
+
+def _read(file: BinaryIO, chunk: Chunk) -> list[RawMessage]:
     file.seek(chunk.offset)
     data = _inflated(file.read(chunk.stored_bytes), chunk)
     if chunk.crc and zlib.crc32(data) != chunk.crc:
         raise DamagedChunk("its checksum does not match")
-    return [message for message in map(_message, _records(data)) if message is not None]
-
-
-def _walk(path: Path, file: BinaryIO) -> ChunkList:
-    found, end = ChunkList(), path.stat().st_size
-    at = len(MAGIC)
-    while head := file.read(_RECORD.size):
-        if len(head) < _RECORD.size:
-            break
-        opcode, length = _RECORD.unpack(head)
-        at += _RECORD.size
-        if at + length > end:
-            break
-        found.is_complete = found.is_complete or opcode == FOOTER
-        _note(path, file, opcode, at, length, found)
-        at += length
-        file.seek(at)
-        if opcode == FOOTER:
-            break
-    return found
-
-
-def _note(path: Path, file: BinaryIO, opcode: int, at: int, length: int, found: ChunkList) -> None:
-    if opcode == CHUNK:
-        if len(found.chunks) >= MAX_CHUNKS:
-            raise BadInput(f"recording {str(path)!r} has more than {MAX_CHUNKS} chunks")
-        chunk = _chunk(file, at, length)
-        if chunk is not None:
-            _check_size(path, chunk)
-            found.chunks.append(chunk)
-    elif opcode == MESSAGE_INDEX and found.chunks and length >= _INDEX.size:
-        channel, num_bytes = _INDEX.unpack(file.read(_INDEX.size))
-        found.chunks[-1].counts[channel] = min(num_bytes, length) // _INDEX_ENTRY_BYTES
-    elif opcode == CHANNEL and length <= _MAX_CHANNEL_BYTES:
-        _note_channel(file.read(length), found.topics)
-
-
-def _chunk(file: BinaryIO, at: int, length: int) -> Chunk | None:
-    """The head of a chunk record; None when it contradicts itself."""
-    if length < _CHUNK.size + 8:
-        return None
-    start_ns, end_ns, inflated, crc, name_bytes = _CHUNK.unpack(file.read(_CHUNK.size))
-    if name_bytes > 16 or length < _CHUNK.size + name_bytes + 8:
-        return None
-    name = file.read(name_bytes).decode("ascii", "replace")
-    (stored,) = struct.unpack("<Q", file.read(8))
-    offset = at + _CHUNK.size + name_bytes + 8
-    if offset + stored != at + length:
-        return None
-    return Chunk(offset, stored, inflated, crc, name, start_ns, end_ns)
-
-
-def _check_size(path: Path, chunk: Chunk) -> None:
-    size = max(chunk.inflated_bytes, chunk.stored_bytes)
-    if size > MAX_CHUNK_BYTES:
-        raise BadInput(
-            f"recording {str(path)!r} is refused: its chunk at byte {chunk.offset} claims {size} bytes,"
-            f" at most {MAX_CHUNK_BYTES} are accepted"
-        )
-
-
-def _note_channel(data: bytes, topics: dict[str, int]) -> None:
-    """A channel record: id, schema, topic, and more that is of no interest here."""
-    if len(data) >= 8:
-        channel, _, size = struct.unpack_from("<HHI", data)
-        topic = data[8 : 8 + size].decode("utf-8", "replace")
-        if topic in topics:
-            topics[topic] = channel
+    messages: list[RawMessage] = []
+    for opcode, body in _records(data):
+        if opcode == MESSAGE:
+            messages.append(_message(body))
+    return messages
 
 
 def _inflated(stored: bytes, chunk: Chunk) -> bytes:
@@ -176,27 +121,29 @@ def _unzipped(stored: bytes, claimed: int) -> bytes:
         if holds != claimed:
             raise DamagedChunk(f"it holds {holds} bytes and claims {claimed}")
         return zstandard.ZstdDecompressor().decompress(stored, max_output_size=claimed)
-    except zstandard.ZstdError as error:
-        raise DamagedChunk(str(error)) from None
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise DamagedChunk(str(error) or "there is not enough memory for it") from None
 
 
 def _records(data: bytes) -> Iterator[tuple[int, memoryview]]:
-    view, at = memoryview(data), 0
+    view, at, count = memoryview(data), 0, 0
     while at < len(view):
-        if at + _RECORD.size > len(view):
+        if at + RECORD.size > len(view):
             raise DamagedChunk("it ends within a record")
-        opcode, length = _RECORD.unpack_from(view, at)
-        at += _RECORD.size
+        opcode, length = RECORD.unpack_from(view, at)
+        at += RECORD.size
         if at + length > len(view):
             raise DamagedChunk("it ends within a record")
+        count += 1
+        if not opcode:
+            raise DamagedChunk("zeros where a record should be")
+        if count > MAX_CHUNK_MESSAGES:
+            raise DamagedChunk(f"it holds more than {MAX_CHUNK_MESSAGES} records")
         yield opcode, view[at : at + length]
         at += length
 
 
-def _message(record: tuple[int, memoryview]) -> RawMessage | None:
-    opcode, body = record
-    if opcode != MESSAGE:
-        return None
+def _message(body: memoryview) -> RawMessage:
     if len(body) < _MESSAGE.size:
         raise DamagedChunk("a message of it is too short")
     channel, _, log_time_ns, _ = _MESSAGE.unpack_from(body)

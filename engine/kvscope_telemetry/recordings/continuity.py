@@ -1,23 +1,32 @@
 """Which recorded frames and snapshots go on from the state there is.
 
-Owns epoch and sequence number: a frame goes on when it is the very next, a snapshot when it is newer. After a hole
-nothing does until a snapshot. Knows no mirror.
+A frame goes on when it is the very next, a snapshot when it is newer. After a hole nothing does until a snapshot. Knows
+no mirror.
 """
 
 from __future__ import annotations
 
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.state.state_place import StatePlace
 
 
 class Sequence:
     """Ask `takes` of every frame and snapshot in order; True: the state follows it."""
 
     def __init__(self) -> None:
-        self.epoch: int | None = None
-        self.seq = 0
-        """The last frame that the state knows of."""
+        self._place = StatePlace()
         self.is_lost = True
         """Whether the state is not known: no snapshot came yet, or frames are missing since."""
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the engine that is followed, None before the first snapshot."""
+        return self._place.epoch
+
+    @property
+    def seq(self) -> int:
+        """The last frame that the state knows of."""
+        return self._place.seq
 
     def lose(self) -> None:
         """What was taken did not fit after all."""
@@ -28,18 +37,16 @@ class Sequence:
         return self._takes_frame(message) if isinstance(message, Frame) else self._takes_snapshot(message)
 
     def _takes_snapshot(self, snapshot: Snapshot) -> bool:
-        if self._is_at(snapshot.hello.epoch) and snapshot.seq <= self.seq:
+        if not self.is_lost and not self._place.is_newer(snapshot):
             return False
-        self.epoch, self.seq, self.is_lost = snapshot.hello.epoch, snapshot.seq, False
+        self._place.go_to(snapshot)
+        self.is_lost = False
         return True
 
     def _takes_frame(self, frame: Frame) -> bool:
-        if self.is_lost or (self._is_at(frame.epoch) and frame.seq <= self.seq):
+        if self.is_lost or self._place.has(frame):
             return False
-        self.is_lost = not self._is_at(frame.epoch) or frame.seq != self.seq + 1
+        self.is_lost = not self._place.is_before(frame)
         if not self.is_lost:
-            self.seq = frame.seq
+            self._place.advance(frame)
         return not self.is_lost
-
-    def _is_at(self, epoch: int) -> bool:
-        return not self.is_lost and self.epoch == epoch

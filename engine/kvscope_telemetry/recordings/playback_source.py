@@ -68,15 +68,24 @@ class PlaybackSource:
     @property
     def status(self) -> SourceStatus:
         """Always PLAYBACK; the reason says when and why it stands still."""
-        num_frames = self.recording.info.num_frames
-        return SourceStatus(SourceState.PLAYBACK, self._reason(), frames_received=num_frames)
+        recording = self.recording
+        return SourceStatus(
+            SourceState.PLAYBACK,
+            self._reason(),
+            frames_received=recording.info.num_frames,
+            num_skipped=recording.unknowns.num_skipped,
+            num_unknown=recording.unknowns.values,
+        )
 
     @property
     def note(self) -> str:
         """What is wrong with the file, in words; empty when nothing was found so far."""
-        if self.recording.num_damaged:
-            return "damaged in places, which are left out"
-        return "" if self.recording.info.is_complete else "cut short: ends with its last whole chunk"
+        return self.recording.note
+
+    @property
+    def note_detail(self) -> str:
+        """What was left out and why, a line each."""
+        return self.recording.detail
 
     @property
     def duration(self) -> float:
@@ -205,9 +214,9 @@ class PlaybackSource:
                 else:
                     self._go_on()
         except Exception as error:  # told in the status: a source that died silently looks like a quiet one
-            words = error.strerror if isinstance(error, OSError) else repr(error)
+            words = str(error) if isinstance(error, BadInput) else f"the file cannot be read: {_why(error)}"
             with self._changed:
-                self._failure = f"the file cannot be read: {words}"[:200]
+                self._failure = words[:300]
                 self._wanted = None
                 self._clock.pause()
                 self._changed.notify_all()
@@ -251,3 +260,7 @@ class PlaybackSource:
                 self._spans.extend(spans)
                 self._position_ns = until_ns
                 self._changed.notify_all()
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else repr(error)

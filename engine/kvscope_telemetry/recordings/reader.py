@@ -1,29 +1,34 @@
 """Reading a recording: what is in it, its frames, and the state at any time.
 
 Owns the list of chunks; holds no file open between calls and at most one chunk in memory. Seconds count from the
-first message. What is damaged is left out and counted: a chunk whose checksum fails, a message that cannot be read.
+first message. What is damaged is left out and counted once: a chunk whose checksum fails, a message that cannot be
+read or is of another time than its chunk. What opening may cost is `effort`'s, what it finds `survey`'s.
 """
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from kvscope_telemetry.errors import BadInput, ProtocolError
+from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import decode_telemetry
-from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, find_chunks, read_chunk
+from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
+from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.follower import Follower
-from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, OTHERS, STATE, TOPICS
+from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, OTHERS, STATE
+from kvscope_telemetry.recordings.regular_file import open_regular
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
+from kvscope_telemetry.recordings.survey import survey
 from kvscope_telemetry.state.mirror import Mirror
 
-_FOREVER_NS = 1 << 63
+MAX_BAD_MESSAGES: Final = 100_000
+"""So many at most are remembered and counted."""
+_FOREVER_NS: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +49,63 @@ class RecordingInfo:
 class Recording:
     """A recording that was opened; `info` says what is in it."""
 
-    def __init__(self, path: Path) -> None:
-        found = find_chunks(path)
+    def __init__(self, path: Path, watch: Watch | None = None) -> None:
+        found = survey(path, watch)
         self.path = path
-        self.num_damaged = 0
-        """Chunks and messages left out so far because they cannot be read, each time they were met."""
-        self._first_damage = ""
+        self.unknowns = Unknowns()
+        """What a later version recorded that has no name here, each time it was met."""
+        self._limit = found.limit
+        self._damages = found.damages
+        self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
         self._chunks = found.chunks
-        self._channels = {kind: found.topics[topic] for kind, topic in TOPICS.items()}
-        self._start_ns = min((chunk.start_ns for chunk in self._chunks), default=0)
+        self._channels = found.channels
+        self._start_ns = min(chunk.start_ns for chunk in self._chunks)
         self._starts = [chunk.start_ns for chunk in self._chunks]
-        self._count_again([chunk for chunk in self._chunks if not chunk.counts])
-        if not found.is_complete:  # the file may end within the indexes of its last chunk
-            self._count_again(self._chunks[-1:])
-        hellos = self._hellos()
-        if not hellos:
-            raise BadInput(f"recording {str(path)!r} holds no telemetry that can be read{self._first_damage}")
         self.info = RecordingInfo(
-            hello=hellos[0],
-            epochs=tuple(dict.fromkeys(hello.epoch for hello in hellos)),
+            hello=found.hellos[0],
+            epochs=tuple(dict.fromkeys(hello.epoch for hello in found.hellos)),
             duration_s=(max(chunk.end_ns for chunk in self._chunks) - self._start_ns) / 1e9,
             num_frames=sum(chunk.counts.get(self._channels[FRAMES], 0) for chunk in self._chunks),
             num_chunks=len(self._chunks),
-            is_complete=found.is_complete,
+            is_complete=found.is_complete and not found.limit,
         )
 
     @classmethod
-    def open(cls, path: Path | str) -> Recording:
-        """A file that a `RecordingWriter` wrote or was writing. Raises BadInput, in one line, for any other."""
-        return cls(Path(path))
+    def open(cls, path: Path | str, watch: Watch | None = None) -> Recording:
+        """A file that a `RecordingWriter` wrote or was writing. Raises BadInput, in one line, for any other.
+
+        Takes at most the effort that `effort` states: a file that is larger than it looks is opened in part. `watch`
+        is told how far it is, and may end it: then OpeningCancelled is raised.
+        """
+        return cls(Path(path), watch)
+
+    @property
+    def num_damaged(self) -> int:
+        """Chunks and messages left out so far because they cannot be read, each once."""
+        return len(self._damages) + len(self._bad_messages)
+
+    @property
+    def note(self) -> str:
+        """What is wrong with the file, in a few words; empty when nothing was found so far."""
+        if self._limit:
+            return "opened in part"
+        if self.num_damaged:
+            return "damaged in places, which are left out"
+        return "" if self.info.is_complete else "cut short: ends with its last whole chunk"
+
+    @property
+    def detail(self) -> str:
+        """What was left out and why, a line each."""
+        lines = [f"Opened in part: {self._limit}."] if self._limit else []
+        if self._damages:
+            lines.append(f"{len(self._damages)} damaged and left out: {self._damages[0]}.")
+        if self._bad_messages:
+            lines.append(f"{len(self._bad_messages)} messages cannot be read and are left out.")
+        if self.unknowns.num_skipped:
+            lines.append("Events and messages of kinds that only a newer kvscope knows are left out.")
+        if not self.info.is_complete and not self._limit:
+            lines.append("Cut short: ends with its last whole chunk.")
+        return "\n".join(lines)
 
     @property
     def start_ns(self) -> int:
@@ -135,32 +168,43 @@ class Recording:
     def _read(self, first: int, kinds: tuple[int, ...], until_ns: int) -> Iterator[TimedMessage]:
         """Messages of these kinds from the chunk `first` on."""
         channels = {self._channels[kind] for kind in kinds}
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for chunk in self._chunks[first:]:
                 if chunk.start_ns > until_ns:
                     return
                 yield from self._messages(file, chunk, channels, until_ns)
 
     def _messages(self, file: BinaryIO, chunk: Chunk, channels: set[int], until_ns: int) -> Iterator[TimedMessage]:
-        if chunk.counts and not channels & chunk.counts.keys():
+        if not channels & chunk.counts.keys() or chunk.damage:
             return
         try:
             raw = read_chunk(file, chunk)
-        except DamagedChunk as damage:
-            self._note_damage(chunk, str(damage))
+        except DamagedChunk:
+            self._damages.append(chunk.where)
             return
-        for message in raw:
+        for place, message in enumerate(raw):
             if message.channel not in channels or message.log_time_ns > until_ns:
                 continue
-            try:
-                yield message.log_time_ns, decode_telemetry(message.data)
-            except ProtocolError as error:
-                self._note_damage(chunk, str(error))
+            decoded = self._decoded(chunk, place, message)
+            if decoded is not None:
+                yield message.log_time_ns, decoded
+
+    def _decoded(self, chunk: Chunk, place: int, message: RawMessage) -> TelemetryMessage | None:
+        try:
+            if chunk.start_ns <= message.log_time_ns <= chunk.end_ns:
+                return decode_telemetry(message.data, self.unknowns)
+        except UnknownMessage:
+            return None
+        except ProtocolError:
+            pass
+        if len(self._bad_messages) < MAX_BAD_MESSAGES:
+            self._bad_messages.add((chunk.offset, place))
+        return None
 
     def _backwards(self, channels: set[int], seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and messages of these channels, the newest first, from `seconds` on."""
         until_ns = self._log_time_ns(seconds)
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             for chunk in reversed(self._chunks[: bisect_right(self._starts, until_ns)]):
                 for log_time_ns, message in reversed(list(self._messages(file, chunk, channels, until_ns))):
                     yield (log_time_ns - self._start_ns) / 1e9, message
@@ -170,33 +214,11 @@ class Recording:
         channels = {self._channels[STATE], self._channels[KEYFRAMES]}
         if not channels & chunk.counts.keys():
             return False
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             found = self._messages(file, chunk, channels, until_ns)
             return any(isinstance(message, Snapshot) for _, message in found)
-
-    def _count_again(self, chunks: Sequence[Chunk]) -> None:
-        with self.path.open("rb") as file:
-            for chunk in chunks:
-                with contextlib.suppress(DamagedChunk):  # met again, and counted, when it is read
-                    chunk.counts = dict(Counter(message.channel for message in read_chunk(file, chunk)))
-
-    def _hellos(self) -> list[Hello]:
-        """Of all epochs; from keyframes only when there are no others."""
-        for kind in (STATE, KEYFRAMES):
-            hellos = [
-                message if isinstance(message, Hello) else message.hello
-                for _, message in self._read(0, (kind,), _FOREVER_NS)
-                if isinstance(message, Hello | Snapshot)
-            ]
-            if hellos:
-                return hellos
-        return []
 
     def _log_time_ns(self, seconds: float | None) -> int:
         if seconds is None:
             return _FOREVER_NS
         return self._start_ns + max(0, min(round(seconds * 1e9), _FOREVER_NS - self._start_ns))
-
-    def _note_damage(self, chunk: Chunk, reason: str) -> None:
-        self.num_damaged += 1
-        self._first_damage = self._first_damage or f": in its chunk at byte {chunk.offset}, {reason}"

@@ -7,7 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.message_size import approximate_bytes
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 
@@ -68,11 +69,3 @@ class RecordingQueue:
 
     def _is_full(self, num_bytes: int) -> bool:
         return bool(self._messages) and self._num_bytes + num_bytes > self._max_bytes
-
-
-def approximate_bytes(message: TelemetryMessage) -> int:
-    """Near enough for a bound, without encoding."""
-    if not isinstance(message, Frame | Snapshot):
-        return 300
-    rows = 30 * len(message.blocks.state) + len(message.requests.table_blocks) + 40 * len(message.requests.state)
-    return 500 + rows + (300 * len(message.events) if isinstance(message, Frame) else 0)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.message_size import approximate_bytes
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
 
 
 class Outbox:
@@ -24,7 +25,7 @@ class Outbox:
 
     def put(self, message: TelemetryMessage) -> None:
         """Append a message; one alone is kept whatever its size."""
-        num_bytes = _approximate_bytes(message)
+        num_bytes = approximate_bytes(message)
         with self._lock:
             self._messages.append((message, num_bytes))
             self._num_bytes += num_bytes
@@ -41,11 +42,3 @@ class Outbox:
     def _is_over(self) -> bool:
         too_much = len(self._messages) > self._max_messages or self._num_bytes > self._max_bytes
         return too_much and len(self._messages) > 1
-
-
-def _approximate_bytes(message: TelemetryMessage) -> int:
-    """Near enough for a bound; microseconds matter more here than bytes."""
-    if not isinstance(message, Frame | Snapshot):
-        return 200
-    num_rows = len(message.blocks.state)
-    return 500 + 30 * num_rows + len(message.requests.table_blocks) + 37 * len(message.requests.state)

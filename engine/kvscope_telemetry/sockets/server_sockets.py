@@ -95,7 +95,7 @@ class ServerSockets:
         self._thread.start()
 
     @property
-    def frames_dropped(self) -> int:
+    def messages_dropped(self) -> int:
         """Messages thrown away here because the publisher was behind; ones lost further on show as holes."""
         return self._outbox.num_dropped + self._num_unsent
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Final
 
-from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.messages.commands import Failed, GetSnapshot, GetStatus, Reply, Status
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
@@ -25,7 +25,8 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
-from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
+from kvscope_telemetry.messages.unknown import Unknowns
+from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode, tag_of
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.liveness import Liveness
@@ -44,6 +45,7 @@ ASK_STATUS_NS: Final = 500_000_000
 QUIET_NS: Final = 250_000_000
 """A connection this old without a word is asked for a snapshot; before, the first message asks for it, so
 that nothing falls between the snapshot and a subscription that is still on its way."""
+_OF_THE_STATE: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
 MAX_LATENCY_NS: Final = 3_600_000_000_000
 """More than this is not latency but another clock."""
 
@@ -64,6 +66,7 @@ class LiveReader:
         self._resync_wanted = False
         self._frames_received = 0
         self._messages_rejected = 0
+        self._unknowns = Unknowns()
         self._latency_ns = -1
         self._connected_ns = 0
         self._asked_status_ns = 0
@@ -98,6 +101,8 @@ class LiveReader:
             frames_dropped=self._sync.num_dropped + self.pending.num_frames_discarded,
             resyncs=self._sync.num_resyncs,
             messages_rejected=self._messages_rejected,
+            num_skipped=self._unknowns.num_skipped,
+            num_unknown=self._unknowns.values,
             latency_ns=self._latency_ns,
             last_message_ns=self._liveness.last_message_ns,
         )
@@ -142,9 +147,12 @@ class LiveReader:
 
     def _read_telemetry(self, data: bytes, now_ns: int) -> None:
         try:
-            message = decode_telemetry(data)
+            message = decode_telemetry(data, self._unknowns)
+        except UnknownMessage:
+            self._liveness.heard(now_ns)
+            return
         except ProtocolError as error:
-            self._reject(error)
+            self._reject(error, data)
             return
         self._liveness.heard(now_ns)
         if isinstance(message, Frame):
@@ -178,9 +186,11 @@ class LiveReader:
 
     def _read_reply(self, data: bytes, now_ns: int) -> None:
         try:
-            reply = decode_reply(data)
+            reply = decode_reply(data, self._unknowns)
+        except UnknownMessage:
+            return
         except ProtocolError as error:
-            self._reject(error)
+            self._reject(error, data)
             return
         if isinstance(reply, Snapshot):
             if self._sync.snapshot(reply, now_ns):
@@ -194,9 +204,11 @@ class LiveReader:
         else:
             self.replies.append(reply)
 
-    def _reject(self, error: ProtocolError) -> None:
+    def _reject(self, error: ProtocolError, data: bytes) -> None:
         self._messages_rejected += 1
         self._liveness.rejection = str(error)
+        if tag_of(data) in _OF_THE_STATE:
+            self._sync.unreadable()
 
     def _measure_latency(self, frame: Frame, now_ns: int) -> None:
         latency_ns = now_ns - frame.time_ns

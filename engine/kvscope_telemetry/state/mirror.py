@@ -8,6 +8,7 @@ fit is refused whole, and the source then asks for a snapshot.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,12 @@ from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import join_request_rows
 from kvscope_telemetry.state.request_mirror import MAX_FINISHED, RequestMirror
 
-_NUM_STATES = len(BlockState)
-_NUM_TIERS = len(Tier)
+_STATE_PLACES: Final = {state: place for place, state in enumerate(BlockState)}
+_TIER_PLACES: Final = {tier: place for place, tier in enumerate(Tier)}
+"""Where each is counted: the unknown ones come last, whatever their value."""
+_LAST_STATE: Final = np.uint8(len(BlockState) - 1)
+_LAST_TIER: Final = np.uint8(len(Tier) - 1)
+_COUNTS_SHAPE: Final = (len(Tier), len(BlockState))
 
 
 class Mirror:
@@ -40,7 +45,7 @@ class Mirror:
         self.counters = Counters()
         self.version = 0
         """Grows with each change."""
-        self._num_by_state = np.zeros((_NUM_TIERS, _NUM_STATES), np.int64)
+        self._num_by_state = np.zeros(_COUNTS_SHAPE, np.int64)
         self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_rows,)
 
     @property
@@ -55,7 +60,8 @@ class Mirror:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the ledger: the pool's blocks, then the places of the lower tiers."""
+        """Rows of the ledger: the pool's blocks, then the places of the lower tiers, those last that only a later
+        version speaks of."""
         return self.ledger.num_blocks
 
     @property
@@ -82,7 +88,7 @@ class Mirror:
 
     def count(self, state: BlockState, tier: Tier = Tier.HBM) -> int:
         """Blocks in `state` whose bytes are in `tier`."""
-        return int(self._num_by_state[tier, state])
+        return int(self._num_by_state[_TIER_PLACES[tier], _STATE_PLACES[state]])
 
     def apply(self, update: Update) -> None:
         """Bring the mirror to the state after `update`. Raises ProtocolError and stays as it was.
@@ -105,7 +111,7 @@ class Mirror:
 
     def reset(self, snapshot: Snapshot) -> None:
         """Become the state of `snapshot`. Raises ProtocolError and stays as it was."""
-        num_rows = snapshot.hello.cache.num_rows
+        num_rows = len(snapshot.blocks.state)
         _check_table_blocks(snapshot.requests, num_rows)
         columns = _all_columns(snapshot)
         _check_rows(columns, snapshot.hello.cache.block_size)
@@ -143,9 +149,10 @@ class Mirror:
 
     def _counts(self, at: npt.NDArray[np.uint32] | slice) -> npt.NDArray[np.int64]:
         """How many of the rows `at` are in each tier and state, shape (tiers, states)."""
-        kind = self.ledger.tier[at] * np.uint8(_NUM_STATES) + self.ledger.state[at]
-        counts: npt.NDArray[np.int64] = np.bincount(kind, minlength=_NUM_TIERS * _NUM_STATES).astype(np.int64)
-        return counts.reshape(_NUM_TIERS, _NUM_STATES)
+        tier, state = np.minimum(self.ledger.tier[at], _LAST_TIER), np.minimum(self.ledger.state[at], _LAST_STATE)
+        kind = tier * np.uint8(len(BlockState)) + state
+        counts: npt.NDArray[np.int64] = np.bincount(kind, minlength=self._num_by_state.size).astype(np.int64)
+        return counts.reshape(_COUNTS_SHAPE)
 
     def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
         """Which of the rows is the last of its block, shape of `ids`: the later row wins."""
@@ -169,11 +176,7 @@ def _all_columns(snapshot: Snapshot) -> dict[str, Column]:
 
 
 def _check_rows(columns: Mapping[str, Column], block_size: int) -> None:
-    state, ref_count = columns["state"], columns["ref_count"].view("<i4")
-    if columns["tier"].max(initial=0) >= _NUM_TIERS:
-        raise ProtocolError("a block is in a tier that is unknown to this version")
-    if state.max(initial=0) >= _NUM_STATES:
-        raise ProtocolError("a block is in a state that is unknown to this version")
+    ref_count = columns["ref_count"].view("<i4")
     if ref_count.min(initial=0) < 0 or columns["owner"].view("<i4").min(initial=0) < NO_OWNER:
         raise ProtocolError("a block has a negative reference count or owner")
     if columns["filled"].view("<u2").max(initial=0) > block_size:

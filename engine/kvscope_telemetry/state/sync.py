@@ -1,6 +1,6 @@
 """Which frames are applied, and when a snapshot is asked for: the Clone pattern of the ZeroMQ guide.
 
-Owns epoch and sequence numbers. A frame is passed on only when it is the very next one, so a mirror fed from
+Owns what is waited for and asked. A frame is passed on only when it is the very next one, so a mirror fed from
 here is never wrong, at worst it waits; a hole ends that until a snapshot mends it. Only a snapshot, an answer
 to a question of ours, moves to another epoch: a stray message cannot. Knows no sockets, threads or clocks:
 `now_ns` is given, monotonic.
@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
+from kvscope_telemetry.state.state_place import StatePlace
 
 REQUEST_INTERVAL_NS: Final = 1_000_000_000
 """At most one snapshot is asked for in this time."""
+MAX_INTERVAL_NS: Final = 30_000_000_000
+"""The same where what the engine says of its state cannot be read: another snapshot is then no better."""
 MAX_ANSWER_NS: Final = 10_000_000_000
 """An answer is waited for this long at most before asking again; at first one interval, then doubled."""
 BEHIND_GRACE_NS: Final = 300_000_000
@@ -37,9 +40,7 @@ class Sync:
     """Follows one engine, over its restarts. Feed it messages; take out `Run`s; ask when it says so."""
 
     def __init__(self) -> None:
-        self.epoch: int | None = None
-        self.seq = 0
-        """The last frame that was passed on."""
+        self._place = StatePlace()
         self.in_sync = False
         self.num_dropped = 0
         """Frames that never came."""
@@ -55,6 +56,17 @@ class Sync:
         self._wants = False
         self._asked_ns: int | None = None
         self._patience_ns = REQUEST_INTERVAL_NS
+        self._interval_ns = REQUEST_INTERVAL_NS
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the engine that is followed, None before the first snapshot."""
+        return self._place.epoch
+
+    @property
+    def seq(self) -> int:
+        """The last frame that was passed on."""
+        return self._place.seq
 
     def frame(self, frame: Frame, now_ns: int) -> None:
         """A frame arrived."""
@@ -68,9 +80,9 @@ class Sync:
         self._last_seen = max(self._last_seen or 0, frame.seq)
         if not self.in_sync:
             self._hold(frame)
-        elif frame.seq == self.seq + 1:
+        elif self._place.is_before(frame):
             self._pass_on(frame)
-        elif frame.seq > self.seq:
+        elif not self._place.has(frame):
             self.lose()
             self._hold(frame)
 
@@ -91,6 +103,7 @@ class Sync:
         if is_news:
             self._begin(snapshot)
             self._last_frame_ns = now_ns
+            self._interval_ns = max(REQUEST_INTERVAL_NS, self._interval_ns // 2)
         self._held = [] if self.in_sync else self._held
         return is_news
 
@@ -98,6 +111,10 @@ class Sync:
         """The state is not to be trusted any more: nothing is passed on until a snapshot came."""
         self.in_sync, self._behind = False, None
         self.want_snapshot()
+
+    def unreadable(self) -> None:
+        """A frame or snapshot came that cannot be read: asking is of less use each time."""
+        self._interval_ns = min(2 * self._interval_ns, MAX_INTERVAL_NS)
 
     def want_snapshot(self) -> None:
         """Ask for a snapshot as soon as the rate allows."""
@@ -129,7 +146,7 @@ class Sync:
         if self._asked_ns is None:
             return self._tag + 1
         is_waiting = self._tag >= self._oldest_tag
-        pause_ns = self._patience_ns if is_waiting else REQUEST_INTERVAL_NS
+        pause_ns = max(self._patience_ns, self._interval_ns) if is_waiting else self._interval_ns
         return self._tag + 1 if now_ns - self._asked_ns >= pause_ns else None
 
     def sent(self, tag: int, now_ns: int) -> None:
@@ -141,6 +158,7 @@ class Sync:
     def disconnected(self) -> None:
         """The connection went, and with it every answer that was on its way."""
         self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
+        self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
 
     def take(self) -> list[Run]:
@@ -161,7 +179,8 @@ class Sync:
         """The state is `snapshot`; go on with the held frames that follow it."""
         is_same = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
-        self.epoch, self.seq, self.in_sync = snapshot.hello.epoch, snapshot.seq, True
+        self._place.go_to(snapshot)
+        self.in_sync = True
         self._behind = self._behind if is_same else None
         self._runs.append(Run(snapshot))
         held, self._held = self._held, []
@@ -170,7 +189,7 @@ class Sync:
             self._count_holes({frame.seq for frame in held})
         following = {frame.seq: frame for frame in held if frame.seq > self.seq}
         for seq in sorted(following):
-            if seq == self.seq + 1:
+            if self._place.is_before(following[seq]):
                 self._pass_on(following[seq])
             else:
                 self._held.append(following[seq])
@@ -184,7 +203,7 @@ class Sync:
             self.num_dropped += max(seqs) - min(seqs) + 1 - len(seqs)
 
     def _pass_on(self, frame: Frame) -> None:
-        self.seq = frame.seq
+        self._place.advance(frame)
         if not self._runs:
             self._runs.append(Run())
         self._runs[-1].frames.append(frame)

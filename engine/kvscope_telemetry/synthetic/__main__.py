@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _wait(options)
     finally:
         server.close()
-    print(f"published {engine.seq} frames, dropped {server.sockets.frames_dropped}", flush=True)
+    print(f"published {engine.seq} frames, dropped {server.sockets.messages_dropped}", flush=True)
     return 0
 
 

@@ -246,9 +246,10 @@ def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, t
     assert window.keeper is None
     qtbot.waitUntil(lambda: window.session.mirror.num_blocks == 120, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: window.session.mirror.seq > 0, timeout=WAIT_MS)
-    try_to_open(window, str(path))
-    assert len(desktop.windows) == 2
-    try_to_open(window, str(tmp_path / "nowhere.mcap"))
+    assert try_to_open(window, str(path)) is not None
+    qtbot.waitUntil(lambda: len(desktop.windows) == 2, timeout=WAIT_MS)
+    with qtbot.waitSignal(try_to_open(window, str(tmp_path / "nowhere.mcap")).failed, timeout=WAIT_MS):
+        pass
     assert "nowhere.mcap" in window.banner._detail.text()
     for opened in list(desktop.windows):
         opened.close()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvscope_engine.server.served_engine import BuildEngine, FramesDropped, OnProgress, Publish
+from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.commands import (
@@ -175,7 +175,7 @@ class FakeEngine:
 def builder(options: Options) -> BuildEngine:
     """Loads a FakeEngine the way a model is loaded: it takes its time, tells of it, and may fail."""
 
-    def build(progress: OnProgress, publish: Publish, frames_dropped: FramesDropped) -> FakeEngine:
+    def build(progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> FakeEngine:
         deadline = time.monotonic() + options.load_s
         progress(Progress(stage="load", detail="fake", done=1, total=4, unit="tensors"))
         while time.monotonic() < deadline:

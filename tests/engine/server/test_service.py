@@ -13,7 +13,7 @@ import pytest
 
 from kvscope_engine.server import command_desk as desk
 from kvscope_engine.server.command_desk import MAX_WAITING_COMMANDS
-from kvscope_engine.server.served_engine import FramesDropped, OnProgress, Publish
+from kvscope_engine.server.served_engine import MessagesDropped, OnProgress, Publish
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import (
@@ -58,8 +58,8 @@ class Running:
         self.service.stop()
         self.join()
 
-    def _remember(self, progress: OnProgress, publish: Publish, frames_dropped: FramesDropped) -> Any:
-        self.engine = self._build(progress, publish, frames_dropped)
+    def _remember(self, progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> Any:
+        self.engine = self._build(progress, publish, messages_dropped)
         return self.engine
 
     def _run(self) -> None:

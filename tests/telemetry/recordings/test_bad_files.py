@@ -89,7 +89,7 @@ def test_what_is_no_mcap_file_is_named(tmp_path: Path, data: bytes) -> None:
 
 def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "nowhere.mcap")
-    assert "Is a directory" in refusal(tmp_path)
+    assert "it is a folder, and a file is accepted" in refusal(tmp_path)
 
 
 def test_another_tools_mcap_is_refused(tmp_path: Path) -> None:

@@ -305,10 +305,8 @@ def test_a_file_that_goes_away_is_told(record: Callable[..., Any], watch: Callab
     watcher.source.seek(1.0)
     assert watcher.source.wait(lambda: not watcher.source.is_seeking, WAIT_S)
     status = watcher.source.status
-    assert (status.state, status.reason) == (
-        SourceState.PLAYBACK,
-        "the file cannot be read: No such file or directory",
-    )
+    assert status.state is SourceState.PLAYBACK
+    assert status.reason.endswith("cannot be read: No such file or directory")
 
 
 def test_a_recording_without_a_state_has_nothing_to_take(

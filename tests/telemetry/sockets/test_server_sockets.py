@@ -241,7 +241,7 @@ def test_frames_arrive_in_order_and_heartbeats_carry_the_last(server: Server, pe
         server.sockets.publish(frame(seq, 64))
     messages = receive_until(subscriber, lambda m: isinstance(m, Heartbeat) and m.seq == 200)
     assert [m.seq for m in messages if isinstance(m, Frame)] == list(range(1, 201))
-    assert server.sockets.frames_dropped == 0
+    assert server.sockets.messages_dropped == 0
 
 
 def test_heartbeats_go_on_while_the_engine_is_stuck(server: Server, peer: Peer) -> None:
@@ -306,7 +306,7 @@ def test_what_cannot_be_encoded_is_counted_and_harms_nothing(server: Server, pee
     messages = receive_until(subscriber, lambda m: isinstance(m, Goodbye))
     assert isinstance(messages[-1], Goodbye)
     assert messages[-1].reason == "fine"
-    assert server.sockets.frames_dropped == 1
+    assert server.sockets.messages_dropped == 1
 
 
 def test_close_sends_what_is_queued(server: Server, peer: Peer) -> None:

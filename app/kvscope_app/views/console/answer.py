@@ -96,7 +96,8 @@ class Answer:
         if timing.ttft_s is not None and usage.completion_tokens > 1 and timing.total_s > timing.ttft_s:
             speed = (usage.completion_tokens - 1) / (timing.total_s - timing.ttft_s)
             self._update(tokens_per_s=speed)
-        self.end(_ENDINGS[reply.finish_reason], reply.error)
+        told = "" if reply.finish_reason in _ENDINGS else f"the engine says {reply.finish_reason[:40]!r}"
+        self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or told)
 
     def refused(self, reply: Refused) -> None:
         """The engine did not take it."""

@@ -15,6 +15,7 @@ from PySide6.QtGui import QColor
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.event_log import EventLog, LoggedEvent
+from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.telemetry import Event
 
 Index = QModelIndex | QPersistentModelIndex
@@ -156,8 +157,9 @@ def clock_text(wall_ns: int) -> str:
 
 def why_text(event: Event) -> str:
     """The cause in one line, and what it moved as far as the cause does not say so itself."""
-    said = set(re.findall(r"\d+", event.cause))
-    parts = [event.cause] if event.cause else []
+    cause = cause_text(event)
+    said = set(re.findall(r"\d+", cause))
+    parts = [cause] if cause else []
     if event.other and str(event.other) not in said:
         parts.append(f"for request #{event.other}")
     for number, noun in ((event.num_blocks, "block"), (event.num_tokens, "token")):

@@ -14,12 +14,18 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 from kvscope_telemetry.state.mirror import Mirror
 
 MAX_HOLDERS_NAMED: Final = 4
-_TIERS: Final = {Tier.HBM: "device memory", Tier.HOST: "host memory", Tier.DISK: "disk"}
+_TIERS: Final = {
+    Tier.HBM: "device memory",
+    Tier.HOST: "host memory",
+    Tier.DISK: "disk",
+    Tier.UNKNOWN: "a tier of a newer engine",
+}
 _STATES: Final = {
     BlockState.FREE: "free",
     BlockState.ACTIVE: "active",
     BlockState.CACHED: "cached",
     BlockState.UNMAPPED: "unmapped",
+    BlockState.UNKNOWN: "unknown",
 }
 _COLORS: Final = {Tier.HOST: "block_host", Tier.DISK: "block_disk"}
 """Of lower tiers; those of the pool are named after the state."""
@@ -38,7 +44,7 @@ class BlockFacts:
     title: str
     """"Block 7", "Host place 12"."""
     state: str
-    """"free", "active", "cached", "shared", "unmapped" or "swapped out"."""
+    """"free", "active", "cached", "shared", "unmapped", "swapped out" or "unknown"."""
     color: str
     """The theme's name of its colour."""
     rows: tuple[tuple[str, str], ...]
@@ -97,6 +103,8 @@ def _state(ledger: Ledger, block: int) -> str:
 def _color(ledger: Ledger, block: int, state: str) -> str:
     if state in _EMPTY:
         return f"block_{state}"
+    if state == "unknown":
+        return "muted"
     return _COLORS.get(Tier(int(ledger.tier[block])), f"block_{state}")
 
 

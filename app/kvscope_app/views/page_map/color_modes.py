@@ -28,6 +28,8 @@ HOST: Final = 6
 CACHED: Final = 7
 ACTIVE: Final = 8
 SHARED: Final = 9
+UNKNOWN: Final = 10
+"""In a state or a tier of a later version."""
 
 OWNER_CACHED: Final = 3
 OWNER_ACTIVE: Final = 128
@@ -71,22 +73,22 @@ def keys(mode: ColorMode, ledger: Ledger, rows: Rows, block_size: int, step: int
     return _age(ledger, rows, step)
 
 
-HAS_CONTENT: Final = np.array([False, True, True, False])
+HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPPED), invert=True)
 """By `BlockState`."""
-_STATE_KEYS: Final = np.array([FREE, ACTIVE, CACHED, UNMAPPED], np.uint8)
-_LOWER_KEYS: Final = np.array(
-    [_STATE_KEYS, [FREE, HOST, HOST_CACHED, UNMAPPED], [FREE, DISK, DISK_CACHED, UNMAPPED]], np.uint8
-)
+_KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
 """By tier and state."""
+_KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
+_KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
+_KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
 
 
 def _state(ledger: Ledger, rows: Rows) -> Keys:
     state, tier = ledger.state[rows], ledger.tier[rows]
-    result = _STATE_KEYS[state]
+    result: Keys = _KEYS[Tier.HBM][state]
     result[(ledger.ref_count[rows] > 1) & (state == BlockState.ACTIVE)] = SHARED
     elsewhere = tier != Tier.HBM
     if elsewhere.any():
-        result[elsewhere] = _LOWER_KEYS[tier[elsewhere], state[elsewhere]]
+        result[elsewhere] = _KEYS[tier[elsewhere], state[elsewhere]]
     return result
 
 

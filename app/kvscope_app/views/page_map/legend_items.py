@@ -43,11 +43,13 @@ class Shown:
     reserved: bool = False
     """Blocks are held before a token is in them."""
     flashes: tuple[FlashKind, ...] = ()
+    unknown: bool = False
+    """Blocks are in a state of a later version."""
 
     @property
     def is_plain(self) -> bool:
         """Whether one line says it all."""
-        return not (self.tiers or self.unmapped or self.reserved or self.flashes)
+        return not (self.tiers or self.unmapped or self.reserved or self.flashes or self.unknown)
 
 
 _FLASH_WORDS: Final = {
@@ -71,7 +73,8 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> Shown:
     tiers = [tier for tier in section_sizes(mirror.hello.cache) if tier is not Tier.HBM]
     kinds = tuple(kind for kind in MOVES if kind in flashes)
     reserved = mirror.hello.cache.allocator in RESERVING
-    return Shown(frozenset(tiers), mirror.count(BlockState.UNMAPPED) > 0, reserved, kinds)
+    unknown = any(mirror.count(BlockState.UNKNOWN, tier) for tier in Tier)
+    return Shown(frozenset(tiers), mirror.count(BlockState.UNMAPPED) > 0, reserved, kinds, unknown)
 
 
 def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
@@ -84,10 +87,12 @@ def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
         return [Swatch(mix(theme.block_cached, theme.block_free, 0.62), "cached, held by none")]
     if mode is not ColorMode.STATE:
         return []
+    unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []
     if shown.reserved:  # nothing is shared or cached then
-        return [Swatch(theme.block_active, "active"), Swatch(hollow(theme.block_active, theme), "held, empty")]
+        held = Swatch(hollow(theme.block_active, theme), "held, empty")
+        return [Swatch(theme.block_active, "active"), held, *unknown]
     pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
-    return [Swatch(*told) for told in pool] + _lower(theme, shown)
+    return [Swatch(*told) for told in pool] + _lower(theme, shown) + unknown
 
 
 def _lower(theme: Theme, shown: Shown) -> list[Swatch]:

@@ -36,6 +36,7 @@ _STATE_COLORS: Final = {
     RequestState.RUNNING: "good",
     RequestState.PREEMPTED: "bad",
     RequestState.FINISHED: "muted",
+    RequestState.UNKNOWN: "muted",
 }
 
 

@@ -1,21 +1,17 @@
 """What a request did not have to compute, and why not more of it was there: sentences from its events. No Qt.
 
-Numbers are the event's fields; the reason is taken from its cause as it stands.
+All of it is the events' fields; an event of an older engine has no data, and then no reasons are told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from kvscope_app.look.number_text import count, plural
+from kvscope_telemetry.messages.event_words import cause_text, miss_text, reuse_clauses
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.state.mirror import Mirror
-
-_SINCE: Final = "not more, since "
-_TOLD_OTHERWISE: Final = ("waited ", "came back ", "all ")
-"""How clauses of a cause begin that are no part of the sentence: how long it waited, and that it computes all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +43,17 @@ def reuse_text(events: Iterable[Event], number: int, prompt: Prompt) -> str:
 
 def _begun(event: Event, prompt: Prompt) -> str:
     if event.other:
-        return _sentence(event.cause or f"forked from request {event.other}")
+        return _sentence(cause_text(event) or f"forked from request {event.other}")
     if not event.num_tokens:
-        return _nothing(prompt, _reasons(event.cause))
+        return _nothing(prompt, event)
     whole = f"Reused {count(event.num_tokens)} of {plural(prompt.num_tokens, 'prompt token')}"
-    return _sentence("; ".join([whole, *_reasons(event.cause)]))
+    return _sentence("; ".join([whole, *_reasons(event)]))
 
 
-def _nothing(prompt: Prompt, reasons: list[str]) -> str:
+def _nothing(prompt: Prompt, event: Event) -> str:
     if not prompt.has_cache:
         return f"Reused nothing: the engine keeps no prefixes. {_all_of(prompt)} computed."
-    why = "; ".join(reason.removeprefix(_SINCE) for reason in reasons)
+    why = "" if event.data is None else "; ".join([*reuse_clauses(event.data), *filter(None, [miss_text(event.data)])])
     said = f"Reused none of its {plural(prompt.num_tokens, 'prompt token')}"
     return _sentence(f"{said}: {why}" if why else said)
 
@@ -68,7 +64,7 @@ def _all_of(prompt: Prompt) -> str:
 
 def _resumed(event: Event) -> str:
     what = f"with {plural(event.num_tokens, 'token')} it need not compute" if event.num_tokens else "and computes all"
-    return _sentence("; ".join([f"Came back {what}", *_reasons(event.cause)]))
+    return _sentence("; ".join([f"Came back {what}", *_reasons(event)]))
 
 
 def _from_counts(prompt: Prompt) -> list[str]:
@@ -78,13 +74,12 @@ def _from_counts(prompt: Prompt) -> list[str]:
     return [f"Reused {count(prompt.num_reused)} of {plural(prompt.num_tokens, 'prompt token')}."]
 
 
-def _reasons(cause: str) -> list[str]:
+def _reasons(event: Event) -> list[str]:
     """The clauses that say where tokens came from, and why not more were there."""
-    return [clause for clause in cause.split("; ") if clause and not _is_told_otherwise(clause)]
-
-
-def _is_told_otherwise(clause: str) -> bool:
-    return clause.startswith(_TOLD_OTHERWISE) or clause.endswith(" needed") or "were there already" in clause
+    if event.data is None:
+        return []
+    missed = miss_text(event.data)
+    return [*reuse_clauses(event.data), *([f"not more, since {missed}"] if missed else [])]
 
 
 def _sentence(text: str) -> str:

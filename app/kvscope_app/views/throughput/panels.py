@@ -18,6 +18,7 @@ from kvscope_app.session.history import BIN_NS, History, HistoryWindow
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.curves import FloatArray, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
+from kvscope_telemetry.messages.event_words import cause_text
 
 MAX_MARKED_EVENTS: Final = 2000
 _MARKS_ACROSS: Final = 80
@@ -144,7 +145,7 @@ def preemption_marks(history: History, first_s: float, last_s: float) -> list[Ma
 
 
 def _mark(entries: list[LoggedEvent]) -> Mark:
-    lines = [f"Request {e.event.number} preempted: {e.event.cause}" for e in entries[:_NAMED_ON_A_MARK]]
+    lines = [f"Request {e.event.number} preempted: {cause_text(e.event)}" for e in entries[:_NAMED_ON_A_MARK]]
     rest = len(entries) - len(lines)
     return Mark(entries[0].time_ns / 1e9, "\n".join([*lines, f"and {rest} more"] if rest else lines))
 

@@ -16,7 +16,7 @@ from kvscope_engine.engine import Engine
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
-from kvscope_telemetry.messages.telemetry import Counters, EventKind, Frame, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Counters, Frame, TelemetryMessage
 
 FIRST_ID: Final = 3
 """Ids below are special tokens of most models."""
@@ -28,7 +28,7 @@ class Probe:
 
     def __init__(self, config: EngineConfig) -> None:
         self.counters = Counters()
-        self.events: list[EventKind] = []
+        self.events: list[str] = []
         """What happened in the last step."""
         self.engine = Engine(config, publish=self._take)
         self._random = random.Random(0)

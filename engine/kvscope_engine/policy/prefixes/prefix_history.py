@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -17,6 +18,15 @@ MAX_GHOSTS: Final = 1 << 16
 """Evicted digests that are remembered, the newest."""
 MAX_SIBLINGS: Final = 8
 """Texts that a prompt is held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why a block is not cached; `kind`, `token` and `step` as in `EventData.missed…`."""
+
+    kind: str = ""
+    token: int = 0
+    step: int = 0
 
 
 class PrefixHistory:
@@ -48,19 +58,17 @@ class PrefixHistory:
         self._evicted.clear()
         self._following.clear()
 
-    def explain(self, digest: bytes, parent: bytes, tokens: bytes, start: int) -> str:
+    def explain(self, digest: bytes, parent: bytes, tokens: bytes, start: int) -> Miss:
         """Why the block of `tokens` (little-endian int32) from position `start` of its text is not cached."""
         evicted_at = self._evicted.get(digest)
         if evicted_at is not None:
-            return f"the block from token {start} was evicted at step {evicted_at}"
+            return Miss("evicted", start, evicted_at)
         siblings = self._following.get(parent)
         if siblings:
             nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # the newest: there may be very many
             same = max(_num_same(tokens, other) for other in nearest)
-            return f"it first differs from what is cached at token {start + same}"
-        if start:
-            return f"what comes after token {start} was never seen"
-        return "nothing that begins like it was ever seen"
+            return Miss("differs", start + same)
+        return Miss("unseen", start) if start else Miss("new")
 
 
 def _num_same(tokens: bytes, other: bytes) -> int:

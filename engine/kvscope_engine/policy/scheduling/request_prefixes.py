@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, pack_tokens
 from kvscope_engine.policy.request import Request
 
@@ -16,10 +17,10 @@ def usable_digests(pool: BlockPool, request: Request) -> list[bytes]:
     return request.block_digests[:usable]
 
 
-def explain_miss(pool: BlockPool, request: Request, num_found: int) -> str:
+def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
     """Why the request found `num_found` blocks and not the next one; empty when there was no more to find."""
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
-        return ""
+        return Miss()
     prefix = _prefix_at(pool, request, num_found)
     return pool.history.explain(prefix.digest, prefix.parent, prefix.tokens, prefix.start)
 

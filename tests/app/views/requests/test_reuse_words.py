@@ -7,18 +7,17 @@ import pytest
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.requests.reuse_words import Prompt, reuse_text
 from kvscope_app.views.requests.view import RequestsView
-from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.messages.telemetry import Event, EventData
 
 PROMPT = Prompt(num_tokens=140, num_reused=96, has_cache=True)
-HIT = (
-    "waited 3.1 ms; 9 blocks needed; 96 of 140 tokens were there already, 4 blocks in the pool;"
-    " 2 blocks came back from lower tiers; not more, since it first differs from what is cached at token 96"
+HIT = EventData(
+    kind="started", num_known_tokens=140, num_pool_blocks=4, num_loaded_blocks=2, missed="differs", missed_token=96
 )
-MISS = "waited 0.2 ms; 9 blocks needed; all 140 tokens to compute; not more, since nothing that begins like it was seen"
+MISS = EventData(kind="started", num_known_tokens=140, missed="new")
 
 
-def admitted(cause, num_tokens=0, **fields):
-    return Event(kind="admitted", time_ns=1, number=7, cause=cause, num_tokens=num_tokens, **fields)
+def admitted(data, num_tokens=0, **fields):
+    return Event(kind="admitted", time_ns=1, number=7, data=data, num_tokens=num_tokens, **fields)
 
 
 @pytest.mark.parametrize(
@@ -29,13 +28,19 @@ def admitted(cause, num_tokens=0, **fields):
             "Reused 96 of 140 prompt tokens; 2 blocks came back from lower tiers;"
             " not more, since it first differs from what is cached at token 96.",
         ),
-        (admitted(MISS), "Reused none of its 140 prompt tokens: nothing that begins like it was seen."),
+        (admitted(MISS), "Reused none of its 140 prompt tokens: nothing that begins like it was ever seen."),
         (
-            admitted("forked from request 3; shares its 9 blocks until one of them writes", 139, other=3),
+            admitted(EventData(kind="forked"), 139, other=3, num_blocks=9),
             "Forked from request 3; shares its 9 blocks until one of them writes.",
         ),
-        (admitted("", 96), "Reused 96 of 140 prompt tokens."),
-        (admitted(""), "Reused none of its 140 prompt tokens."),
+        (
+            admitted(EventData(kind="started", num_known_tokens=140, num_lost_tokens=16)),
+            "Reused none of its 140 prompt tokens: 16 tokens could not be read back whole and are computed again.",
+        ),
+        (admitted(None, 96, cause="waited 3 ms; of an older engine"), "Reused 96 of 140 prompt tokens."),
+        (admitted(None, 139, other=3, cause="forked from request 3; so"), "Forked from request 3; so."),
+        (admitted(EventData(kind="of_a_later_version"), 96), "Reused 96 of 140 prompt tokens."),
+        (admitted(None), "Reused none of its 140 prompt tokens."),
     ],
 )
 def test_how_a_request_began(event, told):
@@ -43,16 +48,13 @@ def test_how_a_request_began(event, told):
 
 
 def test_without_a_prefix_cache_it_says_so():
-    told = reuse_text([admitted("all 140 tokens to compute")], 7, Prompt(140, 0, has_cache=False))
+    told = reuse_text([admitted(EventData(kind="started", num_known_tokens=140))], 7, Prompt(140, 0, has_cache=False))
     assert told == "Reused nothing: the engine keeps no prefixes. All 140 prompt tokens computed."
 
 
 def test_how_it_came_back_is_told_too():
-    cause = (
-        "came back 5.0 ms after its preemption; 23 blocks needed; 365 of 366 tokens were there already,"
-        " 0 blocks in the pool; 23 blocks came back from lower tiers"
-    )
-    back = Event(kind="resumed", time_ns=2, number=7, cause=cause, num_tokens=365)
+    data = EventData(kind="started", waited_ns=5_000_000, num_known_tokens=366, num_loaded_blocks=23)
+    back = Event(kind="resumed", time_ns=2, number=7, data=data, num_tokens=365)
     told = reuse_text([admitted(MISS), back], 7, PROMPT).splitlines()
     assert told[1] == "Came back with 365 tokens it need not compute; 23 blocks came back from lower tiers."
 
@@ -70,7 +72,7 @@ def test_the_detail_shows_it(engine, session, poll, qtbot):
     view.apply_theme(THEMES["dark"])
     view.show()
     engine.request(7, blocks=(1,), num_prompt_tokens=140)
-    engine.event(kind="admitted", number=7, cause=HIT, num_tokens=96)
+    engine.event(kind="admitted", number=7, data=HIT, num_tokens=96)
     poll(session)
     session.select_request(7)
     view.refresh()

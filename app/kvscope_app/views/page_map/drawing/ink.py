@@ -109,6 +109,7 @@ def _state(colors: list[str], theme: Theme) -> None:
     colors[modes.CACHED] = theme.block_cached
     colors[modes.ACTIVE] = theme.block_active
     colors[modes.SHARED] = theme.block_shared
+    colors[modes.UNKNOWN] = theme.muted
 
 
 def _owner(colors: list[str], theme: Theme) -> None:

@@ -1,0 +1,112 @@
+"""Events in words that a person understands, made of the numbers they carry. The one place that has them.
+
+An event without data (of an older engine), or with data of a kind that is not known here, keeps the words it came
+with. Knows no engine and no widget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kvscope_telemetry.messages.telemetry import Event, EventData
+
+
+def cause_text(event: Event) -> str:
+    """Why it happened, in one line."""
+    data = event.data
+    make = None if data is None else _WORDS.get(data.kind)
+    return event.cause if data is None or make is None else "; ".join(make(event, data))
+
+
+def reuse_clauses(data: EventData) -> list[str]:
+    """Where a request's tokens came from, and what could not be read back."""
+    parts = []
+    if data.num_loaded_blocks:
+        parts.append(f"{_blocks(data.num_loaded_blocks)} came back from lower tiers")
+    if data.num_lost_tokens:
+        parts.append(f"{data.num_lost_tokens} tokens could not be read back whole and are computed again")
+    return parts
+
+
+def miss_text(data: EventData) -> str:
+    """Why not more of a prompt was there; "" when all was, or nobody knows."""
+    return {
+        "evicted": f"the block from token {data.missed_token} was evicted at step {data.missed_step}",
+        "differs": f"it first differs from what is cached at token {data.missed_token}",
+        "unseen": f"what comes after token {data.missed_token} was never seen",
+        "new": "nothing that begins like it was ever seen",
+    }.get(data.missed, "")
+
+
+def _started(event: Event, data: EventData) -> list[str]:
+    waited = _time(data.waited_ns)
+    parts = [f"came back {waited} after its preemption" if event.kind == "resumed" else f"waited {waited}"]
+    parts.append(f"{_blocks(event.num_blocks)} needed")
+    if data.num_pool_blocks or data.num_loaded_blocks:
+        there = f"{event.num_tokens} of {data.num_known_tokens} tokens were there already"
+        parts.append(f"{there}, {_blocks(data.num_pool_blocks)} in the pool")
+    else:
+        parts.append(f"all {data.num_known_tokens} tokens to compute")
+    missed = miss_text(data)
+    return [*parts, *reuse_clauses(data), *([f"not more, since {missed}"] if missed else [])]
+
+
+def _forked(event: Event, _: EventData) -> list[str]:
+    shared = f"shares its {_blocks(event.num_blocks)} until one of them writes"
+    return [f"forked from request {event.other}", shared]
+
+
+def _preempted(event: Event, data: EventData) -> list[str]:
+    there = "none could be had" if data.num_available == 0 else f"{data.num_available} could be had"
+    needed = f"request {event.other} needed {_blocks(data.num_needed)} and {there}"
+    return [needed, _choice(event, data), _price(event, data)]
+
+
+def _choice(event: Event, data: EventData) -> str:
+    chosen = f"request {event.number} was chosen"
+    times = {0: "never", 1: "only once"}.get(data.choice_number, f"only {data.choice_number} times")
+    return {
+        "itself": "it is itself next to give way",
+        "priority": f"{chosen} for its low priority ({data.choice_number})",
+        "spared": f"{chosen}: it was {times} preempted",
+        "newest": f"{chosen} as the newest",
+    }.get(data.choice, chosen)
+
+
+def _price(event: Event, data: EventData) -> str:
+    """What was lost or moved, and what it costs as far as that was measured."""
+    what = f"{event.num_tokens} tokens in {_blocks(event.num_blocks)}"
+    swap, recompute = _about(data.swap_ns), _about(data.recompute_ns)
+    if data.is_swapped:
+        against = f", {recompute} to compute again" if recompute else ""
+        return f"{what} moved to a lower tier ({swap} there and back{against})"
+    parts = [part for part in (recompute, f"{swap} by a lower tier" if swap else "") if part]
+    return f"{what} to recompute" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def _evicted(event: Event, data: EventData) -> list[str]:
+    verb = "was" if event.num_blocks == 1 else "were"
+    chosen = f"{event.num_blocks} cached, unused for longest, {verb} evicted, first for request {event.other}"
+    sunk = [f"{data.num_sunk} went to host memory"] if data.num_sunk else []
+    return ["no block was free", chosen, *sunk]
+
+
+_WORDS: Final[dict[str, Callable[[Event, EventData], list[str]]]] = {
+    "started": _started,
+    "forked": _forked,
+    "preempted": _preempted,
+    "evicted": _evicted,
+}
+
+
+def _about(duration_ns: int) -> str:
+    return "" if duration_ns < 0 else f"about {duration_ns / 1e6:.1f} ms"
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
+
+
+def _time(duration_ns: int) -> str:
+    return f"{duration_ns / 1e9:.1f} s" if duration_ns >= 1_000_000_000 else f"{duration_ns / 1e6:.1f} ms"

@@ -1,0 +1,111 @@
+"""What a later version says that this one has no word for: left out or called unknown, counted, never in the way.
+
+Owns the rules of that: an event of an unknown kind is dropped out of its frame, an unknown state or tier becomes
+`UNKNOWN`, an unknown word stays as it is for whoever shows it. Knows no sockets, and nothing of what is wrong with a
+message: that is `validity`'s. What this version knows passes unchanged, without a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, get_args
+
+from msgspec.structs import replace
+
+from kvscope_telemetry.ledger import BlockRows, BlockState, Tier
+from kvscope_telemetry.messages.commands import Finished, FinishReason, Phase, Reply, Status
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import EventKind, Frame, RequestRows, Snapshot, TelemetryMessage
+
+EVENT_KINDS: Final = frozenset[str](get_args(EventKind))
+FINISH_REASONS: Final = frozenset[str](get_args(FinishReason))
+PHASES: Final = frozenset[str](get_args(Phase))
+
+
+@dataclass(slots=True)
+class Unknowns:
+    """How much was not known. One thread counts."""
+
+    messages: int = 0
+    """Messages of a kind that has no name here, skipped whole."""
+    events: int = 0
+    """Events left out of their frames."""
+    values: int = 0
+    """States, tiers and words, each time one was told."""
+
+    @property
+    def num_skipped(self) -> int:
+        """What is not shown at all."""
+        return self.messages + self.events
+
+
+class _Known:
+    """The values of a packed u1 column that have a name here."""
+
+    def __init__(self, named: type[BlockState] | type[Tier] | type[RequestState]) -> None:
+        self._accepted = bytes(named)
+        self._table = bytes(value if value in self._accepted else named.UNKNOWN for value in range(256))
+
+    def count_others(self, column: bytes) -> int:
+        return len(column.translate(None, self._accepted))
+
+    def named(self, column: bytes) -> bytes:
+        return column.translate(self._table)
+
+
+_BLOCK_STATES: Final = _Known(BlockState)
+_TIERS: Final = _Known(Tier)
+_REQUEST_STATES: Final = _Known(RequestState)
+
+
+def known_telemetry(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryMessage:
+    """`message` in words of this version."""
+    if isinstance(message, Frame):
+        return _known_frame(message, unknowns)
+    return known_snapshot(message, unknowns) if isinstance(message, Snapshot) else message
+
+
+def known_reply(reply: Reply, unknowns: Unknowns) -> Reply:
+    """`reply` in words of this version, but for a reason or phase, which is shown as it came."""
+    if isinstance(reply, Snapshot):
+        return known_snapshot(reply, unknowns)
+    if isinstance(reply, Finished):
+        unknowns.values += reply.finish_reason not in FINISH_REASONS
+    elif isinstance(reply, Status):
+        unknowns.values += reply.phase not in PHASES
+    return reply
+
+
+def known_snapshot(snapshot: Snapshot, unknowns: Unknowns) -> Snapshot:
+    """`snapshot` in words of this version."""
+    blocks, requests = _known_blocks(snapshot.blocks, unknowns), _known_requests(snapshot.requests, unknowns)
+    if blocks is snapshot.blocks and requests is snapshot.requests:
+        return snapshot
+    return replace(snapshot, blocks=blocks, requests=requests)
+
+
+def _known_frame(frame: Frame, unknowns: Unknowns) -> Frame:
+    blocks, requests = _known_blocks(frame.blocks, unknowns), _known_requests(frame.requests, unknowns)
+    events = frame.events
+    if any(event.kind not in EVENT_KINDS for event in events):
+        events = tuple(event for event in events if event.kind in EVENT_KINDS)
+        unknowns.events += len(frame.events) - len(events)
+    if blocks is frame.blocks and requests is frame.requests and events is frame.events:
+        return frame
+    return replace(frame, blocks=blocks, requests=requests, events=events)
+
+
+def _known_blocks(rows: BlockRows, unknowns: Unknowns) -> BlockRows:
+    states, tiers = _BLOCK_STATES.count_others(rows.state), _TIERS.count_others(rows.tier)
+    if not states and not tiers:
+        return rows
+    unknowns.values += states + tiers
+    return replace(rows, state=_BLOCK_STATES.named(rows.state), tier=_TIERS.named(rows.tier))
+
+
+def _known_requests(rows: RequestRows, unknowns: Unknowns) -> RequestRows:
+    others = _REQUEST_STATES.count_others(rows.state)
+    if not others:
+        return rows
+    unknowns.values += others
+    return replace(rows, state=_REQUEST_STATES.named(rows.state))

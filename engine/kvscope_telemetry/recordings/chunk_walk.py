@@ -1,0 +1,134 @@
+"""Finding the chunks of a recording's file by walking over its records. All that a file claims is checked.
+
+The file's own index at its end is not used: a file that was cut off is read like a whole one, and an index that lies is
+of no consequence. Knows records and channels; inflates nothing. Format: mcap.dev/spec.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final
+
+from kvscope_telemetry.recordings.chunks import CHANNEL, CHUNK, FOOTER, MESSAGE_INDEX, RECORD, Chunk
+from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent
+from kvscope_telemetry.recordings.layout import MAX_CHUNK_BYTES, MAX_CHUNKS, TOPICS
+
+_CHUNK: Final = struct.Struct("<QQQII")  # first and last log time, inflated size, CRC, length of the compression's name
+_SIZE: Final = struct.Struct("<Q")
+_INDEX: Final = struct.Struct("<HI")  # channel, bytes of entries
+_INDEX_ENTRY: Final = struct.Struct("<QQ")  # log time, offset in the chunk
+_MAX_CHANNEL_BYTES: Final = 4096
+
+
+@dataclass(slots=True)
+class ChunkList:
+    """The whole chunks of a file."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    topics: dict[str, int] = field(default_factory=lambda: {topic: channel for channel, topic in TOPICS.items()})
+    """Topic -> channel."""
+    is_complete: bool = False
+    """Whether the file ends as it should."""
+    limit: str = ""
+    """Why not all of it was looked at; empty when it was."""
+
+
+def find_chunks(file: BinaryIO, effort: Effort) -> ChunkList:
+    """The chunks of `file`, which stands after its magic, up to where it is cut off or too much."""
+    found = ChunkList()
+    try:
+        _Walk(file, effort, found).run()
+    except EffortSpent as spent:
+        found.limit = str(spent)
+    return found
+
+
+class _Walk:
+    """One pass over the records."""
+
+    def __init__(self, file: BinaryIO, effort: Effort, found: ChunkList) -> None:
+        self._file = file
+        self._effort = effort
+        self._found = found
+        self._at = file.tell()
+        self._end = os.fstat(file.fileno()).st_size
+        self._num_inflated = 0
+
+    def run(self) -> None:
+        while len(head := self._file.read(RECORD.size)) == RECORD.size:
+            opcode, length = RECORD.unpack(head)
+            self._at += RECORD.size
+            if not opcode or self._at + length > self._end:  # 0 is no record: a file's hole reads as zeros
+                return
+            self._effort.is_at(self._at / self._end)
+            self._effort.spend(RECORD_BYTES)
+            self._note(opcode, length)
+            self._at += length
+            self._file.seek(self._at)
+            if opcode == FOOTER:
+                self._found.is_complete = True
+                return
+
+    def _note(self, opcode: int, length: int) -> None:
+        if opcode == CHUNK:
+            chunk = self._chunk(length)
+            if chunk is not None and chunk.inflated_bytes:
+                self._add(chunk)
+        elif opcode == MESSAGE_INDEX and self._found.chunks and length >= _INDEX.size:
+            self._note_index(self._found.chunks[-1], length)
+        elif opcode == CHANNEL and length <= _MAX_CHANNEL_BYTES:
+            _note_channel(self._file.read(length), self._found.topics)
+
+    def _add(self, chunk: Chunk) -> None:
+        size = max(chunk.inflated_bytes, chunk.stored_bytes)
+        if size > MAX_CHUNK_BYTES:
+            chunk.damage = f"it claims {size} bytes, at most {MAX_CHUNK_BYTES} are accepted"
+        else:
+            self._num_inflated += chunk.inflated_bytes
+        if self._num_inflated > self._effort.max_inflated:
+            raise EffortSpent(f"its chunks claim more than {self._effort.max_inflated >> 20} MiB together")
+        if len(self._found.chunks) >= MAX_CHUNKS:
+            raise EffortSpent(f"it has more than {MAX_CHUNKS} chunks")
+        self._found.chunks.append(chunk)
+
+    def _chunk(self, length: int) -> Chunk | None:
+        """The head of a chunk record; None when it contradicts itself."""
+        if length < _CHUNK.size + 8:
+            return None
+        start_ns, end_ns, inflated, crc, name_bytes = self._unpack(_CHUNK)
+        if name_bytes > 16 or length < _CHUNK.size + name_bytes + 8:
+            return None
+        name = self._file.read(name_bytes).decode("ascii", "replace")
+        (stored,) = self._unpack(_SIZE)
+        offset = self._at + _CHUNK.size + name_bytes + 8
+        if offset + stored != self._at + length:
+            return None
+        return Chunk(offset, stored, inflated, crc, name, start_ns, end_ns)
+
+    def _note_index(self, chunk: Chunk, length: int) -> None:
+        """How many messages of a channel, and from when to when: the entries come in the order of time."""
+        channel, num_bytes = self._unpack(_INDEX)
+        count = min(num_bytes, length - _INDEX.size) // _INDEX_ENTRY.size
+        chunk.counts[channel] = count
+        if count:
+            first_ns, _ = self._unpack(_INDEX_ENTRY)
+            self._file.seek((count - 2) * _INDEX_ENTRY.size, os.SEEK_CUR)
+            last_ns, _ = self._unpack(_INDEX_ENTRY)
+            chunk.note_indexed(first_ns, last_ns)
+
+    def _unpack(self, form: struct.Struct) -> tuple[int, ...]:
+        data = self._file.read(form.size)
+        if len(data) < form.size:
+            raise EffortSpent("it became shorter while it was opened")
+        return form.unpack(data)
+
+
+def _note_channel(data: bytes, topics: dict[str, int]) -> None:
+    """A channel record: id, schema, topic, and more that is of no interest here."""
+    if len(data) >= 8:
+        channel, _, size = struct.unpack_from("<HHI", data)
+        topic = data[8 : 8 + size].decode("utf-8", "replace")
+        if topic in topics:
+            topics[topic] = channel

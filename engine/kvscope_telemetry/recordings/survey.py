@@ -1,0 +1,140 @@
+"""What opening a recording finds out: its chunks, from when to when each is, and the engines it tells of.
+
+Owns what becomes of a file that is damaged, hostile or too large: it is opened as far as it can be believed within
+the effort there is, and what is left out is said. Holds no file open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from kvscope_telemetry.errors import BadInput, ProtocolError
+from kvscope_telemetry.messages.telemetry import Hello, Snapshot
+from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.recordings.chunk_walk import ChunkList, find_chunks
+from kvscope_telemetry.recordings.chunks import MAGIC, MAX_LOG_TIME_NS, Chunk, DamagedChunk, RawMessage, read_chunk
+from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent, Watch
+from kvscope_telemetry.recordings.layout import KEYFRAMES, STATE, TOPICS
+from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is in a file."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    """Those with messages, in the order of their times."""
+    channels: dict[int, int] = field(default_factory=dict)
+    """Kind (`layout.FRAMES`, …) -> channel id."""
+    hellos: list[Hello] = field(default_factory=list)
+    is_complete: bool = False
+    limit: str = ""
+    """Why not all of the file was looked at; empty when it was."""
+    damages: list[str] = field(default_factory=list)
+    """Of each chunk that was left out, where it is and why."""
+
+
+def survey(path: Path, watch: Watch | None = None) -> Survey:
+    """What is in `path`. Raises BadInput in one line for what is no recording, OpeningCancelled if `watch` says so."""
+    try:
+        with open_regular(path) as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise BadInput(f"{str(path)!r} is not a recording: it does not begin as an MCAP file does")
+            found = _Surveyor(file, Effort(stored_bytes(file), watch)).run()
+    except OSError as error:
+        raise BadInput(f"recording {str(path)!r} cannot be read: {error.strerror}") from None
+    if not found.hellos:
+        reason = found.limit or next(iter(found.damages), "")
+        raise BadInput(
+            f"recording {str(path)!r} holds no telemetry that can be read" + (f": {reason}" if reason else "")
+        )
+    return found
+
+
+class _Surveyor:
+    def __init__(self, file: BinaryIO, effort: Effort) -> None:
+        self._file = file
+        self._effort = effort
+        self._found = Survey()
+
+    def run(self) -> Survey:
+        found = self._found
+        self._effort.begin_step(0.0, 0.5)
+        walked = find_chunks(self._file, self._effort)
+        found.is_complete, found.limit = walked.is_complete, walked.limit
+        found.channels = {kind: walked.topics[topic] for kind, topic in TOPICS.items()}
+        self._effort.begin_step(0.5, 0.9)
+        found.chunks = self._believed(walked)
+        self._effort.begin_step(0.9, 1.0)
+        try:
+            self._find_hellos()
+        except EffortSpent as spent:
+            found.limit = found.limit or str(spent)
+        return found
+
+    def _believed(self, walked: ChunkList) -> list[Chunk]:
+        """The chunks whose times and counts hold, sorted. Where they are in doubt the messages themselves say."""
+        believed: list[Chunk] = []
+        last = walked.chunks[-1] if walked.chunks and not walked.is_complete else None
+        for place, chunk in enumerate(walked.chunks):
+            self._effort.is_at(place / len(walked.chunks))
+            if chunk.is_doubtful or chunk is last:  # a file may end within the indexes of its last chunk
+                try:
+                    self._settle(chunk)
+                except EffortSpent as spent:
+                    self._found.limit = self._found.limit or str(spent)
+                    break
+            if chunk.damage:
+                self._found.damages.append(chunk.where)
+            elif chunk.counts:
+                believed.append(chunk)
+        return sorted(believed, key=lambda chunk: chunk.start_ns)
+
+    def _settle(self, chunk: Chunk) -> None:
+        try:
+            times = [message.log_time_ns for message in self._read(chunk)]
+        except DamagedChunk:
+            return
+        if times and max(times) >= MAX_LOG_TIME_NS:
+            chunk.damage = "its messages are of after the year 2116"
+        elif times:
+            chunk.start_ns, chunk.end_ns = min(times), max(times)
+
+    def _find_hellos(self) -> None:
+        """Of all epochs; from keyframes only when there are no others."""
+        for kind in (STATE, KEYFRAMES):
+            channel = self._found.channels[kind]
+            holding = [chunk for chunk in self._found.chunks if channel in chunk.counts]
+            for place, chunk in enumerate(holding):
+                self._effort.is_at(place / len(holding))
+                self._found.hellos += self._hellos_in(chunk, channel)
+            if self._found.hellos:
+                return
+
+    def _hellos_in(self, chunk: Chunk, channel: int) -> Iterator[Hello]:
+        try:
+            messages = self._read(chunk)
+        except DamagedChunk:
+            self._found.damages.append(chunk.where)
+            self._found.chunks.remove(chunk)
+            return
+        yield from _hellos(message for message in messages if message.channel == channel)
+
+    def _read(self, chunk: Chunk) -> list[RawMessage]:
+        self._effort.spend(0 if chunk.damage else chunk.inflated_bytes)
+        messages = read_chunk(self._file, chunk)
+        self._effort.spend(2 * RECORD_BYTES * len(messages))
+        return messages
+
+
+def _hellos(messages: Iterable[RawMessage]) -> Iterator[Hello]:
+    for raw in messages:
+        try:
+            message = decode_telemetry(raw.data)
+        except ProtocolError:  # met again, and counted, when it is read
+            continue
+        if isinstance(message, Hello | Snapshot):
+            yield message if isinstance(message, Hello) else message.hello

@@ -1,0 +1,66 @@
+"""A newer engine in an older window: what has no name here is drawn as unknown, and said to be."""
+
+from __future__ import annotations
+
+from kvscope_app.look.theme import DARK
+from kvscope_app.views.console.answer import Answer
+from kvscope_app.views.console.conversation import Conversation, Message
+from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.page_map.color_modes import FREE, UNKNOWN, ColorMode, keys
+from kvscope_app.views.page_map.drawing.ink import key_colors
+from kvscope_app.views.page_map.legend_items import shown_in, swatches
+from kvscope_app.views.places import place_of
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages.commands import Finished, RequestTiming, Usage
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.source import SourceState, SourceStatus
+
+
+def test_blocks_in_an_unknown_state_or_tier_are_drawn_so(engine, session, poll, make_window):
+    engine.hold([3], state=BlockState.UNKNOWN)
+    engine.ledger.tier[4] = Tier.UNKNOWN
+    engine.hold([4])
+    poll(session)
+    ledger = session.mirror.ledger
+    assert keys(ColorMode.STATE, ledger, slice(2, 5), 16, 1).tolist() == [FREE, UNKNOWN, UNKNOWN]
+    assert key_colors(ColorMode.STATE, DARK)[UNKNOWN] == DARK.muted
+    for mode in ColorMode:
+        assert keys(mode, ledger, slice(2, 5), 16, 1)[1] != FREE
+    facts = block_facts(session.mirror, 3, 16)
+    assert (facts.state, facts.color) == ("unknown", "muted")
+    assert ("In", "a tier of a newer engine") in block_facts(session.mirror, 4, 16).rows
+    assert "unknown" in [swatch.word for swatch in swatches(ColorMode.STATE, DARK, shown_in(session.mirror, ()))]
+    assert session.mirror.count(BlockState.UNKNOWN) == session.mirror.count(BlockState.ACTIVE, Tier.UNKNOWN) == 1
+    window = make_window(session)
+    assert window.page_map.canvas.grab().toImage().width() > 0
+    assert place_of(engine.hello.cache, 70).name == "Place 6"
+
+
+def test_a_request_in_an_unknown_state_is_in_the_table(engine, session, poll, make_window):
+    engine.request(1, [1, 2], state=RequestState.UNKNOWN)
+    poll(session)
+    window = make_window(session, with_views=True)
+    window.views["requests"].refresh()
+    model = window.views["requests"].model
+    cells = [model.data(model.index(0, column)) for column in range(model.columnCount())]
+    assert "unknown" in cells
+
+
+def test_the_status_bar_says_what_was_left_out(engine, session, make_window):
+    window = make_window(session)
+    label = window._status._labels["frames"]
+    assert "newer" not in label.toolTip()
+    engine.source.status = SourceStatus(SourceState.LIVE, frames_received=9, num_skipped=345, num_unknown=2)
+    session._status_told_ns = 0
+    session.poll()
+    assert "only a newer kvscope knows: 345" in label.toolTip()
+    assert "shown as unknown, which only a newer kvscope knows: 2" in label.toolTip()
+    assert "unreadable" not in label.text()
+
+
+def test_an_answer_that_ends_for_an_unknown_reason_has_ended():
+    message = Message(role="assistant")
+    answer = Answer("r", Conversation(key="k"), message, 1)
+    answer.finished(Finished(request_id="r", finish_reason="quota", usage=Usage(), timing=RequestTiming()))
+    assert answer.is_ended
+    assert (message.ending, message.note) == ("stopped", "the engine says 'quota'")

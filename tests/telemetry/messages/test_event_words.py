@@ -1,0 +1,87 @@
+"""Events in words: made of their data, or as an older engine said them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages import wire
+from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.telemetry import Event, EventData, Frame
+
+STARTED = EventData(
+    kind="started",
+    waited_ns=3_100_000,
+    num_known_tokens=140,
+    num_pool_blocks=4,
+    num_loaded_blocks=2,
+    missed="evicted",
+    missed_token=96,
+    missed_step=31,
+)
+
+
+def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96) -> Event:
+    return Event(
+        kind=kind,
+        time_ns=9,
+        cause="as it was said",
+        data=data,
+        number=2,
+        other=1,
+        num_blocks=3,
+        num_tokens=num_tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (
+            event(STARTED, "admitted"),
+            "waited 3.1 ms; 3 blocks needed; 96 of 140 tokens were there already, 4 blocks in the pool;"
+            " 2 blocks came back from lower tiers; not more, since the block from token 96 was evicted at step 31",
+        ),
+        (
+            event(EventData(kind="started", waited_ns=2_000_000_000, num_known_tokens=7), "resumed", num_tokens=0),
+            "came back 2.0 s after its preemption; 3 blocks needed; all 7 tokens to compute",
+        ),
+        (
+            event(EventData(kind="preempted", num_needed=1, choice="spared", choice_number=1, recompute_ns=12_000_000)),
+            "request 1 needed 1 block and none could be had; request 2 was chosen: it was only once preempted;"
+            " 96 tokens in 3 blocks to recompute (about 12.0 ms)",
+        ),
+        (
+            event(EventData(kind="evicted", num_sunk=2), "evicted"),
+            "no block was free; 3 cached, unused for longest, were evicted, first for request 1; 2 went to host memory",
+        ),
+        (event(EventData(kind="of_a_later_version")), "as it was said"),
+        (event(None), "as it was said"),
+    ],
+)
+def test_words(told: Event, words: str) -> None:
+    assert cause_text(told) == words
+
+
+def test_a_choice_of_a_later_version_is_no_harm() -> None:
+    assert "chosen as the newest" not in cause_text(event(EventData(kind="preempted", choice="by_lot")))
+    assert "request 2 was chosen" in cause_text(event(EventData(kind="preempted", choice="by_lot")))
+
+
+def test_old_readers_and_old_engines() -> None:
+    """The words go along for readers without the data; an event without data is what it was."""
+    frame = Frame(epoch=1, seq=1, step=1, time_ns=1, events=(event(STARTED, "admitted"),))
+    plain = msgspec.msgpack.decode(wire.encode(frame))
+    assert plain["events"][0]["cause"] == "as it was said"
+    assert wire.decode_telemetry(wire.encode(frame)) == frame
+    del plain["events"][0]["data"]
+    older = wire.decode_telemetry(msgspec.msgpack.encode(plain))
+    assert isinstance(older, Frame)
+    assert older.events[0].data is None
+
+
+def test_absurd_numbers_are_refused() -> None:
+    absurd = EventData(kind="started", waited_ns=(1 << 64) - 1)
+    with pytest.raises(ProtocolError, match="a number of its data"):
+        wire.decode_telemetry(wire.encode(Frame(epoch=1, seq=1, step=1, time_ns=1, events=(event(absurd),))))

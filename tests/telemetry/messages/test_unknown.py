@@ -1,0 +1,139 @@
+"""What a later version says: its bytes are read for all that is known here, and the rest is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvscope_telemetry.errors import ProtocolError, UnknownMessage
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages import wire
+from kvscope_telemetry.messages.commands import Finished, Status
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import Event, Frame, Hello, Progress, Snapshot
+from kvscope_telemetry.messages.unknown import Unknowns, known_telemetry
+from kvscope_telemetry.recordings.keyframes import snapshot_of
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+FUTURE = Path(__file__).with_name("golden_future.txt")
+"""A message a line as a version to come may send it, and its name: fields added in every map, kinds of events, states,
+tiers and messages that do not exist today. Made by hand; it stays as it is."""
+
+
+def future(name: str) -> list[bytes]:
+    lines = (line.split() for line in FUTURE.read_text("ascii").splitlines())
+    found = [bytes.fromhex(data) for told, data in lines if told == name]
+    assert found, name
+    return found
+
+
+def test_an_event_of_an_unknown_kind_is_left_out_alone() -> None:
+    unknowns = Unknowns()
+    frame = wire.decode_telemetry(*future("Frame"), unknowns)
+    assert isinstance(frame, Frame)
+    assert frame.events == (Event(kind="preempted", time_ns=1_999, number=7, other=6, cause="why", num_blocks=2),)
+    assert (frame.seq, frame.counters.prompt_tokens, len(frame.blocks.state)) == (3, 5, 2)
+    assert (unknowns.events, unknowns.messages, unknowns.values, unknowns.num_skipped) == (2, 0, 0, 2)
+
+
+def test_unknown_states_and_tiers_are_called_unknown() -> None:
+    unknowns = Unknowns()
+    frame = wire.decode_telemetry(*future("FrameStates"), unknowns)
+    assert isinstance(frame, Frame)
+    assert list(frame.blocks.state) == [BlockState.FREE, BlockState.UNKNOWN]
+    assert list(frame.blocks.tier) == [Tier.UNKNOWN, Tier.HBM]
+    assert list(frame.requests.state) == [RequestState.UNKNOWN]
+    assert unknowns.values == 3
+
+
+def test_a_snapshot_with_the_places_of_a_new_tier_is_mirrored() -> None:
+    """Its rows follow those that are known; frames may change them and tables name them."""
+    snapshot = wire.decode_telemetry(*future("Snapshot"))
+    assert isinstance(snapshot, Snapshot)
+    mirror = Mirror()
+    mirror.reset(snapshot)
+    assert (mirror.num_blocks, mirror.num_rows) == (3, 5)
+    assert mirror.count(BlockState.UNKNOWN, Tier.UNKNOWN) == mirror.count(BlockState.ACTIVE, Tier.UNKNOWN) == 1
+    states = {"state": b"\4\1", "tier": b"\3\3"}
+    frame = wire.decode_telemetry(*future("FrameStates"))
+    assert isinstance(frame, Frame)
+    ids = np.array([3, 4], "<u4").tobytes()
+    changed = msgspec.structs.replace(frame.blocks, ids=ids, **states)
+    later = msgspec.structs.replace(frame, seq=snapshot.seq + 1, blocks=changed, new_requests=())
+    known = known_telemetry(later, Unknowns())
+    assert isinstance(known, Frame)
+    mirror.apply(coalesce([known]))
+    assert mirror.ledger.state.tolist()[3:] == [BlockState.UNKNOWN, BlockState.ACTIVE]
+    assert mirror.requests.state.tolist() == [RequestState.UNKNOWN]
+    again = wire.decode_telemetry(wire.encode(snapshot_of(mirror)))
+    assert isinstance(again, Snapshot)
+    assert list(again.blocks.state)[3:] == [BlockState.UNKNOWN, BlockState.ACTIVE], "never a state that means another"
+
+
+@pytest.mark.parametrize("data", future("Unknown"))
+def test_a_message_of_an_unknown_kind_is_told_from_a_broken_one(data: bytes) -> None:
+    unknowns = Unknowns()
+    with pytest.raises(UnknownMessage, match="unknown to this version"):
+        wire.decode_telemetry(data, unknowns)
+    assert unknowns.messages == 1
+    with pytest.raises(ProtocolError) as broken:
+        wire.decode_telemetry(data[:-1], unknowns)
+    assert not isinstance(broken.value, UnknownMessage)
+    assert unknowns.messages == 1
+
+
+@pytest.mark.parametrize("name", ["Hello", "Progress", "Heartbeat", "DeviceSample", "MemoryBreakdown", "Goodbye"])
+def test_words_and_fields_of_a_later_version_do_no_harm(name: str) -> None:
+    unknowns = Unknowns()
+    (data,) = future(name)
+    message = wire.decode_telemetry(data, unknowns)
+    assert type(message).__name__ == name
+    if isinstance(message, Hello):
+        assert (message.device.kind, message.cache.allocator) == ("npu", "slab")
+    if isinstance(message, Progress):
+        assert message.stage == "compile"
+    assert unknowns == Unknowns()
+
+
+def test_answers_with_words_of_a_later_version_are_taken() -> None:
+    unknowns = Unknowns()
+    finished = wire.decode_reply(*future("Finished"), unknowns)
+    assert isinstance(finished, Finished)
+    assert (finished.finish_reason, finished.usage.completion_tokens) == ("quota", 2)
+    status = wire.decode_reply(*future("Status"), unknowns)
+    assert isinstance(status, Status)
+    assert status.phase == "draining"
+    assert unknowns.values == 2
+    with pytest.raises(UnknownMessage):
+        wire.decode_reply(*future("UnknownReply"), unknowns)
+    assert unknowns.messages == 1
+
+
+def test_a_command_of_a_later_client_is_named_in_the_refusal() -> None:
+    with pytest.raises(UnknownMessage, match="a command 'Migrate' is unknown to this version"):
+        wire.decode_command(msgspec.msgpack.encode({"type": "Migrate", "to": "there"}))
+
+
+def test_a_long_tag_is_not_repeated_in_full() -> None:
+    with pytest.raises(UnknownMessage) as error:
+        wire.decode_telemetry(msgspec.msgpack.encode({"type": "x" * 100_000}))
+    assert len(str(error.value)) < 120
+
+
+def _messages(engine: SyntheticEngine) -> Iterable[Frame | Snapshot]:
+    yield engine.snapshot()
+    for _ in range(20):
+        yield engine.advance()
+
+
+def test_what_is_known_passes_without_a_copy() -> None:
+    unknowns = Unknowns()
+    for message in _messages(SyntheticEngine(num_blocks=100)):
+        assert known_telemetry(message, unknowns) is message
+    assert unknowns == Unknowns()

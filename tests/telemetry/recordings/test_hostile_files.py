@@ -1,0 +1,222 @@
+"""Files that would cost without end: refused at once, or opened in part within the effort that is stated."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.telemetry import Goodbye, Hello
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings import effort as efforts
+from kvscope_telemetry.recordings import survey as surveys
+from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
+from kvscope_telemetry.recordings.effort import Effort, EffortSpent, OpeningCancelled
+from kvscope_telemetry.recordings.layout import FRAMES, OTHERS, STATE
+from kvscope_telemetry.recordings.reader import Recording
+
+CHUNK_HEAD = struct.Struct("<QQQII")
+Record = Callable[..., Any]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(BadInput) as caught:
+        Recording.open(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def chunk(data: bytes, *, times: tuple[int, int] = (0, 1)) -> bytes:
+    stored = zstandard.compress(data)
+    body = CHUNK_HEAD.pack(*times, len(data), 0, 4) + b"zstd" + struct.pack("<Q", len(stored)) + stored
+    return struct.pack("<BQ", 6, len(body)) + body
+
+
+def message(channel: int, data: bytes, log_time_ns: int = 0) -> bytes:
+    return struct.pack("<BQHIQQ", 5, 22 + len(data), channel, 0, log_time_ns, log_time_ns) + data
+
+
+def good_chunk(make_messages: Callable[..., Any]) -> bytes:
+    hello, snapshot, *_ = make_messages(5)
+    at = 1_000
+    return chunk(b"".join(message(STATE, encode(each), at) for each in (hello, snapshot)), times=(at, at))
+
+
+def find_pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def find_socket(path: Path) -> Path:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    return path
+
+
+def find_link_to_pipe(path: Path) -> Path:
+    path.symlink_to(find_pipe(path.with_name("pipe")))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (find_pipe, "it is a named pipe"),
+        (find_link_to_pipe, "it is a named pipe"),
+        (find_socket, "it is a socket"),
+        (lambda path: Path("/dev/zero"), "it is a device"),
+        (lambda path: path.parent, "it is a folder"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], Path], named: str) -> None:
+    path = make(tmp_path / "odd.mcap")
+    assert refusal(path) == f"recording {str(path)!r} cannot be read: {named}, and a file is accepted"
+
+
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+    assert "cannot be read" in refusal(tmp_path / "a\0b.mcap")
+    assert "File name too long" in refusal(tmp_path / ("x" * 5000))
+
+
+def test_a_hole_of_10_gib_is_the_end_of_it(record: Record, tmp_path: Path) -> None:
+    data = record(50).path.read_bytes()
+    whole, empty = tmp_path / "whole.mcap", tmp_path / "empty.mcap"
+    for path, start in ((whole, data[: -len(data) // 4]), (empty, MAGIC)):
+        with path.open("wb") as file:
+            file.write(start)
+            file.truncate(10 << 30)
+    recording = Recording.open(whole)
+    assert 0 < len(list(recording.frames())) <= 50
+    assert recording.note, "the chunk that runs into the hole is damaged, or there is none"
+    assert "holds no telemetry" in refusal(empty)
+
+
+def test_records_that_hold_nothing_are_walked_over_for_a_while(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(efforts, "MAX_STEP_BYTES", 1 << 20)
+    monkeypatch.setattr(efforts, "STEP_BYTES_A_STORED_BYTE", 8)
+    path = tmp_path / "nothing.mcap"
+    path.write_bytes(MAGIC + struct.pack("<BQ", 127, 0) * 100_000)
+    assert refusal(path).endswith("MiB would have to be looked at")
+
+
+def test_millions_of_tiny_messages_in_a_chunk(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
+    tiny = message(STATE, b"\x80") * 200_000
+    path = tmp_path / "tiny.mcap"
+    path.write_bytes(MAGIC + chunk(tiny))
+    assert f"it holds more than {MAX_CHUNK_MESSAGES} records" in refusal(path)
+    path.write_bytes(MAGIC + good_chunk(make_messages) + chunk(tiny))
+    recording = Recording.open(path)
+    assert recording.num_damaged == 1
+    assert recording.note == "damaged in places, which are left out"
+    assert f"more than {MAX_CHUNK_MESSAGES} records" in recording.detail
+
+
+def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
+    tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: Any
+) -> None:
+    """100 chunks of 16 MiB: a part of them is inflated, none of them twice."""
+    monkeypatch.setattr(efforts, "MAX_STEP_BYTES", 64 << 20)
+    path = tmp_path / "zeros.mcap"
+    zeros = chunk(bytes(16 << 20))
+    path.write_bytes(MAGIC + good_chunk(make_messages) + zeros * 100)
+    inflated: list[int] = []
+    decompressor = zstandard.ZstdDecompressor
+
+    class Counted:
+        def decompress(self, data: bytes, max_output_size: int) -> bytes:
+            inflated.append(max_output_size)
+            return decompressor().decompress(data, max_output_size=max_output_size)
+
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Counted)
+    recording = Recording.open(path)
+    assert recording.note == "opened in part"
+    assert "MiB would have to be looked at" in recording.detail
+    assert sum(inflated) < 2 * ((64 << 20) + 32 * path.stat().st_size)
+    count = len(inflated)
+    list(recording.messages(keyframes=True))
+    recording.state_at(1e9)
+    assert max(inflated[count:]) < 1 << 20, "what is damaged is inflated once"
+
+
+def test_what_all_chunks_claim_together_is_bounded(
+    tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(efforts, "MAX_INFLATED_BYTES", 1 << 20)
+    path = tmp_path / "many.mcap"
+    path.write_bytes(MAGIC + good_chunk(make_messages) + chunk(bytes(1 << 20)) * 100)
+    assert "its chunks claim more than" in Recording.open(path).detail
+
+
+def test_opening_tells_how_far_it_is_and_can_be_ended(record: Record, monkeypatch: Any) -> None:
+    monkeypatch.setattr(efforts, "_LOOK_EVERY", 1)
+    path = record(200).path
+    shares: list[float] = []
+    Recording.open(path, lambda share: shares.append(share) is None)
+    assert len(shares) > 10
+    assert shares == sorted(shares)
+    assert 0.0 <= shares[0] < shares[-1] <= 1.0
+    with pytest.raises(OpeningCancelled):
+        Recording.open(path, lambda share: share < 0.3)
+
+
+def test_opening_that_takes_too_long_ends_with_what_there_is(record: Record, monkeypatch: Any) -> None:
+    monkeypatch.setattr(efforts, "_LOOK_EVERY", 1)
+    now = iter(range(1 << 30))
+    monkeypatch.setattr(surveys, "Effort", lambda stored, watch: Effort(stored, watch, clock=now.__next__))
+    assert "it took longer than 30 s" in Recording.open(record(2_000).path).detail
+    spent = Effort(0, max_seconds=0.5, clock=now.__next__)
+    with pytest.raises(EffortSpent):
+        spent.spend(1)
+
+
+def test_a_flipped_byte_in_the_times_of_a_chunk_changes_nothing(record: Record, tmp_path: Path) -> None:
+    """They are not covered by the checksum: the messages inside say when it was."""
+    recorded = record(300)
+    data = recorded.path.read_bytes()
+    whole = Recording.open(recorded.path)
+    path = tmp_path / "flipped.mcap"
+    for each in whole._chunks[:6] + whole._chunks[-1:]:
+        head = data.rindex(
+            CHUNK_HEAD.pack(each.start_ns, each.end_ns, each.inflated_bytes, each.crc, 4), 0, each.offset
+        )
+        for byte in range(16):
+            flipped = bytearray(data)
+            flipped[head + byte] ^= 0x40
+            path.write_bytes(flipped)
+            found = Recording.open(path)
+            assert found.info == whole.info
+            assert (found.start_ns, found.num_damaged) == (whole.start_ns, 0)
+    assert found.state_at(3.0).ledger.equals(whole.state_at(3.0).ledger)
+    assert list(found.frames()) == recorded.frames
+
+
+def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
+    """Without an index the messages are asked; what is of the year 2300 is damage."""
+    hello, snapshot, *_ = make_messages(1)
+    state = b"".join(message(STATE, encode(each), 10**18) for each in (hello, snapshot))
+    late = message(OTHERS, encode(Goodbye(epoch=1)), 10**19)
+    path = tmp_path / "late.mcap"
+    path.write_bytes(MAGIC + chunk(late) + chunk(state, times=(0, 1 << 63)) + chunk(late))
+    recording = Recording.open(path)
+    assert (recording.info.duration_s, recording.start_ns, recording.num_damaged) == (0.0, 10**18, 2)
+    assert "after the year 2116" in recording.detail
+
+
+def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Record) -> None:
+    recording = Recording.open(record(100).path)
+    assert isinstance(next(iter(recording.messages()))[1], Hello)
+    first = next(each for each in recording._chunks if each.counts.get(FRAMES, 0) > 1)
+    first.end_ns = first.start_ns
+    before = len(list(recording.frames()))
+    damaged = recording.num_damaged
+    assert before < 100
+    assert damaged > 0
+    list(recording.frames())
+    assert recording.num_damaged == damaged

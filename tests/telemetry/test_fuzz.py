@@ -1,0 +1,45 @@
+"""A small part of what `fuzz.py` does: damage is refused or read, and raises nothing of another family."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def fuzz() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).with_name("fuzz.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_mutated_messages(fuzz: ModuleType, amount: Callable[[int, int], int]) -> None:
+    count = amount(2_000, 100_000)
+    outcomes = fuzz.fuzz_messages(count, SEED)
+    assert sum(outcomes.values()) == count
+    assert set(outcomes) >= {"refused", "read", "unknown"}
+
+
+def test_mutated_recordings(fuzz: ModuleType, amount: Callable[[int, int], int], tmp_path: Path) -> None:
+    count = amount(60, 10_000)
+    outcomes = fuzz.fuzz_recordings(count, SEED, tmp_path)
+    assert sum(outcomes.values()) == count
+    assert any(outcome.startswith("opened, damaged") for outcome in outcomes)
+
+
+def test_a_case_follows_from_its_seed(fuzz: ModuleType) -> None:
+    data = bytes(range(256)) * 4
+    twice = [[fuzz.mutated(data, random.Random(f"7/{case}")) for case in range(50)] for _ in range(2)]
+    assert twice[0] == twice[1]
+    assert len(set(twice[0])) > 45
+    assert fuzz.fuzz_messages(20, SEED, 5) == fuzz.fuzz_messages(20, SEED, 5)
