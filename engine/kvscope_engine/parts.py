@@ -29,6 +29,7 @@ from kvscope_engine.policy.block_pool import BlockPool
 from kvscope_engine.policy.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
+from kvscope_telemetry.host_id import host_id
 from kvscope_telemetry.messages import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, Progress
 
 PUT_AWAY_S = 20.0
@@ -186,6 +187,7 @@ def _hello(
         device=_device_info(loaded.device),
         engine_version=program_version(),
         pid=os.getpid(),
+        host=host_id(),
     )
 
 

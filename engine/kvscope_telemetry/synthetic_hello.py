@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.host_id import host_id
 from kvscope_telemetry.messages import CacheInfo, DeviceInfo, Hello, ModelInfo
 
 BLOCK_BYTES = 16 * 30 * 2 * 3 * 64 * 4
@@ -31,6 +32,7 @@ def synthetic_hello(
         ),
         device=DeviceInfo(kind="cpu", name="synthetic"),
         engine_version="synthetic",
+        host=host_id(),
     )
 
 
