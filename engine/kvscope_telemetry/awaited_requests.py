@@ -41,6 +41,11 @@ class AwaitedRequests:
         elif isinstance(reply, Tokens | Finished):
             self._count(reply)
 
+    @property
+    def ids(self) -> list[str]:
+        """Of all of them."""
+        return list(self._heard)
+
     def all(self) -> tuple[Awaited, ...]:
         """What to tell."""
         return tuple(Awaited(request_id=name, heard=tuple(counts)) for name, counts in self._heard.items())

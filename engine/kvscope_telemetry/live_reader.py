@@ -16,7 +16,7 @@ from typing import Final
 from kvscope_telemetry.awaited_requests import AwaitedRequests
 from kvscope_telemetry.client_sockets import ClientSockets
 from kvscope_telemetry.coalesce import coalesce
-from kvscope_telemetry.commands import Failed, GetSnapshot, GetStatus, Reply, Status
+from kvscope_telemetry.commands import Abort, Failed, GetSnapshot, GetStatus, Reply, Status
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.extras import Extras
 from kvscope_telemetry.host_id import host_id
@@ -130,6 +130,7 @@ class LiveReader:
             raise
         finally:
             self._send_waiting()
+            self._withdraw()
             self._sockets.close()
 
     def _pass(self) -> None:
@@ -256,6 +257,12 @@ class LiveReader:
 
     def _send_waiting(self) -> None:
         self.outgoing.send_all(self._sockets.send, self._awaited.sent)
+
+    def _withdraw(self) -> None:
+        """Nobody will hear what is still awaited: the engine need not wait for us to come back."""
+        for request_id in self._awaited.ids:
+            if not self._sockets.send(encode(Abort(request_id=request_id))):
+                return
 
     def _ask(self, now_ns: int) -> None:
         state, _ = self._liveness.state(now_ns)

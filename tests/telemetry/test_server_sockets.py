@@ -439,6 +439,41 @@ def test_a_directory_others_may_write_to_is_refused(folder: Path) -> None:
         Server(f"ipc://{folder}")
 
 
+def test_a_deleted_lock_lets_nobody_in(server: Server, peer: Peer, folder: Path) -> None:
+    (folder / "lock").unlink()
+    with pytest.raises(EndpointInUse, match="in use by another engine"):
+        Server(f"ipc://{folder}")
+    assert ask(peer.dealer(server.sockets), encode(GetStatus(tag=5))) == Done(tag=5)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
+def test_a_lock_that_is_no_plain_file_is_refused_in_one_line(folder: Path, make: Callable[[Path], None]) -> None:
+    make(folder / "lock")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BadInput, match=r"not accepted: .*lock"):
+        Server(f"ipc://{folder}")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_parent_in_which_others_may_replace_it_is_refused(folder: Path) -> None:
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o777)
+    with pytest.raises(BadInput, match="others may replace"):
+        Server(f"ipc://{folder}/open/kv")
+    with pytest.raises(BadInput, match="others may replace"):
+        Server(f"ipc://{folder}/open/deeper/kv")
+    (folder / "open").chmod(0o1777)
+    Server(f"ipc://{folder}/open/kv").sockets.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/etc", "/usr"])
+def test_folders_of_the_system_are_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: Path(path).stat().st_uid)
+    with pytest.raises(BadInput, match=r"the system's|of its own"):
+        Server(f"ipc://{path}")
+    assert not (Path(path) / "lock").exists()
+
+
 def test_a_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(BadInput, match="another user"):

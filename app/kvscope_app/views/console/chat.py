@@ -23,7 +23,7 @@ from kvscope_app.views.console.conversation import (
     to_send,
 )
 from kvscope_app.views.console.store import ConversationStore
-from kvscope_telemetry.commands import Abort, Accepted, Command, Finished, Refused, Reply, Submit, Tokens
+from kvscope_telemetry.commands import Abort, Accepted, Command, Failed, Finished, Refused, Reply, Submit, Tokens
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.source import SourceState
 
@@ -183,7 +183,9 @@ class Chat(QObject):
 
     def _on_replies(self, replies: Iterable[Reply]) -> None:
         for reply in replies:
-            if isinstance(reply, Tokens | Accepted | Finished | Refused):
+            if isinstance(reply, Failed) and reply.request_id in self._answers:
+                self._answers[reply.request_id].end("interrupted", reply.reason)
+            elif isinstance(reply, Tokens | Accepted | Finished | Refused):
                 answer = self._answers.get(reply.request_id)
                 if answer is not None:
                     self._take(answer, reply)
@@ -191,6 +193,8 @@ class Chat(QObject):
     def _take(self, answer: Answer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
             answer.tokens(reply)
+            if reply.num_missed:
+                self.told.emit(f"{reply.num_missed} pieces of this answer were lost while the connection was away.")
         elif isinstance(reply, Accepted):
             answer.accepted(reply)
             self._select(answer)
