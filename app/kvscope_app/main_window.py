@@ -50,7 +50,7 @@ class MainWindow(QMainWindow):
         attach: Callable[[str, Path | None], None] | None = None,
         open_file: Callable[[str], None] | None = None,
     ) -> None:
-        """`attach` opens another window on an endpoint with a key, `open_file` one on a recording; each if it is there."""
+        """`attach` opens another window on an endpoint with a key, `open_file` one on a recording."""
         super().__init__()
         self.session = session
         self.keeper = keeper

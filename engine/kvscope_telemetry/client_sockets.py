@@ -40,14 +40,12 @@ class ClientSockets:
     def __init__(self, endpoint: str, *, key: ClientKey | None = None) -> None:
         addresses = endpoints(endpoint)
         require_curve(endpoint, has_keys=key is not None)
-        self.handshakes = Handshakes(endpoint, key)
-        """How the command socket's attempts to connect went."""
         self._wakeup = Wakeup()
         self._context = zmq.Context()
         self._telemetry = self._context.socket(zmq.SUB)
         self._command = self._context.socket(zmq.DEALER)
         self._monitors = [
-            (socket.get_monitor_socket(HANDSHAKE_EVENTS), socket, address)
+            (socket.get_monitor_socket(HANDSHAKE_EVENTS), Handshakes(endpoint, key), socket, address)
             for socket, address in ((self._telemetry, addresses.telemetry), (self._command, addresses.command))
         ]
         self._given_up: list[tuple[float, zmq.Socket[bytes], str]] = []
@@ -61,7 +59,7 @@ class ClientSockets:
         poller = zmq.Poller()
         poller.register(self._telemetry, zmq.POLLIN)
         poller.register(self._wakeup.reader, zmq.POLLIN)
-        for monitor, _, _ in self._monitors:
+        for monitor, *_ in self._monitors:
             poller.register(monitor, zmq.POLLIN)
         if replies:
             poller.register(self._command, zmq.POLLIN)
@@ -91,13 +89,23 @@ class ClientSockets:
         return True
 
     @property
+    def num_connections(self) -> int:
+        """How many the command socket has had: a new number is a new connection."""
+        return self._monitors[1][1].num_done
+
+    @property
+    def refusal(self) -> str:
+        """Why the engine does not let one of the sockets in, in one sentence; empty when nothing is wrong."""
+        return self._monitors[1][1].refusal or self._monitors[0][1].refusal
+
+    @property
     def is_connected(self) -> bool:
         """Whether the command socket has a connection that takes messages."""
         return self._command.poll(0, zmq.POLLOUT) != 0
 
     def close(self) -> None:
         """Close both sockets and the context; returns within `LINGER_MS` and a little."""
-        for monitor, socket, _ in self._monitors:
+        for monitor, _, socket, _ in self._monitors:
             socket.disable_monitor()
             monitor.close(linger=0)
         self._telemetry.close(linger=0)
@@ -106,11 +114,10 @@ class ClientSockets:
         self._wakeup.close()
 
     def _watch_handshakes(self) -> None:
-        for monitor, socket, address in self._monitors:
+        for monitor, handshakes, socket, address in self._monitors:
             while monitor.poll(0):
                 event = zmq.Event(recv_monitor_message(monitor)["event"])
-                if socket is self._command:
-                    self.handshakes.take(event)
+                handshakes.take(event)
                 if event in FINAL_EVENTS:
                     self._given_up.append((time.monotonic() + KNOCK_AGAIN_S, socket, address))
 

@@ -78,7 +78,10 @@ class Guests:
         return is_one_gone
 
     def _admit(self, public_key: str) -> Caller | None:
-        caller = None if self._keys is None else self._keys.caller(public_key)
+        if self._keys is None:
+            return None
+        self._keys.refresh()  # nobody gets in by a list of a moment ago
+        caller = self._keys.caller(public_key)
         if caller is not None:
             self._let_in[public_key] = None
         return caller

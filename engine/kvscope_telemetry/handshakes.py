@@ -24,11 +24,11 @@ HANG_UPS_TO_TELL: Final = 3
 
 
 class Handshakes:
-    """Written by one thread; any may read."""
+    """Of one socket. Written by one thread; any may read."""
 
     def __init__(self, endpoint: str, key: ClientKey | None) -> None:
         self.num_done = 0
-        """Connections that were made so far: a new number is a new connection."""
+        """Connections of this socket that were made so far: a new number is a new connection."""
         self.refusal = ""
         """Why the other end does not let us in, in one sentence; empty when it does, or there is none."""
         self._endpoint = endpoint

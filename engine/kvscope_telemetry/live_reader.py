@@ -237,7 +237,7 @@ class LiveReader:
             self._connected_ns, self._asked_status_ns = now_ns, 0
             if not is_connected:
                 self._sync.disconnected()
-        self._liveness.refusal = self._sockets.handshakes.refusal
+        self._liveness.refusal = self._sockets.refusal
         if is_connected and self._introduced(now_ns):
             self._ask(now_ns)
             self._send_waiting()
@@ -245,7 +245,7 @@ class LiveReader:
 
     def _introduced(self, now_ns: int) -> bool:
         """Say first on each connection who we are, and what we wait for; whether that is done."""
-        num_connections = self._sockets.handshakes.num_done
+        num_connections = self._sockets.num_connections
         if num_connections == self._num_introduced:
             return True
         self._read_replies(now_ns)  # what came over the connection before is heard

@@ -95,7 +95,7 @@ class Liveness:
     def state(self, now_ns: int) -> tuple[SourceState, str]:
         """The state, and why in words where there is more to say."""
         silent_ns = now_ns - self.last_message_ns
-        if self.refusal and not self.is_connected:
+        if self.refusal:
             return SourceState.REFUSED, self.refusal
         if self._loading is not None:
             return SourceState.LOADING, self._loading

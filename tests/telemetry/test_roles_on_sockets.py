@@ -184,7 +184,8 @@ def test_a_removed_key_is_cut_off_and_the_others_go_on(site: Site) -> None:
     assert isinstance(reply, Failed)
     assert "not known" in reply.reason
     site.server.release()
-    assert guest.wait(lambda: not _hears(guest), WAIT_S), "its telemetry ended"
+    assert "does not know this key" in is_in_state(guest, SourceState.REFUSED)
+    assert not _hears(guest), "its telemetry ended"
     sees_frames(own)
     own.update_mirror()
     is_in_state(own, SourceState.LIVE)
