@@ -7,9 +7,12 @@ from PySide6.QtCore import QSettings
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
+from kvscope_app.load_generator import LoadGenerator
+from kvscope_app.load_settings import LoadSettings
+from kvscope_app.views.console import chat as chat_module
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.store import ConversationStore
-from kvscope_telemetry.commands import Abort, Control, Failed, GetBlockText, Tokens
+from kvscope_telemetry.commands import Abort, Control, Done, Failed, GetBlockText, Tokens
 from kvscope_telemetry.key_ring import KeyRing
 from kvscope_telemetry.roles import Role
 from kvscope_telemetry.source import SourceState, SourceStatus
@@ -39,7 +42,6 @@ def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, se
     assert "viewer" in console.page.composer.button.toolTip()
     assert not console.load.button.isEnabled()
     assert "viewer" in console.load.button.toolTip()
-    window.page_map.show_block(1) if hasattr(window.page_map, "show_block") else None
     assert not any(isinstance(command, GetBlockText) for command in engine.source.sent)
     be(engine, session, role="operator")
     console.refresh()
@@ -97,6 +99,32 @@ def test_a_refused_stop_does_not_wait_for_ever(engine, session, chat, qtbot):
     session.poll()
     qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=3000)
     assert conversation.messages[-1].ending == "interrupted"
+
+
+def test_a_stop_without_a_last_word_ends_all_the_same(engine, session, chat, qtbot, monkeypatch):
+    monkeypatch.setattr(chat_module, "STOP_PATIENCE_MS", 50)
+    conversation = chat.conversations[0]
+    chat.ask(conversation, "hello")
+    chat.stop(conversation)
+    engine.source.replies.append(Done(request_id=engine.source.sent[-1].request_id))
+    session.poll()
+    assert chat.answer_of(conversation.key) is not None
+    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=3000)
+    assert conversation.messages[-1].ending == "stopped"
+
+
+def test_a_load_whose_stop_is_refused_ends(engine, session, qtbot):
+    generator = LoadGenerator(session)
+    generator.start(LoadSettings(concurrency=2))
+    generator.stop()
+    for command in list(engine.source.sent):
+        if isinstance(command, Abort):
+            engine.source.replies.append(Failed(reason="it is another client's", request_id=command.request_id))
+    session.poll()
+    assert not generator.is_stopping
+    assert (generator.counts.lost, generator.message) == (2, "it is another client's")
+    qtbot.waitUntil(lambda: not generator._timer.isActive(), timeout=3000)
+    generator.deleteLater()
 
 
 def test_lost_pieces_of_an_answer_are_told(engine, session, chat):

@@ -301,6 +301,15 @@ def test_what_is_kept_is_bounded_and_what_is_missed_is_told(
     assert finished.usage.completion_tokens == 500
 
 
+def test_who_closes_is_not_waited_for(start: Callable[..., Site], client: Client, folder: Path) -> None:
+    start(step_s=0.002)
+    client.wait_ready()
+    with LiveSource(f"ipc://{folder}") as source:
+        source.send(submit("mine"))
+        assert source.wait(lambda: any(isinstance(r, Tokens) for r in source.take_replies()), WAIT_S)
+    client.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 0)
+
+
 class Cut:
     """A tcp proxy whose connections a test cuts."""
 
