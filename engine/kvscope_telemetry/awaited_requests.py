@@ -34,7 +34,8 @@ class AwaitedRequests:
     def heard(self, reply: Reply) -> None:
         """A reply came."""
         if isinstance(reply, Refused):
-            self._heard.pop(reply.request_id, None)
+            if not self._heard.get(reply.request_id):  # else it is the second of two with one id that was refused
+                self._heard.pop(reply.request_id, None)
         elif isinstance(reply, Accepted):
             if reply.request_id in self._heard:
                 self._heard[reply.request_id] = [0] * len(reply.numbers)

@@ -43,6 +43,15 @@ def test_refused_ones_and_other_clients_ids_are_not_awaited() -> None:
     assert requests.ids == []
 
 
+def test_a_second_request_with_the_same_id_does_not_end_the_first() -> None:
+    requests = AwaitedRequests()
+    requests.sent(Submit(request_id="r", prompt="x"))
+    requests.heard(Accepted(request_id="r", numbers=(1,), num_prompt_tokens=1))
+    requests.sent(Submit(request_id="r", prompt="y"))
+    requests.heard(Refused(request_id="r", reason="in use"))
+    assert requests.ids == ["r"]
+
+
 def test_nonsense_from_an_engine_changes_nothing() -> None:
     requests = AwaitedRequests()
     requests.sent(Submit(request_id="r", prompt="x"))
