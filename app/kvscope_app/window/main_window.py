@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from PySide6.QtCore import QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
@@ -46,10 +47,10 @@ class MainWindow(QMainWindow):
         themes: ThemeKeeper,
         settings: QSettings,
         keeper: EngineKeeper | None = None,
-        attach: Callable[[str], None] | None = None,
+        attach: Callable[[str, Path | None], None] | None = None,
         open_file: Callable[[str], None] | None = None,
     ) -> None:
-        """`attach` opens another window on an endpoint, `open_file` one on a recording; without, it is not offered."""
+        """`attach` opens another window on an endpoint with a key, `open_file` one on a recording."""
         super().__init__()
         self.session = session
         self.keeper = keeper
