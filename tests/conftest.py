@@ -64,6 +64,12 @@ def _seed(config: pytest.Config) -> int | None:
     return seed if isinstance(seed, int) else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_config_of_a_person(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keys and connections of whoever runs the tests are neither read nor written, by us or by what we start."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+
+
 @pytest.fixture(scope="session")
 def amount() -> Callable[[int, int], int]:
     """`amount(small, whole)`: how much a soak test does; the whole of it when `KVSCOPE_SOAK` is set."""

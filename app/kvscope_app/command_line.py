@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final, NoReturn
 
 from kvscope_app.own_engine.engine_options import add_engine_options, engine_arguments
@@ -28,6 +29,8 @@ class Options:
     debug: bool = False
     recordings: tuple[str, ...] = ()
     """Files to play instead of watching an engine."""
+    key: Path | None = None
+    """The key file for the engines to attach to."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,9 +49,13 @@ def parse(arguments: Sequence[str]) -> Options:
         raise BadInput(f"{given} is for an engine of our own and cannot go with --attach")
     if args.open:
         _check_alone(args, engine)
+    if args.key and not args.attach:
+        raise BadInput("--key is for engines to attach to and goes with --attach ENDPOINT")
     for endpoint in args.attach:
-        _check_endpoint(endpoint)
-    return Options(tuple(args.attach), tuple(engine), args.keep_engine, args.theme, args.debug, tuple(args.open))
+        _check_endpoint(endpoint, args.key)
+    return Options(
+        tuple(args.attach), tuple(engine), args.keep_engine, args.theme, args.debug, tuple(args.open), args.key
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -67,6 +74,14 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="watch an engine that runs: ipc:///DIR/telemetry or tcp://HOST:PORT; each gets a window (repeatable)",
+    )
+    parser.add_argument(
+        "--key",
+        metavar="FILE",
+        type=Path,
+        help="with --attach: the key file that `kvscope-engine keys new` wrote for you at the engine, or none for no"
+        " key (without it: the one remembered for the endpoint in ~/.config/kvscope/connections.toml; an engine of"
+        " your own on this machine needs none)",
     )
     parser.add_argument(
         "--open",
@@ -90,7 +105,8 @@ def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
         raise BadInput(f"{given} is for an engine of our own and cannot go with --open, which starts none")
 
 
-def _check_endpoint(endpoint: str) -> None:
-    from kvscope_telemetry.sockets.endpoints import endpoints
+def _check_endpoint(endpoint: str, key: Path | None) -> None:
+    from kvscope_telemetry.keys.connections import key_for
+    from kvscope_telemetry.sockets.endpoints import require_curve
 
-    endpoints(endpoint)
+    require_curve(endpoint, has_keys=key_for(endpoint, key) is not None)

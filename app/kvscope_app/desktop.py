@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -45,9 +46,9 @@ class Desktop(QObject):
         self.windows: list[MainWindow] = []
         self.sessions: list[Session] = []
 
-    def open_window(self, endpoint: str, engine: EngineProcess | None = None) -> MainWindow:
-        """Watch `endpoint`; `engine` is the process behind it when it is ours."""
-        return self._open(LiveSource(endpoint), None if engine is None else EngineKeeper(engine, self))
+    def open_window(self, endpoint: str, engine: EngineProcess | None = None, key: Path | None = None) -> MainWindow:
+        """Watch `endpoint`, with `key` or the one remembered; `engine` is the process behind it when it is ours."""
+        return self._open(LiveSource(endpoint, key=key), None if engine is None else EngineKeeper(engine, self))
 
     def open_recording(self, recording: Recording) -> MainWindow:
         """Play `recording`."""
@@ -55,9 +56,9 @@ class Desktop(QObject):
 
         return self._open(PlaybackSource(recording))
 
-    def attach(self, endpoint: str) -> None:
-        """Another window on another engine."""
-        self.open_window(endpoint)
+    def attach(self, endpoint: str, key: Path | None = None) -> None:
+        """Another window on another engine. Raises BadInput for an endpoint or a key that is not accepted."""
+        self.open_window(endpoint, key=key)
 
     def close(self) -> None:
         """End all sessions."""
@@ -97,7 +98,7 @@ def run_desktop(options: Options, engine: EngineProcess | None, recordings: Sequ
     _tell_exceptions_in_one_line(options.debug)
     desktop = Desktop(app, options, QSettings())
     for endpoint in options.attach or ((engine.endpoint,) if engine is not None else ()):
-        desktop.open_window(endpoint, engine)
+        desktop.open_window(endpoint, engine, options.key)
     for recording in recordings:
         desktop.open_recording(recording)
     _quit_on_signals(app)

@@ -30,6 +30,7 @@ from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, Progress
+from kvscope_telemetry.sockets.host_id import host_id
 
 PUT_AWAY_S = 20.0
 """For what is cached to reach a file that is kept: nobody waits for an engine's end for longer."""
@@ -188,6 +189,7 @@ def _hello(
         device=_device_info(loaded.device),
         engine_version=program_version(),
         pid=os.getpid(),
+        host=host_id(),
     )
 
 

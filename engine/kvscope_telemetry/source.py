@@ -35,6 +35,10 @@ class SourceState(StrEnum):
     LOADING = "loading"
     """The engine answers, its model is not ready."""
     LIVE = "live"
+    PAUSED = "paused"
+    """Somebody holds the engine's steps; the reason says who."""
+    REFUSED = "refused"
+    """There is an engine, and it does not let us in; the reason says why."""
     STUCK = "stuck"
     """Heartbeats come, unfinished requests exist, and the step count stands still."""
     STALE = "stale"
@@ -64,6 +68,8 @@ class SourceStatus:
     latency_ns: int = -1
     """From the frame's `time_ns` to its receipt, the latest; -1 across machines."""
     last_message_ns: int = 0
+    role: str = ""
+    """What we may do at the engine: "viewer" or "operator"; empty before it has said so."""
 
 
 SERIES_FIELDS = (

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import zmq
 
+from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.sockets.endpoints import endpoints
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.state.mirror import Mirror
@@ -34,6 +36,12 @@ REQUEST_FIELDS = (
 )
 WAIT_S = 30.0
 """How long anything may take before the test fails; nothing waits this long when all is well."""
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and connections of the person who runs the tests are neither read nor written."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture
@@ -57,9 +65,16 @@ def serve() -> Iterator[Callable[..., SyntheticServer]]:
     """`serve(endpoint, rate=…, **engine options)`: a synthetic engine on real sockets."""
     servers: list[SyntheticServer] = []
 
-    def start(endpoint: str, *, rate: float = 300.0, curve_key: Path | None = None, **options: int) -> SyntheticServer:
+    def start(
+        endpoint: str,
+        *,
+        rate: float = 300.0,
+        keys: KeyRing | None = None,
+        keyless: Role = Role.OPERATOR,
+        **options: int,
+    ) -> SyntheticServer:
         engine = SyntheticEngine(**{"num_blocks": 2000, **options})  # type: ignore[arg-type]
-        servers.append(SyntheticServer(engine, endpoint, rate=rate, curve_key=curve_key))
+        servers.append(SyntheticServer(engine, endpoint, rate=rate, keys=keys, keyless=keyless))
         return servers[-1]
 
     yield start

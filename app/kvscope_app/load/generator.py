@@ -18,7 +18,7 @@ from kvscope_app.load.sample_prompts import sample_prompts
 from kvscope_app.load.settings import MAX_CONCURRENCY, LoadSettings, Pace, make_request
 from kvscope_app.session.session import Session
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Finished, Refused, Reply, Tokens
+from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Failed, Finished, Refused, Reply, Tokens
 from kvscope_telemetry.source import SourceState
 
 TICK_MS: Final = 50
@@ -152,6 +152,10 @@ class LoadGenerator(QObject):
         for reply in replies:
             if isinstance(reply, Tokens | Finished | Refused | Accepted) and reply.request_id in self._unfinished:
                 self._take(reply)
+            elif isinstance(reply, Failed) and reply.request_id in self._unfinished:
+                self._unfinished.discard(reply.request_id)
+                self.counts.lost += 1
+                self.message, self._is_news = reply.reason, True
 
     def _take(self, reply: Accepted | Refused | Tokens | Finished) -> None:
         self._is_news = True

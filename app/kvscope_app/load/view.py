@@ -39,7 +39,8 @@ from kvscope_telemetry.source import SourceState
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
 _FEWEST_LETTERS = 6
 _MIN_FIELD_WIDTH = 72
-_CAN_TAKE = (SourceState.LIVE, SourceState.STUCK, SourceState.STALE)
+_FOR_OPERATORS = "You are a viewer at this engine: load is for operators"
+_CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceState.STALE)
 
 
 class LoadView(View):
@@ -128,7 +129,9 @@ class LoadView(View):
     def _show_button(self) -> None:
         running, stopping = self.generator.is_running, self.generator.is_stopping
         self.button.setText("Stop" if running else "Stopping…" if stopping else "Start load")
-        self.button.setEnabled(running or (not stopping and self.session.status.state in _CAN_TAKE))
+        can_take = self.session.status.state in _CAN_TAKE and not self.session.is_viewer
+        self.button.setEnabled(running or (not stopping and can_take))
+        self.button.setToolTip(_FOR_OPERATORS if self.session.is_viewer else "")
         set_look(self.button, "danger" if running else "primary")
         self._color_message()
 

@@ -19,6 +19,7 @@ from PySide6.QtCore import QObject, Qt, QTimer, Signal
 from kvscope_app.session.history import History
 from kvscope_telemetry.errors import EngineDead, ProtocolError
 from kvscope_telemetry.messages.commands import Command, Reply
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import Source, SourceStatus, Update
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -161,6 +162,16 @@ class Session(QObject):
         """Whether the other end can be asked and told things."""
         return self._link is not None
 
+    @property
+    def is_viewer(self) -> bool:
+        """Whether the engine lets us see and do nothing else."""
+        return self.status.role == Role.VIEWER
+
+    @property
+    def may_operate(self) -> bool:
+        """Whether the other end does what it is told."""
+        return self.takes_commands and not self.is_viewer
+
     def send(self, command: Command) -> bool:
         """Send to the engine; False when there is none that could take it. Never blocks.
 
@@ -204,7 +215,8 @@ class Session(QObject):
     def _tell_status(self) -> None:
         status = self.source.status
         now_ns = time.monotonic_ns()
-        is_news = status.state != self.status.state or status.reason != self.status.reason
+        before = self.status
+        is_news = (status.state, status.reason, status.role) != (before.state, before.reason, before.role)
         if is_news or now_ns - self._status_told_ns >= STATUS_EVERY_NS:
             self.status = status
             self._status_told_ns = now_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject
@@ -92,7 +93,9 @@ class EngineNotices(QObject):
 
     def _on_status(self) -> None:
         status, banner = self._window.session.status, self._window.banner
-        if status.state is SourceState.ENDED:
+        if status.state is SourceState.REFUSED:
+            self._refused(status.reason)
+        elif status.state is SourceState.ENDED:
             if self._keeper is None and not self._has_ended:  # of our own engine the keeper knows the reason
                 self._source_ended(status.reason)
         elif status.state is SourceState.STUCK and not banner.isVisible():
@@ -105,6 +108,13 @@ class EngineNotices(QObject):
         """Whether what the banner tells is no longer so, now that the engine is live."""
         came_back = self._keeper is None and self._has_ended
         return came_back or told.startswith("The engine is stuck")
+
+    def _refused(self, reason: str) -> None:
+        if self._window.banner.text != reason:
+            print(f"kvscope: {reason}", file=sys.stderr, flush=True)
+            self._window.banner.tell(reason, "It is tried again twice a second.")
+            self._window.welcome.show_ended("The engine does not let you in", reason)
+            self._has_ended = True
 
     def _source_ended(self, reason: str) -> None:
         self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch

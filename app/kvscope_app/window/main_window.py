@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSettings, Qt, QTimer, Signal
@@ -50,10 +51,10 @@ class MainWindow(QMainWindow):
         themes: ThemeKeeper,
         settings: QSettings,
         keeper: EngineKeeper | None = None,
-        attach: Callable[[str], None] | None = None,
+        attach: Callable[[str, Path | None], None] | None = None,
         open_recording: Callable[[Recording], object] | None = None,
     ) -> None:
-        """`attach` opens another window on an endpoint, `open_recording` one on a recording; without, it is not
+        """`attach` opens another window on an endpoint with a key, `open_recording` one on a recording; without, it is not
         offered."""
         super().__init__()
         self.session = session

@@ -1,4 +1,5 @@
-"""The buttons at the right end of the menu bar, and what the window shows in a word: live, paused or playback."""
+"""The buttons at the right end of the menu bar, and what the window shows in a word: live, paused or playback,
+or that the engine stands still because somebody holds its steps."""
 
 from __future__ import annotations
 
@@ -55,6 +56,8 @@ class Corner(QWidget):
             self._show(f"PAUSED  +{self._session.behind_seconds:.1f} s", self._theme.warn)
         elif self._session.status.state is SourceState.LIVE:
             self._show("LIVE", self._theme.good)
+        elif self._session.status.state is SourceState.PAUSED:
+            self._show("ENGINE PAUSED", self._theme.warn)
         elif self._session.player is not None:
             self._show("PLAYBACK", self._theme.accent)
         else:

@@ -20,6 +20,8 @@ _WORDS: Final = {
     SourceState.CONNECTING: "Connecting",
     SourceState.LOADING: "Loading",
     SourceState.LIVE: "Live",
+    SourceState.PAUSED: "Engine paused",
+    SourceState.REFUSED: "Not let in",
     SourceState.STUCK: "Stuck",
     SourceState.STALE: "No word",
     SourceState.ENDED: "Ended",
@@ -29,6 +31,8 @@ _COLORS: Final = {
     SourceState.CONNECTING: "muted",
     SourceState.LOADING: "accent",
     SourceState.LIVE: "good",
+    SourceState.PAUSED: "warn",
+    SourceState.REFUSED: "bad",
     SourceState.STUCK: "warn",
     SourceState.STALE: "warn",
     SourceState.ENDED: "bad",
@@ -36,6 +40,7 @@ _COLORS: Final = {
 }
 _TIPS: Final = {
     "state": "Connection to the engine",
+    "role": "You see this engine; prompts, control and the texts of blocks are for operators",
     "model": "Model, number format and device",
     "rate": "Steps of the engine in the last second",
     "frames": "Frames received; those that never came are made good by a snapshot",
@@ -92,9 +97,10 @@ class StatusBar(QStatusBar):
         """Show how things stand."""
         status, mirror = self._session.status, self._session.live_mirror
         self._dot.set_color(self._theme.color(_COLORS[status.state]))
-        reason = f": {status.reason}" if status.reason and status.state is not SourceState.LIVE else ""
+        reason = _reason(status)
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
         self._set("state", "Ready" if is_ready else (_WORDS[status.state] + reason)[:80])
+        self._set("role", "viewer" if self._session.is_viewer else "")
         self._set("model", _model(mirror.hello))
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
         if self._session.player is not None:
@@ -121,6 +127,7 @@ class StatusBar(QStatusBar):
         row.addWidget(self._dot)
         row.addWidget(self._labels["state"])
         self.addWidget(left)
+        self.addWidget(self._labels["role"])
         self.addWidget(self._labels["model"])
         for name in ("rate", "frames", "latency", "display"):
             self.addPermanentWidget(self._labels[name])
@@ -168,6 +175,12 @@ def frames_tip(status: SourceStatus) -> str:
             f"States and tiers shown as unknown, which only a newer kvscope knows: {count(status.num_unknown)}"
         )
     return "\n".join(lines)
+
+
+def _reason(status: SourceStatus) -> str:
+    if status.state is SourceState.PAUSED:
+        return f" {status.reason}"
+    return f": {status.reason}" if status.reason and status.state is not SourceState.LIVE else ""
 
 
 def _label(name: str) -> QLabel:

@@ -28,6 +28,9 @@ MAP: Final = "Page map"
 PANELS: Final = "Panels"
 THEME: Final = "Theme"
 HELP: Final = "Help"
+PAUSE_LEASE_S: Final = 5.0
+"""An engine that was told to hold goes on when this window was not heard of for so long."""
+FOR_OPERATORS: Final = "You are a viewer at this engine: this is for operators"
 
 
 def add_actions(window: MainWindow, actions: Actions) -> None:
@@ -190,8 +193,14 @@ def _keep_checks(window: MainWindow, actions: Actions) -> None:
     if session.player is None:
         session.paused_changed.connect(paused)
         paused()
-    for name in ("hold", "resume", "reset_cache"):
-        actions[name].setEnabled(session.takes_commands)
+
+    def role() -> None:
+        for name in ("hold", "resume", "reset_cache"):
+            actions[name].setEnabled(session.may_operate)
+            actions[name].setToolTip(FOR_OPERATORS if session.is_viewer else "")
+
+    session.status_changed.connect(role)
+    role()
     themes.changed.connect(theme)
     window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
     actions["flash"].setChecked(True)
@@ -232,4 +241,4 @@ def _ask_endpoint(window: MainWindow) -> None:
 
 
 def _control(window: MainWindow, action: Literal["pause", "resume", "reset_prefix_cache"]) -> None:
-    window.session.send(Control(action=action))
+    window.session.send(Control(action=action, lease_s=PAUSE_LEASE_S if action == "pause" else 0.0))

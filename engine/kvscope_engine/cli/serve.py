@@ -18,6 +18,8 @@ from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService, Interrupted
+from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
+from kvscope_telemetry.messages.roles import Role
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
@@ -34,12 +36,18 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help="where to listen: ipc:///DIR, or tcp://HOST:PORT for telemetry with commands on PORT + 1"
         f" (without it: {default_endpoint()})",
     )
-    parser.add_argument(
-        "--curve-key",
+    access = parser.add_mutually_exclusive_group()
+    access.add_argument(
+        "--keys",
         type=Path,
-        metavar="FILE",
-        help="CURVE secret certificate of the engine, as zmq.auth.create_certificates writes it;"
-        " needed for tcp outside loopback",
+        metavar="DIR",
+        help="on tcp: folder of the engine's key and of those it lets in, made when it is not there"
+        f" (without it: {default_keys_folder()}; see `kvscope-engine keys`)",
+    )
+    access.add_argument(
+        "--keyless",
+        choices=[str(role) for role in Role],
+        help="on tcp on loopback: no keys, and everybody on this machine has this role",
     )
     parser.add_argument(
         "--exit-with-parent",
@@ -77,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
     bar = TerminalProgress()
     try:
-        return serve(args.endpoint or default_endpoint(), build, curve_key=args.curve_key, on_progress=bar)
+        endpoint = args.endpoint or default_endpoint()
+        return serve(endpoint, build, keys=args.keys, keyless=args.keyless, on_progress=bar)
     finally:
         tell_notes([note for engine in built for note in engine.notes[told:]])
 
@@ -86,14 +95,20 @@ def serve(
     endpoint: str,
     build: BuildEngine,
     *,
-    curve_key: Path | None = None,
+    keys: Path | None = None,
+    keyless: str | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> int:
-    """Serve the engine of `build` until it is stopped: 0. Raises what it died of."""
+    """Serve the engine of `build` until it is stopped: 0. Raises what it died of.
+
+    On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role.
+    """
+    ring = KeyRing(keys) if endpoint.startswith("tcp") and keyless is None else None
     service = EngineService(
         endpoint,
         build,
-        curve_key=curve_key,
+        keys=ring,
+        keyless=Role(keyless or Role.VIEWER),
         on_progress=on_progress,
         interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
     )

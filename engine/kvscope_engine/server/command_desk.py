@@ -7,20 +7,22 @@ into that queue; while there is no engine they are refused with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, Literal, TypeAlias
 
+from kvscope_engine.server.pauses import Pauses
 from kvscope_telemetry.messages.commands import (
     Abort,
+    Awaited,
     Command,
     Control,
     Done,
-    Failed,
     GetStatus,
-    Refused,
     Reply,
     Status,
     Submit,
+    refuse,
 )
 from kvscope_telemetry.messages.telemetry import Hello, Progress
 
@@ -37,7 +39,20 @@ class Lost:
     """Tells the engine's thread that a client is gone, or does not read."""
 
 
-DeskCommand: TypeAlias = tuple[bytes, Command | Lost | Stop]
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Tells the engine's thread that a client introduced itself, perhaps on another connection than before."""
+
+    session: str
+    owner: str
+    awaited: tuple[Awaited, ...]
+
+
+class Tick:
+    """Tells the engine's thread that time went by."""
+
+
+DeskCommand: TypeAlias = tuple[bytes, Command | Lost | Stop | Joined | Tick]
 """A client and what it wants."""
 
 
@@ -46,7 +61,9 @@ class CommandDesk:
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self.telemetry_endpoint = ""
-        self.paused = False
+        self.pauses = Pauses()
+        self.wants_ticks = False
+        """Whether the engine's thread is to be woken now and then though there is nothing else to do."""
         self.phase: Literal["loading", "ready", "failed"] = "loading"
         self.progress: Progress | None = None
         self.hello: Hello | None = None
@@ -61,8 +78,9 @@ class CommandDesk:
     def take(self, client: bytes, command: Command) -> Reply | None:
         """The answer that can be given at once, None when the engine's thread gives it."""
         self.was_asked = True
+        self.pauses.renew(client)
         if isinstance(command, GetStatus):
-            return self._status(command.tag)
+            return self.status(command.tag)
         if self.phase != "ready":
             return self._without_engine(command)
         if self._errands.qsize() >= MAX_WAITING_COMMANDS:
@@ -73,9 +91,19 @@ class CommandDesk:
         self._errands.put((client, command))
         return None
 
-    def put(self, client: bytes, errand: Lost | Stop) -> None:
+    @property
+    def paused(self) -> bool:
+        """Whether somebody holds the engine's steps."""
+        return self.pauses.any
+
+    def put(self, client: bytes, errand: Lost | Stop | Joined | Tick) -> None:
         """Queue something that is not a client's command."""
         self._errands.put((client, errand))
+
+    def join(self, client: bytes, joined: Joined) -> None:
+        """Queue an introduction, like a command."""
+        if self._errands.qsize() < MAX_WAITING_COMMANDS:
+            self.put(client, joined)
 
     def ready(self, hello: Hello) -> None:
         """There is an engine now."""
@@ -101,11 +129,12 @@ class CommandDesk:
         replies: list[tuple[bytes, Reply]] = []
         while (errand := self.next_command(wait=False)) is not None:
             client, command = errand
-            if not isinstance(command, Lost | Stop):
+            if not isinstance(command, Lost | Stop | Joined | Tick):
                 replies.append((client, self._without_engine(command)))
         return replies
 
-    def _status(self, tag: int) -> Status:
+    def status(self, tag: int) -> Status:
+        """How the engine is."""
         return Status(
             phase=self.phase,
             telemetry_endpoint=self.telemetry_endpoint,
@@ -113,6 +142,7 @@ class CommandDesk:
             hello=self.hello,
             reason=self.reason,
             paused=self.paused,
+            paused_by=self.pauses.names,
             tag=tag,
         )
 
@@ -127,14 +157,7 @@ class CommandDesk:
         return refuse(command, "the model is still loading: try again when the status says ready")
 
 
-def refuse(command: Command, reason: str) -> Reply:
-    """The negative answer that fits the command."""
-    if isinstance(command, Submit):
-        return Refused(request_id=command.request_id, reason=reason)
-    return Failed(reason=reason, tag=getattr(command, "tag", 0))
-
-
-def _num_characters(command: Command | Lost | Stop) -> int:
+def _num_characters(command: Command | Lost | Stop | Joined | Tick) -> int:
     """How large a submission is; a token id counts as the few bytes it takes."""
     if not isinstance(command, Submit):
         return 0

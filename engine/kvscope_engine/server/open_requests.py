@@ -79,6 +79,12 @@ class OpenRequests:
         request = self._requests.get(request_id)
         return request is not None and request.client == client
 
+    def move(self, before: bytes, client: bytes) -> None:
+        """A client has another connection now."""
+        for request in self._requests.values():
+            if request.client == before:
+                request.client = client
+
     def of(self, client: bytes) -> list[str]:
         """Ids of the client's requests."""
         return [request.request_id for request in self._requests.values() if request.client == client]

@@ -10,15 +10,18 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
-from kvscope_engine.server.command_desk import CommandDesk, Lost, Stop
+import msgspec
+
+from kvscope_engine.server.command_desk import CommandDesk, Joined, Lost, Stop, Tick
 from kvscope_engine.server.device_watch import DeviceWatch
 from kvscope_engine.server.dispatcher import Dispatcher
 from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
 from kvscope_telemetry.errors import EngineDead, KvscopeError
-from kvscope_telemetry.messages.commands import Command
+from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.messages.commands import Command, GetStatus, Status
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Progress
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
@@ -46,7 +49,8 @@ class EngineService:
         endpoint: str,
         build: BuildEngine,
         *,
-        curve_key: Path | None = None,
+        keys: KeyRing | None = None,
+        keyless: Role = Role.VIEWER,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         interrupt: Callable[[], None] = lambda: None,
     ) -> None:
@@ -59,7 +63,8 @@ class EngineService:
             endpoint,
             on_command=self._take,
             heartbeat=self._heartbeat,
-            curve_key=curve_key,
+            keys=keys,
+            keyless=keyless,
             on_client_lost=lambda client: self._desk.put(client, Lost()),
         )
         self._desk.telemetry_endpoint = self._sockets.telemetry_endpoint
@@ -104,7 +109,7 @@ class EngineService:
         return engine
 
     def _serve(self, engine: ServedEngine) -> None:
-        dispatcher = Dispatcher(engine, self._desk, self._sockets.reply)
+        dispatcher = Dispatcher(engine, self._desk, self._sockets.reply, self._name_of)
         sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish)
         try:
             while self._errands(dispatcher, engine):
@@ -132,6 +137,10 @@ class EngineService:
                 return False
             if isinstance(command, Lost):
                 dispatcher.lose(client)
+            elif isinstance(command, Joined):
+                dispatcher.join(client, command)
+            elif isinstance(command, Tick):
+                dispatcher.tick()
             else:
                 dispatcher.serve(client, command)
             if dispatcher.stopping:
@@ -159,9 +168,18 @@ class EngineService:
 
     def _take(self, client: bytes, command: Command) -> None:
         self._constructed.wait()
+        caller = self._sockets.caller(client)
         reply = self._desk.take(client, command)
+        if isinstance(reply, Status) and caller is not None:
+            reply = msgspec.structs.replace(reply, role=caller.role, name=caller.name)
         if reply is not None:
             self._sockets.reply(client, reply)
+        if isinstance(command, GetStatus) and command.session and caller is not None and caller.role is Role.OPERATOR:
+            self._desk.join(client, Joined(command.session, caller.public_key, command.awaited))
+
+    def _name_of(self, client: bytes) -> str:
+        caller = self._sockets.caller(client)
+        return caller.name if caller is not None else "somebody"
 
     def _progress(self, progress: Progress) -> None:
         self._desk.progress = progress
@@ -172,6 +190,9 @@ class EngineService:
         engine = self._engine
         if engine is None:
             return None
+        if self._desk.wants_ticks:
+            self._desk.wants_ticks = False  # until the engine's thread has had this one
+            self._desk.put(b"", Tick())
         return Heartbeat(
             epoch=engine.hello.epoch,
             time_ns=time.monotonic_ns(),
@@ -179,6 +200,7 @@ class EngineService:
             step=engine.step_count,
             num_unfinished=engine.num_unfinished,
             step_started_ns=engine.step_started_ns,
+            paused_by=self._desk.pauses.names,
         )
 
 

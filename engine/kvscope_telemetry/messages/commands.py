@@ -16,6 +16,7 @@ from kvscope_telemetry.messages.telemetry import Hello, Progress, Snapshot
 MAX_COMMAND_BYTES: Final = 8 << 20
 MAX_PROMPT_CHARACTERS: Final = 4 << 20
 MAX_TEXT_BLOCKS: Final = 4096
+MAX_AWAITED: Final = 10_000
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Tag = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53))]
@@ -49,9 +50,13 @@ class Submit(_Command, frozen=True, kw_only=True):
 
 
 class Abort(_Command, frozen=True, kw_only=True):
-    """Stop a request of this client; unknown and finished ones are answered with `Done` all the same."""
+    """Stop a request of this client; unknown and finished ones are answered with `Done` all the same.
+
+    Another client's is refused, unless `anyones` says that it is meant.
+    """
 
     request_id: RequestId
+    anyones: bool = False
 
 
 class GetSnapshot(_Command, frozen=True, kw_only=True):
@@ -60,10 +65,25 @@ class GetSnapshot(_Command, frozen=True, kw_only=True):
     tag: Tag = 0
 
 
+class Awaited(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request whose end a client has not heard, as it tells after a reconnection."""
+
+    request_id: RequestId
+    heard: Annotated[tuple[int, ...], msgspec.Meta(max_length=1024)] = ()
+    """For each completion how many `Tokens` came, -1 once its `Finished` came; empty: not even `Accepted`."""
+
+
 class GetStatus(_Command, frozen=True, kw_only=True):
-    """Ask how the engine is, answered with `Status` at once, also while a model loads."""
+    """Ask how the engine is, answered with `Status` at once, also while a model loads.
+
+    With a `session` it also introduces the client: the same one presented on another connection gets the
+    client's requests, and what was said about those it still awaits.
+    """
 
     tag: Tag = 0
+    session: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """The client's own secret: 128 random bits in hexadecimal."""
+    awaited: Annotated[tuple[Awaited, ...], msgspec.Meta(max_length=MAX_AWAITED)] = ()
 
 
 class GetBlockText(_Command, frozen=True, kw_only=True):
@@ -78,6 +98,8 @@ class Control(_Command, frozen=True, kw_only=True):
 
     action: Literal["shutdown", "reset_prefix_cache", "pause", "resume"]
     tag: Tag = 0
+    lease_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    """A pause ends when nothing is heard of its client for so long; 0: when its connection ends."""
 
 
 Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | Control
@@ -134,6 +156,8 @@ class Tokens(_Command, frozen=True, kw_only=True):
     text: str
     index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_missed: int = 0
+    """How many `Tokens` before this one were said while the client was away, and not kept."""
 
 
 class Finished(_Command, frozen=True, kw_only=True):
@@ -180,6 +204,12 @@ class Status(_Command, frozen=True, kw_only=True):
     reason: str = ""
     paused: bool = False
     tag: int = 0
+    paused_by: str = ""
+    """Names of those who hold the engine's steps."""
+    role: str = ""
+    """What the asker may do here: "viewer" or "operator"; empty from engines that know no roles."""
+    name: str = ""
+    """What the engine calls the asker."""
 
 
 class Done(_Command, frozen=True, kw_only=True):
@@ -194,6 +224,17 @@ class Failed(_Command, frozen=True, kw_only=True):
 
     reason: str
     tag: int = 0
+    request_id: str = ""
+    """Of the request that could not be aborted."""
 
 
 Reply: TypeAlias = Accepted | Refused | Tokens | Finished | BlockText | Status | Done | Failed | Snapshot
+
+
+def refuse(command: Command, reason: str) -> Reply:
+    """The negative answer that fits the command."""
+    if isinstance(command, Submit):
+        return Refused(request_id=command.request_id, reason=reason)
+    if isinstance(command, Abort):
+        return Failed(reason=reason, request_id=command.request_id)
+    return Failed(reason=reason, tag=command.tag)

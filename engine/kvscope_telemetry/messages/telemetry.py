@@ -89,6 +89,8 @@ class Hello(_Message, frozen=True, kw_only=True):
     protocol_version: int = PROTOCOL_VERSION
     engine_version: str = ""
     pid: int = 0
+    host: str = ""
+    """Which start of which machine `time_ns` is of (`host_id`); empty: unknown."""
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -294,6 +296,8 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     num_unfinished: int = 0
     step_started_ns: int = 0
     """When the step in progress began, 0 between steps."""
+    paused_by: str = ""
+    """Who holds the engine's steps, by name; empty: nobody."""
 
 
 class DeviceSample(_Message, frozen=True, kw_only=True):

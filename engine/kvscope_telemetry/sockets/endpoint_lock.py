@@ -21,27 +21,46 @@ LOCK_NAME = "lock"
 class EndpointLock:
     """Exclusive hold on a directory, from construction to `release` or the end of the process.
 
+    What is locked is the directory itself: the file inside tells who holds it, may be deleted without harm, and is
+    locked as well for the sake of engines that know no other lock.
+
     Raises BadInput for a directory that others could tamper with, EndpointInUse when it is held.
     """
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         _private_folder(folder, endpoint)
-        self._file = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._held: list[int] = []
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._hold(folder, os.O_RDONLY | os.O_DIRECTORY)
+            file = self._hold(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK)
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise BadInput(f"endpoint {endpoint} is not accepted: {folder / LOCK_NAME} is not a plain file")
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError:
-            holder = os.read(self._file, 32).decode(errors="replace").strip() or "unknown"
             self.release()
-            message = f"endpoint {endpoint} is in use by another engine (pid {holder}): stop it, or choose another"
-            raise EndpointInUse(message) from None
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+            raise EndpointInUse(
+                f"endpoint {endpoint} is in use by another engine (pid {_holder(folder)}): stop it, or choose another"
+            ) from None
+        except OSError as error:
+            self.release()
+            raise BadInput(
+                f"endpoint {endpoint} is not accepted: {error.filename or folder}: {error.strerror}"
+            ) from None
+        except BadInput:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let the next engine in. The file stays: removing it could pull it away from under a newcomer."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        while self._held:
+            os.close(self._held.pop())
+
+    def _hold(self, path: Path, flags: int) -> int:
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        self._held.append(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
 
 
 @contextlib.contextmanager
@@ -54,12 +73,21 @@ def private_umask() -> Iterator[None]:
         os.umask(previous)
 
 
+def _holder(folder: Path) -> str:
+    try:
+        with (folder / LOCK_NAME).open(errors="replace") as file:
+            return file.read(32).strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
 def _private_folder(folder: Path, endpoint: str) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         status = folder.stat()
+        open_parent = next((p for p in folder.resolve().parents if _is_open_to_all(p)), None)
     except OSError as error:
         raise BadInput(f"endpoint {endpoint} is not accepted: {folder}: {error.strerror}") from None
     if not stat.S_ISDIR(status.st_mode):
@@ -68,3 +96,15 @@ def _private_folder(folder: Path, endpoint: str) -> None:
         raise BadInput(f"endpoint {endpoint} is not accepted: {folder} belongs to another user")
     if status.st_mode & 0o022:
         raise BadInput(f"endpoint {endpoint} is not accepted: others may write to {folder} (chmod 700 mends it)")
+    if open_parent is not None:
+        raise BadInput(
+            f"endpoint {endpoint} is not accepted: others may replace what is in {open_parent}"
+            " (chmod +t mends it, as /tmp has it)"
+        )
+    if folder.resolve().parent == Path("/") and status.st_mode & 0o077:
+        raise BadInput(f"endpoint {endpoint} is not accepted: {folder} is the system's; choose a directory of your own")
+
+
+def _is_open_to_all(folder: Path) -> bool:
+    mode = folder.stat().st_mode
+    return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX

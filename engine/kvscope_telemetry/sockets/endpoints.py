@@ -35,7 +35,7 @@ def endpoints(endpoint: str) -> Endpoints:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether the other end is on this machine. Raises BadInput for what is no endpoint."""
+    """Whether the address is this machine's own; a tunnel may lead elsewhere. Raises BadInput for no endpoint."""
     address = parse_bind_address(endpoint)
     return isinstance(address, IpcAddress) or address.is_loopback
 
@@ -47,9 +47,9 @@ def is_ipv6(endpoint: str) -> bool:
 
 
 def require_curve(endpoint: str, has_keys: bool) -> None:
-    """Raise BadInput for an endpoint outside this machine without CURVE keys."""
+    """Raise BadInput for an endpoint outside loopback without a key."""
     if not (has_keys or is_loopback(endpoint)):
         raise BadInput(
-            f"endpoint {endpoint!r} is not accepted without a CURVE key: outside loopback give the engine's"
-            " public key file, or go through an SSH tunnel to tcp://127.0.0.1:PORT"
+            f"endpoint {endpoint!r} is not accepted without a key file: outside loopback give --key FILE"
+            " (`kvscope-engine keys new NAME --out FILE` makes one on the engine's machine)"
         )

@@ -10,24 +10,27 @@ all the time, so its death shows within a step of its first token; tcp connectio
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
 import msgspec
 import zmq
-import zmq.auth
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse, KvscopeError, ProtocolError
+from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Failed, Reply
+from kvscope_telemetry.messages.roles import Caller, Role, not_allowed
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, TelemetryMessage
 from kvscope_telemetry.messages.wire import decode_command, encode
+from kvscope_telemetry.sockets import zap
 from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
 from kvscope_telemetry.sockets.endpoint_lock import EndpointLock, private_umask
+from kvscope_telemetry.sockets.guests import Guests
 from kvscope_telemetry.sockets.outbox import Outbox
 from kvscope_telemetry.sockets.reply_backlogs import Delivery, ReplyBacklogs
 from kvscope_telemetry.sockets.wakeup import Wakeup
@@ -54,8 +57,9 @@ class ServerSockets:
 
     `on_command(client, command)`, `heartbeat()` and `on_client_lost(client)` are called on the I/O thread and
     must be quick. The heartbeat's `seq` is filled in here: it is that of the last frame handed to the socket.
-    `curve_key` is a CURVE secret certificate (`zmq.auth.create_certificates`); whoever holds its public key
-    can connect, nobody else. It is needed on tcp outside loopback.
+    With `keys` only clients on their allow-list are let in, each with its role; they are needed on tcp outside
+    loopback. Without, whoever reaches the sockets has the role `keyless`: on ipc that is this user alone, who
+    always is an operator.
 
     Raises BadInput for an endpoint that is not accepted, EndpointInUse when it is taken.
     """
@@ -66,29 +70,35 @@ class ServerSockets:
         *,
         on_command: Callable[[bytes, Command], None],
         heartbeat: Callable[[], Heartbeat | None],
-        curve_key: Path | None = None,
+        keys: KeyRing | None = None,
+        keyless: Role = Role.VIEWER,
         on_client_lost: Callable[[bytes], None] | None = None,
     ) -> None:
         self._on_command = on_command
         self._heartbeat = heartbeat
+        self._on_client_lost = on_client_lost or (lambda client: None)
         self._lock: EndpointLock | None = None
         self._context = zmq.Context()
+        self._door = self._context.socket(zmq.REP)
         self._publisher = self._context.socket(zmq.PUB)
         self._router = self._context.socket(zmq.ROUTER)
+        self._guests = Guests(endpoint, keys, keyless)
         try:
-            self._configure(curve_key)
-            self.telemetry_endpoint, self.command_endpoint = self._bind(endpoint, curve_key is not None)
+            self._door.bind(zap.ADDRESS)  # before the others: from their binding on somebody may knock
+            self._configure()
+            self.telemetry_endpoint, self.command_endpoint = self._bind(endpoint)
         except BaseException:
             self._release(linger_ms=0)
             raise
         self._outbox: Outbox = Outbox(MAX_OUTBOX_MESSAGES, MAX_OUTBOX_BYTES)
         self._replies: SimpleQueue[tuple[bytes, Reply]] = SimpleQueue()
-        self._backlogs = ReplyBacklogs(self._send_reply, on_client_lost or (lambda client: None))
+        self._backlogs = ReplyBacklogs(self._send_reply, self._on_client_lost)
         self._big_replies: dict[bytes, zmq.MessageTracker] = {}
         self._big_messages: list[tuple[zmq.MessageTracker, int]] = []
         self._num_unsent = 0
         self._last_seq = 0
         self._retry_s = RETRY_S[0]
+        self._must_bind = False
         self._closing = False
         self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="kvscope-server-io", daemon=True)
@@ -98,6 +108,10 @@ class ServerSockets:
     def messages_dropped(self) -> int:
         """Messages thrown away here because the publisher was behind; ones lost further on show as holes."""
         return self._outbox.num_dropped + self._num_unsent
+
+    def caller(self, client: bytes) -> Caller | None:
+        """Who `client` is, as of its latest command; None for one whose key is gone. From any thread."""
+        return self._guests.caller(client)
 
     def publish(self, message: TelemetryMessage) -> None:
         """Send to whoever subscribes. From any thread; never waits."""
@@ -121,25 +135,26 @@ class ServerSockets:
 
     # Setting up, on the thread of the constructor.
 
-    def _configure(self, curve_key: Path | None) -> None:
-        self._publisher.sndhwm = PUBLISH_HIGH_WATER
-        self._publisher.maxmsgsize = 4096  # subscriptions, nothing more
+    def _configure(self) -> None:
+        self._configure_publisher()
         self._router.router_mandatory = 1
         self._router.rcvhwm = 64
         # Up to twice the limit is read, and answered with a refusal; above, the connection is cut.
         self._router.maxmsgsize = 2 * MAX_COMMAND_BYTES
-        if curve_key is not None:
-            public, secret = _load_curve_key(curve_key)
-            for socket in (self._publisher, self._router):
-                socket.curve_server, socket.curve_publickey, socket.curve_secretkey = 1, public, secret
+        self._guests.guard(self._router)
 
-    def _bind(self, endpoint: str, has_key: bool) -> tuple[str, str]:
+    def _configure_publisher(self) -> None:
+        self._publisher.sndhwm = PUBLISH_HIGH_WATER
+        self._publisher.maxmsgsize = 4096  # subscriptions, nothing more
+        self._guests.guard(self._publisher)
+
+    def _bind(self, endpoint: str) -> tuple[str, str]:
         address = parse_bind_address(endpoint)
         if isinstance(address, TcpAddress):
-            if not (address.is_loopback or has_key):
+            if not (address.is_loopback or self._guests.has_keys):
                 raise BadInput(
-                    f"endpoint {endpoint} is not accepted: outside loopback it needs a CURVE key;"
-                    " use tcp://127.0.0.1:PORT, or give a key file"
+                    f"endpoint {endpoint} is not accepted without keys: outside loopback everybody could connect;"
+                    " leave the keys on, or use tcp://127.0.0.1:PORT"
                 )
             return self._bind_tcp(endpoint, address)
         return self._bind_ipc(endpoint, address)
@@ -153,8 +168,7 @@ class ServerSockets:
 
     def _bind_tcp(self, endpoint: str, address: TcpAddress) -> tuple[str, str]:
         for socket in (self._publisher, self._router):
-            socket.ipv6 = ":" in address.host
-            socket.heartbeat_ivl, socket.heartbeat_timeout = TCP_HEARTBEAT_MS
+            _configure_tcp(socket, ipv6=":" in address.host)
         attempts = 1 if address.port else MAX_PORT_ATTEMPTS
         for attempt in range(attempts):
             _bind(self._publisher, f"tcp://{address.host}:{address.port or '*'}", endpoint)
@@ -173,6 +187,7 @@ class ServerSockets:
     def _release(self, linger_ms: int) -> None:
         self._publisher.close(linger=linger_ms)
         self._router.close(linger=linger_ms)
+        self._door.close(linger=0)
         self._context.term()
         if self._lock is not None:
             self._lock.release()  # last: the next engine may bind from here on
@@ -182,6 +197,7 @@ class ServerSockets:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
+        poller.register(self._door, zmq.POLLIN)
         poller.register(self._wakeup.reader, zmq.POLLIN)
         next_beat = time.monotonic()
         while not self._closing:
@@ -191,10 +207,13 @@ class ServerSockets:
             ready = {source for source, _ in poller.poll(math.ceil(1000 * wait_s))}
             if self._wakeup.reader in ready:
                 self._wakeup.clear()
+            if self._door in ready:
+                self._open_doors()
             if self._router in ready:
                 self._read_commands()
             self._send_queued()
             if time.monotonic() >= next_beat:
+                self._turn_away()
                 self._beat()
                 next_beat = time.monotonic() + HEARTBEAT_S
         self._finish()
@@ -206,13 +225,41 @@ class ServerSockets:
             time.sleep(RETRY_S[0])
             self._backlogs.retry()
 
+    def _open_doors(self) -> None:
+        for _ in range(MAX_COMMANDS_A_TURN):
+            try:
+                self._door.send_multipart(self._guests.answer(self._door.recv_multipart(zmq.NOBLOCK)))
+            except zmq.Again:
+                return
+        self._wakeup.signal()
+
+    def _turn_away(self) -> None:
+        """Those whose key was removed: their requests are nobody's, and their telemetry ends.
+
+        No single subscriber can be cut off, so all are, and all that are still known come again by themselves.
+        """
+        removed = self._guests.removed()
+        for client in removed:
+            self._on_client_lost(client)
+        if self._guests.must_all_knock_again():
+            self._publisher.close(linger=0)
+            self._publisher = self._context.socket(zmq.PUB)
+            self._configure_publisher()
+            _configure_tcp(self._publisher, ipv6="[" in self.telemetry_endpoint)
+            self._must_bind = True
+        if self._must_bind:
+            with contextlib.suppress(KvscopeError):  # the old one may take a moment to let go: next time
+                _bind(self._publisher, self.telemetry_endpoint, self.telemetry_endpoint)
+                self._must_bind = False
+
     def _read_commands(self) -> None:
         for _ in range(MAX_COMMANDS_A_TURN):
             try:
-                client, *parts = self._router.recv_multipart(zmq.NOBLOCK)
+                client, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._take_command(client, parts)
+            self._guests.note(client.bytes, _user_id(client))
+            self._take_command(client.bytes, [part.bytes for part in parts])
         self._wakeup.signal()
 
     def _take_command(self, client: bytes, parts: list[bytes]) -> None:
@@ -220,7 +267,12 @@ class ServerSockets:
             self._answer(client, Failed(reason=f"a command is one message part, not {len(parts)}"))
             return
         try:
-            self._on_command(client, decode_command(parts[0]))
+            command = decode_command(parts[0])
+            refusal = not_allowed(self._guests.caller(client), command)
+            if refusal is not None:
+                self._answer(client, refusal)
+            else:
+                self._on_command(client, command)
         except ProtocolError as error:
             self._answer(client, Failed(reason=str(error)))
         except Exception as error:  # a client's message must not end the thread that serves all of them
@@ -313,13 +365,14 @@ def _send_big(socket: zmq.Socket[bytes], data: bytes) -> zmq.MessageTracker:
     return tracker
 
 
-def _load_curve_key(path: Path) -> tuple[bytes, bytes]:
+def _configure_tcp(socket: zmq.Socket[bytes], *, ipv6: bool) -> None:
+    socket.ipv6 = ipv6
+    socket.heartbeat_ivl, socket.heartbeat_timeout = TCP_HEARTBEAT_MS
+
+
+def _user_id(part: zmq.Frame) -> str:
+    """The public key that the connection proved it has, empty where no keys are used."""
     try:
-        public, secret = zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"curve key {path} is not accepted: {error}") from None
-    if secret is None:
-        raise BadInput(f"curve key {path} is not accepted: it has no secret key")
-    if path.stat().st_mode & 0o077:
-        raise BadInput(f"curve key {path} is not accepted: others may read it (chmod 600 mends it)")
-    return public, secret
+        return str(part.get("User-Id"))
+    except zmq.ZMQError:
+        return ""

@@ -7,13 +7,14 @@ thread alone. Knows neither the mirror nor who takes.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import deque
 from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
-from kvscope_telemetry.messages.commands import Failed, GetSnapshot, GetStatus, Reply, Status
+from kvscope_telemetry.messages.commands import Abort, Failed, GetSnapshot, GetStatus, Reply, Status
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
     Frame,
@@ -28,7 +29,9 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode, tag_of
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
+from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.sources.awaited_requests import AwaitedRequests
 from kvscope_telemetry.sources.liveness import Liveness
 from kvscope_telemetry.sources.outgoing import Outgoing
 from kvscope_telemetry.sources.pending import Pending
@@ -42,6 +45,8 @@ MAX_REPLIES_WAITING: Final = 50_000
 NAP_S: Final = 0.004
 TICK_MS: Final = 50
 ASK_STATUS_NS: Final = 500_000_000
+ASK_ROLE_NS: Final = 5_000_000_000
+"""How often an engine that is well is asked all the same: our role may have been changed."""
 QUIET_NS: Final = 250_000_000
 """A connection this old without a word is asked for a snapshot; before, the first message asks for it, so
 that nothing falls between the snapshot and a subscription that is still on its way."""
@@ -61,7 +66,12 @@ class LiveReader:
         """Notified after each pass in which something came."""
         self._sockets = sockets
         self._sync = Sync()
-        self._liveness = Liveness(is_local=sockets.is_same_machine)
+        self._awaited = AwaitedRequests()
+        self._session = secrets.token_hex(16)
+        self._num_introduced = 0  # connections on which the engine was told who we are
+        self._role = ""
+        self._is_same_machine = sockets.is_ipc
+        self._liveness = Liveness(is_local=sockets.is_ipc)
         self._closing = False
         self._resync_wanted = False
         self._frames_received = 0
@@ -105,6 +115,7 @@ class LiveReader:
             num_unknown=self._unknowns.values,
             latency_ns=self._latency_ns,
             last_message_ns=self._liveness.last_message_ns,
+            role=self._role,
         )
 
     @property
@@ -123,27 +134,32 @@ class LiveReader:
             self._failure = f"reading failed: {error!r:.200}"
             raise
         finally:
-            self.outgoing.send_all(self._sockets.send)
+            self._send_waiting()
+            self._withdraw()
             self._sockets.close()
 
     def _pass(self) -> None:
-        room = MAX_REPLIES_WAITING - len(self.replies)
-        self._sockets.wait(TICK_MS, replies=room > 0)
+        self._sockets.wait(TICK_MS, replies=len(self.replies) < MAX_REPLIES_WAITING)
         now_ns = time.monotonic_ns()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
         # All of them: what is still unread when a connection ends goes with it at the next look at the connection.
-        replies = self._sockets.receive_replies(room)
+        num_replies = self._read_replies(now_ns)
         for data in messages:
             self._read_telemetry(data, now_ns)
-        for data in replies:
-            self._read_reply(data, now_ns)
         self._tick(now_ns)
         self._hand_over()
-        if messages or replies:
+        if messages or num_replies:
             with self.changed:
                 self.changed.notify_all()
             if len(messages) < MAX_MESSAGES_A_PASS:
                 time.sleep(NAP_S)
+
+    def _read_replies(self, now_ns: int) -> int:
+        """Read what waits, as far as there is room; how many there were."""
+        replies = self._sockets.receive_replies(MAX_REPLIES_WAITING - len(self.replies))
+        for data in replies:
+            self._read_reply(data, now_ns)
+        return len(replies)
 
     def _read_telemetry(self, data: bytes, now_ns: int) -> None:
         try:
@@ -194,15 +210,23 @@ class LiveReader:
             return
         if isinstance(reply, Snapshot):
             if self._sync.snapshot(reply, now_ns):
+                self._note_host(reply.hello)
                 self._liveness.began()
                 self._liveness.heard(now_ns)
         elif isinstance(reply, Status) and reply.tag >= FIRST_TAG:
             self._liveness.answered(reply)
+            self._role = reply.role
             self._extras.progress = reply.progress or self._extras.progress
         elif isinstance(reply, Failed) and reply.tag >= FIRST_TAG:
             self._sync.refused(reply.tag)
         else:
+            self._awaited.heard(reply)
             self.replies.append(reply)
+
+    def _note_host(self, hello: Hello) -> None:
+        """Whose clock the engine's times are of: an address may be a tunnel's, a machine's name is its own."""
+        self._is_same_machine = hello.host == host_id() if hello.host else self._sockets.is_ipc
+        self._liveness.is_local = self._is_same_machine
 
     def _reject(self, error: ProtocolError, data: bytes) -> None:
         self._messages_rejected += 1
@@ -212,7 +236,7 @@ class LiveReader:
 
     def _measure_latency(self, frame: Frame, now_ns: int) -> None:
         latency_ns = now_ns - frame.time_ns
-        is_plausible = self._sockets.is_same_machine and 0 <= latency_ns < MAX_LATENCY_NS
+        is_plausible = self._is_same_machine and 0 <= latency_ns < MAX_LATENCY_NS
         self._latency_ns = latency_ns if is_plausible else -1
 
     def _tick(self, now_ns: int) -> None:
@@ -225,15 +249,38 @@ class LiveReader:
             self._connected_ns, self._asked_status_ns = now_ns, 0
             if not is_connected:
                 self._sync.disconnected()
-        if is_connected:
+        self._liveness.refusal = self._sockets.refusal
+        if is_connected and self._introduced(now_ns):
             self._ask(now_ns)
-        self.outgoing.send_all(self._sockets.send)
+            self._send_waiting()
         self.replies.extend(self.outgoing.expired(now_ns))
+
+    def _introduced(self, now_ns: int) -> bool:
+        """Say first on each connection who we are, and what we wait for; whether that is done."""
+        num_connections = self._sockets.num_connections
+        if num_connections == self._num_introduced:
+            return True
+        self._read_replies(now_ns)  # what came over the connection before is heard
+        hello = GetStatus(tag=FIRST_TAG, session=self._session, awaited=self._awaited.all())
+        if not self._sockets.send(encode(hello)):
+            return False
+        self._num_introduced, self._asked_status_ns = num_connections, now_ns
+        return True
+
+    def _send_waiting(self) -> None:
+        self.outgoing.send_all(self._sockets.send, self._awaited.sent)
+
+    def _withdraw(self) -> None:
+        """Nobody will hear what is still awaited: the engine need not wait for us to come back."""
+        for request_id in self._awaited.ids:
+            if not self._sockets.send(encode(Abort(request_id=request_id))):
+                return
 
     def _ask(self, now_ns: int) -> None:
         state, _ = self._liveness.state(now_ns)
         is_worth_asking = state is not SourceState.LIVE or self._liveness.may_be_paused(now_ns)
-        if is_worth_asking and now_ns - self._asked_status_ns >= ASK_STATUS_NS:
+        interval_ns = ASK_STATUS_NS if is_worth_asking else ASK_ROLE_NS
+        if now_ns - self._asked_status_ns >= interval_ns:
             self._sockets.send(encode(GetStatus(tag=FIRST_TAG)))
             self._asked_status_ns = now_ns
         if not self._sync.in_sync and now_ns - self._connected_ns >= QUIET_NS:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final
 
 from kvscope_telemetry.errors import EngineDead, ProtocolError
+from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.messages.commands import Command, Reply
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.source import SourceStatus, Update
@@ -25,15 +26,16 @@ _LOOK_AGAIN_S: Final = 0.05
 class LiveSource:
     """The engine at `endpoint`, over its restarts; a context manager that closes at the end.
 
-    `curve_key` is the engine's public CURVE certificate, needed on tcp outside loopback. An engine that is
-    not there yet is waited for. Raises BadInput for an endpoint or key that is not accepted.
+    `key` is the key file that the engine's operator made for this client, `NO_KEY` for none; without it the one
+    remembered for the endpoint is taken, or on loopback that of an engine of the same user (`connections`). An
+    engine that is not there yet is waited for. Raises BadInput for an endpoint or key that is not accepted.
     """
 
-    def __init__(self, endpoint: str, *, curve_key: Path | None = None) -> None:
+    def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
         self.mirror = Mirror()
         """The state as of the last `update_mirror()`."""
         self._name = endpoint
-        self._reader = LiveReader(ClientSockets(endpoint, curve_key=curve_key))
+        self._reader = LiveReader(ClientSockets(endpoint, key=key_for(endpoint, key)))
         self._is_closed = False
         self._thread = threading.Thread(target=self._reader.run, name="kvscope-reader", daemon=True)
         self._thread.start()

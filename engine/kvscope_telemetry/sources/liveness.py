@@ -26,9 +26,13 @@ class Liveness:
         self.last_message_ns = 0
         self.is_connected = False
         self.is_paused = False
+        self.is_local = is_local
+        """Whether a connection that ends means that the engine's process did."""
+        self.refusal = ""
+        """Why the engine does not let us in."""
         self.rejection = ""
         """Why the latest message could not be read."""
-        self._is_local = is_local
+        self._paused_by = ""
         self._is_known = False  # a snapshot of the present engine came
         self._loading: str | None = None
         self._ended: str | None = None
@@ -51,12 +55,15 @@ class Liveness:
         if beat.step != self._step or not beat.num_unfinished:
             self._step, self._step_since_ns = beat.step, now_ns
         self._num_unfinished = beat.num_unfinished
+        if beat.paused_by or self._paused_by:
+            self.is_paused = bool(beat.paused_by)
+        self._paused_by = beat.paused_by
         in_step = beat.step_started_ns > 0
         self._step_age_ns = beat.time_ns - beat.step_started_ns if in_step else STUCK_NS
 
     def answered(self, status: Status) -> None:
         """The engine said how it is."""
-        self.is_paused = status.paused
+        self.is_paused, self._paused_by = status.paused, status.paused_by
         self._loading = None
         if status.phase == "loading":
             self._ended, self._loading = None, _in_words(status.progress)
@@ -88,19 +95,23 @@ class Liveness:
     def state(self, now_ns: int) -> tuple[SourceState, str]:
         """The state, and why in words where there is more to say."""
         silent_ns = now_ns - self.last_message_ns
+        if self.refusal:
+            return SourceState.REFUSED, self.refusal
         if self._loading is not None:
             return SourceState.LOADING, self._loading
         if self._ended is not None:
             return SourceState.ENDED, self._ended
         if not self._is_known:
             return SourceState.CONNECTING, self.rejection
-        if not self.is_connected and self._is_local and silent_ns > GONE_NS:
+        if not self.is_connected and self.is_local and silent_ns > GONE_NS:
             return SourceState.ENDED, "the engine is gone without a goodbye"
         if silent_ns > STALE_NS:
             return SourceState.STALE, f"nothing heard for {silent_ns / 1e9:.1f} s"
         if self._is_stuck(now_ns):
             stands_s = (now_ns - self._step_since_ns) / 1e9
             return SourceState.STUCK, f"step {self._step} stands still for {stands_s:.0f} s"
+        if self.is_paused:
+            return SourceState.PAUSED, f"by {self._paused_by}" if self._paused_by else ""
         return SourceState.LIVE, ""
 
     def may_be_paused(self, now_ns: int) -> bool:

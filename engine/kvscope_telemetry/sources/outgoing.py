@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput, EngineDead
-from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Abort, Command, Failed, Refused, Reply, Submit
+from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Reply, refuse
 from kvscope_telemetry.messages.wire import encode
 
 MAX_WAITING: Final = 10_000
@@ -35,20 +35,14 @@ class Outgoing:
             raise EngineDead(f"{NO_ENGINE}: {MAX_WAITING} commands wait for it already")
         self._commands.append((time.monotonic_ns(), command, data))
 
-    def send_all(self, send: Callable[[bytes], bool]) -> None:
-        """Hand over from the oldest until `send` says that it takes no more."""
+    def send_all(self, send: Callable[[bytes], bool], sent: Callable[[Command], None] = lambda command: None) -> None:
+        """Hand over from the oldest until `send` says that it takes no more; `sent` is told of each that left."""
         while self._commands and send(self._commands[0][2]):
-            self._commands.popleft()
+            sent(self._commands.popleft()[1])
 
     def expired(self, now_ns: int) -> list[Reply]:
         """Answers to the commands that waited too long; they are gone."""
         replies: list[Reply] = []
         while self._commands and now_ns - self._commands[0][0] > MAX_WAIT_NS:
-            replies.append(_no_engine(self._commands.popleft()[1]))
+            replies.append(refuse(self._commands.popleft()[1], NO_ENGINE))
         return replies
-
-
-def _no_engine(command: Command) -> Reply:
-    if isinstance(command, Submit):
-        return Refused(request_id=command.request_id, reason=NO_ENGINE)
-    return Failed(reason=NO_ENGINE, tag=0 if isinstance(command, Abort) else command.tag)

@@ -6,6 +6,7 @@ import time
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
+from kvscope_telemetry.sockets.host_id import host_id
 
 BLOCK_BYTES = 16 * 30 * 2 * 3 * 64 * 4
 
@@ -31,6 +32,7 @@ def synthetic_hello(
         ),
         device=DeviceInfo(kind="cpu", name="synthetic"),
         engine_version="synthetic",
+        host=host_id(),
     )
 
 

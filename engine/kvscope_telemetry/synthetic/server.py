@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Final
 
+from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.commands import (
     Abort,
@@ -31,6 +31,7 @@ from kvscope_telemetry.messages.commands import (
     Tokens,
     Usage,
 )
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import DeviceSample, Goodbye, Heartbeat, MemoryBreakdown
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 from kvscope_telemetry.synthetic.engine import Output, SyntheticEngine
@@ -65,7 +66,8 @@ class SyntheticServer:
         endpoint: str,
         *,
         rate: float = 100.0,
-        curve_key: Path | None = None,
+        keys: KeyRing | None = None,
+        keyless: Role = Role.OPERATOR,
         heartbeats: bool = True,
     ) -> None:
         self.engine = engine
@@ -79,7 +81,9 @@ class SyntheticServer:
         self._wake = threading.Event()
         self._beat = engine.heartbeat()
         self._sampled_ns = 0
-        self.sockets = ServerSockets(endpoint, on_command=self._enqueue, heartbeat=self._heartbeat, curve_key=curve_key)
+        self.sockets = ServerSockets(
+            endpoint, on_command=self._enqueue, heartbeat=self._heartbeat, keys=keys, keyless=keyless
+        )
         self.sockets.publish(engine.hello)
         self._thread = threading.Thread(target=self._run, name="kvscope-synthetic", daemon=True)
         self._thread.start()
@@ -183,7 +187,12 @@ class SyntheticServer:
             reply(client, self.engine.snapshot(command.tag))
         elif isinstance(command, GetStatus):
             endpoint, hello = self.sockets.telemetry_endpoint, self.engine.hello
-            reply(client, Status(phase="ready", telemetry_endpoint=endpoint, hello=hello, tag=command.tag))
+            caller = self.sockets.caller(client)
+            role, name = (caller.role, caller.name) if caller is not None else ("", "")
+            tag = command.tag
+            reply(
+                client, Status(phase="ready", telemetry_endpoint=endpoint, hello=hello, tag=tag, role=role, name=name)
+            )
         elif isinstance(command, GetBlockText):
             contents = tuple(self._block_content(block) for block in command.blocks)
             reply(client, BlockText(contents=contents, tag=command.tag))

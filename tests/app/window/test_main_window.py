@@ -147,13 +147,13 @@ def test_number_keys_choose_the_colours(index, mode, session, make_window, qtbot
 
 
 def test_every_shortcut_means_one_thing(session, make_window):
-    window = make_window(session, attach=lambda endpoint: None)
+    window = make_window(session, attach=lambda endpoint, key: None)
     keys = [key.toString() for _, action in entries(window) for key in action.shortcuts()]
     assert len(keys) == len(set(keys))
 
 
 def test_every_action_has_words_and_no_icon_is_missing(session, make_window):
-    window = make_window(session, attach=lambda endpoint: None)
+    window = make_window(session, attach=lambda endpoint, key: None)
     for spec in window.actions_by_name:
         action = window.actions_by_name[spec.name]
         assert action.text()
@@ -228,7 +228,7 @@ def test_palette_ranks_word_beginnings_first():
 
 @pytest.mark.parametrize("name", ["shortcuts", "about", "attach"])
 def test_sheets_open_and_close(name, session, make_window):
-    window = make_window(session, attach=lambda endpoint: None)
+    window = make_window(session, attach=lambda endpoint, key: None)
     window.actions_by_name[name].trigger()
     (sheet,) = window.findChildren(Sheet)
     assert sheet.isVisible()
@@ -250,7 +250,7 @@ def test_the_shortcut_sheet_lists_every_key(session, make_window):
 
 def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtbot):
     opened = []
-    window = make_window(session, attach=opened.append)
+    window = make_window(session, attach=lambda endpoint, key: opened.append((endpoint, key)))
     window.actions_by_name["attach"].trigger()
     (sheet,) = window.findChildren(Sheet)
     sheet._line.setText("http://nowhere")
@@ -259,7 +259,7 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
     assert opened == []
     sheet._line.setText("tcp://127.0.0.1:5555")
     sheet._try()
-    assert opened == ["tcp://127.0.0.1:5555"]
+    assert opened == [("tcp://127.0.0.1:5555", None)]
 
 
 def test_engine_control_is_sent(engine, session, make_window):

@@ -176,7 +176,9 @@ def test_nobody_aborts_another_s_request(start: Callable[..., Running], new_clie
     owner, stranger = new_client(), new_client()
     owner.wait_ready()
     owner.ask(submit("mine", max_tokens=100), Accepted)
-    assert stranger.ask(Abort(request_id="mine"), Done).request_id == "mine"
+    refusal = stranger.ask(Abort(request_id="mine"), Failed)
+    assert refusal.request_id == "mine"
+    assert "another client's" in refusal.reason
     assert owner.receive(Finished).finish_reason == "length"
 
 

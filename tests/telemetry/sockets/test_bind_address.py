@@ -53,6 +53,10 @@ def test_loopback_is_known_by_its_address(endpoint: str, is_loopback: bool) -> N
         "tcp://localhost:5x",
         "tcp://localhost:٣",
         "ipc:///a\0b",
+        "ipc:///",
+        "ipc:////",
+        "ipc:///telemetry",
+        "ipc:///run/../kv",
     ],
 )
 def test_anything_else_is_refused_by_name(endpoint: str) -> None:

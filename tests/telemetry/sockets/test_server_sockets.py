@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
@@ -22,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-import zmq.auth
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.ledger import Ledger
@@ -36,6 +34,7 @@ from kvscope_telemetry.messages.commands import (
     Submit,
     Tokens,
 )
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, TelemetryMessage
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
 from kvscope_telemetry.sockets import server_sockets
@@ -395,6 +394,7 @@ def test_a_second_engine_is_refused_and_the_first_unharmed(server: Server, peer:
 
 HOLDER = """
 import sys, time
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 sockets = ServerSockets(sys.argv[1], on_command=print, heartbeat=lambda: None)
 print("up", flush=True)
@@ -439,6 +439,41 @@ def test_a_directory_others_may_write_to_is_refused(folder: Path) -> None:
         Server(f"ipc://{folder}")
 
 
+def test_a_deleted_lock_lets_nobody_in(server: Server, peer: Peer, folder: Path) -> None:
+    (folder / "lock").unlink()
+    with pytest.raises(EndpointInUse, match="in use by another engine"):
+        Server(f"ipc://{folder}")
+    assert ask(peer.dealer(server.sockets), encode(GetStatus(tag=5))) == Done(tag=5)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
+def test_a_lock_that_is_no_plain_file_is_refused_in_one_line(folder: Path, make: Callable[[Path], None]) -> None:
+    make(folder / "lock")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BadInput, match=r"not accepted: .*lock"):
+        Server(f"ipc://{folder}")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_parent_in_which_others_may_replace_it_is_refused(folder: Path) -> None:
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o777)
+    with pytest.raises(BadInput, match="others may replace"):
+        Server(f"ipc://{folder}/open/kv")
+    with pytest.raises(BadInput, match="others may replace"):
+        Server(f"ipc://{folder}/open/deeper/kv")
+    (folder / "open").chmod(0o1777)
+    Server(f"ipc://{folder}/open/kv").sockets.close()
+
+
+@pytest.mark.parametrize("path", ["/", "/etc", "/usr"])
+def test_folders_of_the_system_are_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: Path(path).stat().st_uid)
+    with pytest.raises(BadInput, match=r"the system's|of its own"):
+        Server(f"ipc://{path}")
+    assert not (Path(path) / "lock").exists()
+
+
 def test_a_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(BadInput, match="another user"):
@@ -453,12 +488,12 @@ def test_a_file_in_place_of_the_directory_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://192.0.2.1:0"])
 def test_tcp_beyond_loopback_needs_a_key(endpoint: str) -> None:
-    with pytest.raises(BadInput, match="needs a CURVE key"):
+    with pytest.raises(BadInput, match="not accepted without keys"):
         Server(endpoint)
 
 
 def test_tcp_takes_two_neighbouring_ports(peer: Peer) -> None:
-    server = Server("tcp://127.0.0.1:0")
+    server = Server("tcp://127.0.0.1:0", keyless=Role.OPERATOR)
     try:
         telemetry, command = (
             int(endpoint.rpartition(":")[2])
@@ -472,33 +507,3 @@ def test_tcp_takes_two_neighbouring_ports(peer: Peer) -> None:
             Server(f"tcp://127.0.0.1:{command}")
     finally:
         server.sockets.close()
-
-
-def test_curve_lets_in_who_has_the_key_and_nobody_else(folder: Path, peer: Peer) -> None:
-    public_file, secret_file = zmq.auth.create_certificates(folder, "engine")
-    os.chmod(secret_file, 0o600)
-    public, _ = zmq.auth.load_certificate(public_file)
-    server = Server("tcp://127.0.0.1:0", curve_key=Path(secret_file))
-    try:
-        own_public, own_secret = zmq.curve_keypair()
-        keys = {"curve_serverkey": public, "curve_publickey": own_public, "curve_secretkey": own_secret}
-        assert ask(peer.dealer(server.sockets, **keys), encode(GetStatus(tag=5))) == Done(tag=5)
-        stranger = peer.dealer(server.sockets, rcvtimeo=300)
-        with contextlib.suppress(zmq.Again):
-            stranger.send(encode(GetStatus(tag=6)), zmq.NOBLOCK)
-        with pytest.raises(zmq.Again):
-            stranger.recv()
-        assert [command for _, command in server.commands] == [GetStatus(tag=5)]
-    finally:
-        server.sockets.close()
-
-
-def test_a_key_that_is_no_secret_is_refused(folder: Path) -> None:
-    public_file, secret_file = zmq.auth.create_certificates(folder, "engine")
-    with pytest.raises(BadInput, match="no secret key"):
-        Server("tcp://127.0.0.1:0", curve_key=Path(public_file))
-    os.chmod(secret_file, 0o644)
-    with pytest.raises(BadInput, match="others may read it"):
-        Server("tcp://127.0.0.1:0", curve_key=Path(secret_file))
-    with pytest.raises(BadInput, match="curve key"):
-        Server("tcp://127.0.0.1:0", curve_key=folder / "nothing")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq.auth
 
 from kvscope_telemetry import connect
 from kvscope_telemetry.errors import BadInput, EngineDead
@@ -37,7 +35,6 @@ from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.messages.wire import decode_telemetry, encode
-from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.server import SyntheticServer
@@ -460,19 +457,5 @@ def test_a_bad_endpoint_or_key_is_refused_and_opens_nothing(tmp_path: Path) -> N
         if content is not None:
             path.write_text(content)
         with pytest.raises(BadInput, match="key"):
-            ClientSockets("tcp://127.0.0.1:5600", curve_key=path)
+            LiveSource("tcp://127.0.0.1:5600", key=path)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_with_curve_only_who_has_the_key_gets_anything(
-    tmp_path: Path, make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, assert_mirrors: AssertMirrors
-) -> None:
-    public, secret = zmq.auth.create_certificates(tmp_path, "engine")
-    Path(secret).chmod(stat.S_IRUSR | stat.S_IWUSR)
-    server = serve(endpoint := make_endpoint("tcp"), curve_key=Path(secret))
-    stranger = watch(endpoint)
-    source = watch(endpoint, curve_key=Path(public))
-    _see_frames(source, 20)
-    assert_mirrors(source, server)
-    assert stranger.status.frames_received == 0
-    assert stranger.status.state is SourceState.CONNECTING

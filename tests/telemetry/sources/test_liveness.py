@@ -78,7 +78,7 @@ def test_an_engine_that_stands_still_between_steps_is_stuck_too_unless_paused() 
     assert _state(liveness, 6) is SourceState.STUCK
     assert liveness.may_be_paused(START + 6 * S)
     liveness.answered(Status(phase="ready", telemetry_endpoint="e", paused=True))
-    assert _state(liveness, 6) is SourceState.LIVE
+    assert _state(liveness, 6) is SourceState.PAUSED
 
 
 def test_long_prefill_steps_are_not_stuck() -> None:

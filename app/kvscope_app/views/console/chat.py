@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -24,10 +25,23 @@ from kvscope_app.views.console.conversation import (
 )
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Finished, Refused, Reply, Submit, Tokens
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Accepted,
+    Command,
+    Done,
+    Failed,
+    Finished,
+    Refused,
+    Reply,
+    Submit,
+    Tokens,
+)
 from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40
+STOP_PATIENCE_MS: Final = 5000
+"""How long after its answer to a stop an engine may take to end a request."""
 SAVE_AFTER_MS: Final = 800
 SAVE_WRITING_S: Final = 2.0
 """How much of an answer that is being written may be lost when the desktop is killed."""
@@ -183,7 +197,11 @@ class Chat(QObject):
 
     def _on_replies(self, replies: Iterable[Reply]) -> None:
         for reply in replies:
-            if isinstance(reply, Tokens | Accepted | Finished | Refused):
+            if isinstance(reply, Failed) and reply.request_id in self._answers:
+                self._answers[reply.request_id].end("interrupted", reply.reason)
+            elif isinstance(reply, Done) and reply.request_id in self._answers:
+                QTimer.singleShot(STOP_PATIENCE_MS, self, partial(self._give_up, self._answers[reply.request_id]))
+            elif isinstance(reply, Tokens | Accepted | Finished | Refused):
                 answer = self._answers.get(reply.request_id)
                 if answer is not None:
                     self._take(answer, reply)
@@ -191,6 +209,8 @@ class Chat(QObject):
     def _take(self, answer: Answer, reply: Tokens | Accepted | Finished | Refused) -> None:
         if isinstance(reply, Tokens):
             answer.tokens(reply)
+            if reply.num_missed:
+                self.told.emit(f"{reply.num_missed} pieces of this answer were lost while the connection was away.")
         elif isinstance(reply, Accepted):
             answer.accepted(reply)
             self._select(answer)
@@ -199,6 +219,11 @@ class Chat(QObject):
             answer.finished(reply)
         else:
             answer.refused(reply)
+
+    def _give_up(self, answer: Answer) -> None:
+        """The engine said long ago that it stopped this one, and no last word came: to it we are a stranger."""
+        if not answer.is_ended:
+            answer.end("stopped", "the engine said no more about it")
 
     def _select(self, answer: Answer) -> None:
         if self.follow_on_map and answer.message.stats.number:

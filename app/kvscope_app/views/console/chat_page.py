@@ -33,6 +33,7 @@ _NOT_READY = {
     SourceState.CONNECTING: "Connecting to the engine…",
     SourceState.LOADING: "The model is loading…",
     SourceState.ENDED: "The engine has ended",
+    SourceState.REFUSED: "The engine does not let you in",
 }
 
 
@@ -104,6 +105,8 @@ class ChatPage(QWidget):
     def _blocked(self) -> str:
         if not self.session.takes_commands:
             return "This source takes no prompts"
+        if self.session.is_viewer:
+            return "You are a viewer at this engine: prompts are for operators"
         if self.options.problem:
             return "The sampling options need a look"
         return _NOT_READY.get(self.session.status.state, "")

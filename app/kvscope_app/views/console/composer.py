@@ -107,6 +107,8 @@ class Composer(QWidget):
         self._is_writing, self._can_send = is_writing, not blocked
         self.edit.setPlaceholderText(blocked or "Ask something")
         self._show_button()
+        if blocked and not is_writing:
+            self.button.setToolTip(blocked)
         if is_stopping:
             self.button.setText("Stopping…")
             self.button.setEnabled(False)

@@ -55,7 +55,7 @@ class BlockTexts(QObject):
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        if key != self._asked and self._session.takes_commands:
+        if key != self._asked and self._session.may_operate:
             self._wanted = key
             if not self._timer.isActive() and self._asked is None:
                 self._timer.start()

@@ -252,7 +252,7 @@ class PageMapView(View):
             self._card.hide()
             return
         content = None if facts.stamp is None else self._texts.get(block, facts.stamp)
-        waiting = facts.stamp is not None and content is None and self.session.takes_commands
+        waiting = facts.stamp is not None and content is None and self.session.may_operate
         self._card.show_block(facts, content, waiting)
         self._card.place(self.canvas.cell_rect(block), self.canvas.rect())
         if self.canvas.hasFocus():

@@ -1,0 +1,99 @@
+"""`kvscope-engine keys`: makes, lists and removes the keys of clients on tcp."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvscope_engine.cli.parser import CommandParser
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.key_ring import ClientEntry, KeyRing, default_keys_folder
+from kvscope_telemetry.messages.roles import Role
+
+ABOUT = (
+    "Clients on tcp prove who they are with a key file. Make one here, copy it to the client's machine, and give it"
+    " to the desktop with --key FILE. A running engine sees what is made and removed here within half a second."
+    " Viewers see the cache; operators also send prompts, control the engine and read the texts of blocks."
+)
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "keys", help="who may connect over tcp, and what each may do", description=ABOUT
+    )
+    parser.set_defaults(run=_no_action)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", parser_class=CommandParser)
+    new = _action(actions, "new", _new, "make a key for a client and let it in")
+    new.add_argument("name", metavar="NAME", help="what the client is called")
+    new.add_argument(
+        "--role", choices=[str(role) for role in Role], default=str(Role.VIEWER), help="what the client may do"
+    )
+    new.add_argument("--out", type=Path, metavar="FILE", help="the key file to write (without it: NAME.key)")
+    _action(actions, "list", _list, "who is let in, and as what")
+    remove = _action(actions, "remove", _remove, "let a key in no more; who is connected with it is cut off")
+    remove.add_argument("name", metavar="NAME", help="what the client is called")
+    _action(actions, "server", _server, "show the engine's public key")
+    return parser
+
+
+def run_new(ring: KeyRing, name: str, role: Role, out: Path | None) -> dict[str, str]:
+    """Make a key; what there is to tell about it."""
+    path = out or Path(f"{name}.key")
+    key = ring.new(name, role, path)
+    return {"name": key.name, "role": str(key.role), "public": key.public, "file": str(path)}
+
+
+def _action(
+    actions: argparse._SubParsersAction[Any], name: str, run: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser.add_argument(
+        "--keys", type=Path, metavar="DIR", help=f"folder of the engine's keys (without it: {default_keys_folder()})"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _no_action(args: argparse.Namespace) -> int:
+    raise BadInput("no action is given: one of new, list, remove, server (see `kvscope-engine keys --help`)")
+
+
+def _new(args: argparse.Namespace) -> int:
+    made = run_new(KeyRing(args.keys), args.name, Role(args.role), args.out)
+    _print(args, made, f"{made['file']}: {made['name']} is {made['role']}; copy it to the client, and keep it private")
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    entries = KeyRing(args.keys).entries()
+    told = [{"name": e.name, "role": str(e.role), "made": e.made, "public": e.public} for e in entries]
+    _print(args, told, "\n".join(_rows(entries)))
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    gone = KeyRing(args.keys).remove(args.name)
+    _print(args, {"name": gone.name, "public": gone.public}, f"{gone.name} is let in no more")
+    return 0
+
+
+def _server(args: argparse.Namespace) -> int:
+    ring = KeyRing(args.keys)
+    _print(args, {"public": ring.engine.public, "keys": str(ring.folder)}, ring.engine.public)
+    return 0
+
+
+def _print(args: argparse.Namespace, told: object, text: str) -> None:
+    print(json.dumps(told) if args.json else text)
+
+
+def _rows(entries: list[ClientEntry]) -> list[str]:
+    table = [("name", "role", "made", "public key"), *((e.name, e.role, e.made, e.public) for e in entries)]
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    return ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in table]

@@ -1,0 +1,99 @@
+"""Engines that a person attaches to, and which key each takes: `~/.config/kvscope/connections.toml`.
+
+    [[connection]]
+    endpoint = "tcp://127.0.0.1:7710"
+    key = "laptop.key"          # a path; a relative one is looked up beside this file
+    label = "GPU box"
+
+Owns that file's format and the choice of a key for an endpoint. The file holds no secrets. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.key_files import ClientKey, read_client_key
+from kvscope_telemetry.keys.key_ring import config_folder, local_key
+from kvscope_telemetry.keys.private_files import MAX_BYTES, write_private
+from kvscope_telemetry.sockets.endpoints import endpoints, is_loopback
+
+NO_KEY: Final = Path("none")
+"""Given in place of a key file: use none, whatever is remembered."""
+MAX_REMEMBERED: Final = 100
+_WHAT: Final = "connections file"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An engine, and how one gets in."""
+
+    endpoint: str
+    key: str = ""
+    """A path, empty for none."""
+    label: str = ""
+
+
+def connections_path() -> Path:
+    """Where they are written."""
+    return config_folder() / "connections.toml"
+
+
+def read_connections() -> list[Connection]:
+    """In the order of the file; none when it is not there. Raises BadInput for a file that cannot be understood."""
+    path = connections_path()
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES)
+        tables = tomllib.loads(data.decode()).get("connection", [])
+        return msgspec.convert(tables, list[Connection])
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BadInput(f"{_WHAT} {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise BadInput(f"{_WHAT} {path} is not accepted: {' '.join(str(error).split())}") from None
+
+
+def remember(connection: Connection) -> None:
+    """Put it first; another one to the same endpoint goes. Raises BadInput when it cannot be written."""
+    path = connections_path()
+    others = [other for other in read_connections() if other.endpoint != connection.endpoint]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{_WHAT} {path} cannot be written: {error.strerror}") from None
+    write_private(path, "".join(map(_table, [connection, *others][:MAX_REMEMBERED])), _WHAT)
+
+
+def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
+    """The key to connect with: the one given, the one remembered for the endpoint, or this user's own.
+
+    The last is for tcp on loopback: an engine of the same user made it. Raises BadInput for a file that is no key.
+    """
+    endpoints(endpoint)
+    if given is not None:
+        return None if given == NO_KEY else read_client_key(given.expanduser())
+    if endpoint.startswith("ipc"):
+        return None
+    for connection in read_connections():
+        if connection.endpoint == endpoint and connection.key:
+            return read_client_key(connections_path().parent / Path(connection.key).expanduser())
+    own = local_key() if is_loopback(endpoint) else None
+    return None if own is None else read_client_key(own)
+
+
+def _table(connection: Connection) -> str:
+    fields = {"endpoint": connection.endpoint, "key": connection.key, "label": connection.label}
+    lines = [f"{name} = {_quoted(value)}\n" for name, value in fields.items() if value]
+    return "[[connection]]\n" + "".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string; JSON's escapes are TOML's, but for DEL."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

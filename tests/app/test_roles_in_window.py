@@ -1,0 +1,162 @@
+"""What a window says and offers when we are a viewer, when somebody holds the engine, and when we are not let in."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import QSettings
+
+from kvscope_app.command_line import Options
+from kvscope_app.desktop import Desktop
+from kvscope_app.load.generator import LoadGenerator
+from kvscope_app.load.settings import LoadSettings
+from kvscope_app.views.console import chat as chat_module
+from kvscope_app.views.console.chat import Chat
+from kvscope_app.views.console.store import ConversationStore
+from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, GetBlockText, Tokens
+from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+
+CONTROLS = ("hold", "resume", "reset_cache")
+
+
+def be(engine, session, state=SourceState.LIVE, reason="", role=""):
+    engine.source.status = SourceStatus(state, reason, role=role)
+    session.poll()
+
+
+def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, session, make_window):
+    window = make_window(session, with_views=True)
+    be(engine, session, role="viewer")
+    assert window._status._labels["role"].text() == "viewer"
+    assert window._status._labels["role"].isVisible()
+    for name in CONTROLS:
+        assert not window.actions_by_name[name].isEnabled()
+        assert "viewer" in window.actions_by_name[name].toolTip()
+    console = window.views["console"]
+    console.page.composer.set_text("hello")
+    console.refresh()
+    assert not console.page.composer.button.isEnabled()
+    assert "viewer" in console.page.composer.button.toolTip()
+    assert not console.load.button.isEnabled()
+    assert "viewer" in console.load.button.toolTip()
+    assert not any(isinstance(command, GetBlockText) for command in engine.source.sent)
+    be(engine, session, role="operator")
+    console.refresh()
+    assert not window._status._labels["role"].isVisible()
+    assert all(window.actions_by_name[name].isEnabled() for name in CONTROLS)
+    assert console.page.composer.button.isEnabled()
+    assert console.load.button.isEnabled()
+
+
+def test_an_engine_that_somebody_holds_is_not_live(engine, session, make_window):
+    window = make_window(session)
+    be(engine, session, SourceState.PAUSED, "by alice")
+    assert window._corner._state.text() == "ENGINE PAUSED"
+    assert window._status._labels["state"].text() == "Engine paused by alice"
+    be(engine, session)
+    assert window._corner._state.text() == "LIVE"
+
+
+def test_holding_is_a_lease(engine, session, make_window):
+    window = make_window(session)
+    be(engine, session, role="operator")
+    window.actions_by_name["hold"].trigger()
+    (command,) = engine.source.sent
+    assert isinstance(command, Control)
+    assert command.action == "pause"
+    assert command.lease_s > 0
+
+
+def test_not_let_in_is_one_sentence_in_the_window_and_on_the_terminal(engine, session, make_window, capsys):
+    window = make_window(session)
+    reason = "the engine at tcp://192.0.2.1:1 does not know this key ('laptop')"
+    for _ in range(3):
+        be(engine, session, SourceState.REFUSED, reason)
+    assert window.banner.text == reason
+    assert window.welcome._detail.text() == reason
+    assert capsys.readouterr().err.count(reason) == 1
+    be(engine, session)
+    assert window.banner.text == ""
+
+
+@pytest.fixture
+def chat(session, tmp_path, qtbot):
+    chat = Chat(session, ConversationStore(tmp_path / "chats"))
+    yield chat
+    chat.save()
+    chat.deleteLater()
+
+
+def test_a_refused_stop_does_not_wait_for_ever(engine, session, chat, qtbot):
+    conversation = chat.conversations[0]
+    chat.ask(conversation, "hello")
+    chat.stop(conversation)
+    (abort,) = [command for command in engine.source.sent if isinstance(command, Abort)]
+    engine.source.replies.append(Failed(reason="it is another client's", request_id=abort.request_id))
+    session.poll()
+    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=3000)
+    assert conversation.messages[-1].ending == "interrupted"
+
+
+def test_a_stop_without_a_last_word_ends_all_the_same(engine, session, chat, qtbot, monkeypatch):
+    monkeypatch.setattr(chat_module, "STOP_PATIENCE_MS", 50)
+    conversation = chat.conversations[0]
+    chat.ask(conversation, "hello")
+    chat.stop(conversation)
+    engine.source.replies.append(Done(request_id=engine.source.sent[-1].request_id))
+    session.poll()
+    assert chat.answer_of(conversation.key) is not None
+    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=3000)
+    assert conversation.messages[-1].ending == "stopped"
+
+
+def test_a_load_whose_stop_is_refused_ends(engine, session, qtbot):
+    generator = LoadGenerator(session)
+    generator.start(LoadSettings(concurrency=2))
+    generator.stop()
+    for command in list(engine.source.sent):
+        if isinstance(command, Abort):
+            engine.source.replies.append(Failed(reason="it is another client's", request_id=command.request_id))
+    session.poll()
+    assert not generator.is_stopping
+    assert (generator.counts.lost, generator.message) == (2, "it is another client's")
+    qtbot.waitUntil(lambda: not generator._timer.isActive(), timeout=3000)
+    generator.deleteLater()
+
+
+def test_lost_pieces_of_an_answer_are_told(engine, session, chat):
+    told = []
+    chat.told.connect(told.append)
+    chat.ask(chat.conversations[0], "hello")
+    name = engine.source.sent[-1].request_id
+    engine.source.replies.append(Tokens(request_id=name, token_ids=(1,), text="x", num_missed=7))
+    session.poll()
+    assert told == ["7 pieces of this answer were lost while the connection was away."]
+
+
+def test_a_desktop_with_a_viewer_s_key_and_one_with_a_removed_key(qapp, tmp_path, qtbot):
+    ring = KeyRing(tmp_path / "keys")
+    for name in ("guest", "gone"):
+        ring.new(name, Role.VIEWER, tmp_path / f"{name}.key")
+    ring.remove("gone")
+    server = SyntheticServer(SyntheticEngine(num_blocks=600), "tcp://127.0.0.1:0", keys=ring)
+    endpoint = server.sockets.telemetry_endpoint
+    settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
+    desktop = Desktop(qapp, Options(theme="dark"), settings)
+    try:
+        guest, gone = (desktop.open_window(endpoint, key=tmp_path / f"{name}.key") for name in ("guest", "gone"))
+        for window in (guest, gone):
+            window._unloaded.clear()
+        qtbot.waitUntil(lambda: guest.session.mirror.num_blocks == 600, timeout=15_000)
+        qtbot.waitUntil(lambda: guest.session.is_viewer, timeout=5000)
+        qtbot.waitUntil(lambda: "does not know this key" in gone.banner.text, timeout=5000)
+    finally:
+        for window in list(desktop.windows):
+            window.close()
+            window.deleteLater()
+        desktop.close()
+        desktop.deleteLater()
+        server.close()

@@ -1,0 +1,89 @@
+"""The attach sheet: endpoints and key files are checked before anything is opened, and remembered."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from kvscope_app.window.attach_sheet import AttachSheet
+from kvscope_telemetry.keys.connections import Connection, connections_path, read_connections, remember
+from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.messages.roles import Role
+
+
+@pytest.fixture
+def opened():
+    return []
+
+
+@pytest.fixture
+def open_sheet(qtbot, opened):
+    parent = QWidget()
+    qtbot.addWidget(parent)
+
+    def make():
+        sheet = AttachSheet(parent, lambda endpoint, key: opened.append((endpoint, key)))
+        sheet.show()
+        return sheet
+
+    return make
+
+
+@pytest.fixture
+def key(tmp_path):
+    KeyRing(tmp_path / "elsewhere").new("laptop", Role.OPERATOR, tmp_path / "laptop.key")
+    return tmp_path / "laptop.key"
+
+
+def test_a_key_is_chosen_and_remembered(open_sheet, opened, key, monkeypatch):
+    sheet = open_sheet()
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(key), ""))
+    sheet._pick()
+    sheet._line.setText("tcp://192.0.2.1:7710")
+    sheet._try()
+    assert opened == [("tcp://192.0.2.1:7710", key)]
+    assert read_connections() == [Connection("tcp://192.0.2.1:7710", str(key))]
+    again = open_sheet()
+    again._known.setCurrentIndex(1)
+    again._choose(1)
+    assert (again._line.text(), again._key.text()) == ("tcp://192.0.2.1:7710", str(key))
+    again._try()
+    assert len(opened) == 2
+
+
+def test_labels_are_shown_and_kept(open_sheet, key):
+    remember(Connection("tcp://192.0.2.1:7710", str(key), "GPU box"))
+    sheet = open_sheet()
+    assert sheet._known.itemText(1) == "GPU box"
+    sheet._choose(1)
+    sheet._try()
+    assert read_connections()[0].label == "GPU box"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "text", "words"),
+    [
+        ("tcp://192.0.2.1:7710", "", "without a key file"),
+        ("tcp://192.0.2.1:7710", "/nowhere/x.key", "/nowhere/x.key cannot be read"),
+        ("tcp://192.0.2.1:7710", "none", "without a key file"),
+        ("http://x", "", "http://x"),
+    ],
+)
+def test_what_cannot_work_is_told_and_opens_nothing(open_sheet, opened, endpoint, text, words):
+    sheet = open_sheet()
+    sheet._line.setText(endpoint)
+    sheet._key.setText(text)
+    sheet._try()
+    assert words in sheet._complaint.text()
+    assert sheet.isVisible()
+    assert opened == []
+
+
+def test_a_damaged_connections_file_is_told_and_not_overwritten(open_sheet, opened):
+    connections_path().parent.mkdir(parents=True)
+    connections_path().write_text("[[nonsense")
+    sheet = open_sheet()
+    assert "connections.toml is not accepted" in sheet._complaint.text()
+    sheet._line.setText("ipc:///tmp/a")
+    sheet._try()
+    assert connections_path().read_text() == "[[nonsense"

@@ -1,0 +1,400 @@
+"""Clients that go, come back, pause and are killed: what happens to their requests, and to everybody's engine."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvscope_engine.server import sessions
+from kvscope_engine.server.service import EngineService
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Accepted,
+    Awaited,
+    Control,
+    Done,
+    Failed,
+    Finished,
+    GetStatus,
+    Refused,
+    Reply,
+    Status,
+    Submit,
+    Tokens,
+)
+from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Heartbeat
+from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.sources.live_source import LiveSource
+
+if TYPE_CHECKING:
+    from conftest import Client
+
+WAIT_S = 20.0
+ENDLESS = 1_000_000
+
+
+class Site:
+    """A service of a fake engine on a thread of its own."""
+
+    def __init__(self, endpoint: str, fake: ModuleType, **options: Any) -> None:
+        self.service = EngineService(endpoint, fake.builder(fake.Options(**options)), keyless=Role.OPERATOR)
+        self._thread = threading.Thread(target=self.service.run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.service.stop()
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def start(folder: Path, fake: ModuleType) -> Iterator[Callable[..., Site]]:
+    sites: list[Site] = []
+
+    def make(endpoint: str = "", **options: Any) -> Site:
+        sites.append(Site(endpoint or f"ipc://{folder}", fake, **options))
+        return sites[-1]
+
+    yield make
+    for site in sites:
+        site.close()
+
+
+def submit(request_id: str, max_tokens: int = ENDLESS, n: int = 1) -> Submit:
+    return Submit(request_id=request_id, prompt="hello", sampling=SamplingParams(max_tokens=max_tokens, n=n))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def introduce(client: Client, token: str, *awaited: Awaited) -> Status:
+    return client.ask(GetStatus(session=token, awaited=awaited), Status)
+
+
+def said(client: Client) -> list[int]:
+    """The tokens it was told, in order: the fake engine's are the numbers of its steps."""
+    return [i for reply in client.replies if isinstance(reply, Tokens) for i in reply.token_ids]
+
+
+# Pauses
+
+PAUSER = """
+import sys, time
+from kvscope_telemetry.messages.commands import Control, Done
+from kvscope_telemetry.sources.live_source import LiveSource
+source = LiveSource(sys.argv[1])
+source.send(Control(action="pause", lease_s=float(sys.argv[2])))
+source.wait(lambda: any(isinstance(r, Done) for r in source.take_replies()), 20)
+print("paused", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def pauser(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """A process that has paused the engine."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def make(lease_s: float = 0.0) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", PAUSER, f"ipc://{folder}", str(lease_s)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        stdout = processes[-1].stdout
+        assert stdout is not None
+        assert stdout.readline() == b"paused\n"
+        return processes[-1]
+
+    yield make
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_pause_ends_with_who_paused(
+    start: Callable[..., Site], client: Client, pauser: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    start(step_s=0.001)
+    client.wait_ready()
+    process = pauser()
+    beat = client.telemetry(Heartbeat, lambda beat: bool(beat.paused_by))
+    assert beat.paused_by == client.ask(GetStatus(), Status).paused_by
+    client.send(submit("mine", max_tokens=5))
+    client.receive(Accepted)
+    assert client.dealer.poll(300) == 0, "nothing is said while it is paused"
+    process.send_signal(signal.SIGKILL)
+    assert client.receive(Finished).finish_reason == "length"
+    client.telemetry(Heartbeat, lambda beat: not beat.paused_by)
+    assert not client.ask(GetStatus(), Status).paused
+
+
+def test_a_lease_ends_a_pause_of_one_that_hangs(
+    start: Callable[..., Site], client: Client, pauser: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    start()
+    client.wait_ready()
+    process = pauser(1.5)
+    time.sleep(2.5)
+    assert client.ask(GetStatus(), Status).paused, "its library renews the lease"
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: not client.ask(GetStatus(), Status).paused)
+
+
+def test_two_who_pause_are_both_waited_for_and_anybody_may_resume(
+    start: Callable[..., Site], new_client: Callable[[], Client]
+) -> None:
+    start()
+    first, second, third = new_client(), new_client(), new_client()
+    first.wait_ready()
+    for client in (first, second):
+        client.ask(Control(action="pause"), Done)
+    first.dealer.close(linger=0)
+    time.sleep(1.2)
+    assert third.ask(GetStatus(), Status).paused
+    third.ask(Control(action="resume"), Done)
+    assert not third.ask(GetStatus(), Status).paused
+
+
+def test_a_source_says_that_and_by_whom_it_is_paused(start: Callable[..., Site], folder: Path) -> None:
+    start()
+    with LiveSource(f"ipc://{folder}") as one, LiveSource(f"ipc://{folder}") as other:
+        assert one.wait(lambda: one.status.state is SourceState.LIVE, WAIT_S)
+        one.send(Control(action="pause", lease_s=5))
+        assert other.wait(lambda: other.status.state is SourceState.PAUSED, WAIT_S)
+        assert other.status.reason.startswith("by ")
+        assert (one.status.role, other.status.role) == ("operator", "operator")
+        one.send(Control(action="resume"))
+        assert other.wait(lambda: other.status.state is SourceState.LIVE, WAIT_S)
+
+
+# Aborts
+
+
+def test_a_stranger_s_abort_is_refused_unless_it_is_meant(
+    start: Callable[..., Site], new_client: Callable[[], Client]
+) -> None:
+    start(step_s=0.001)
+    owner, stranger = new_client(), new_client()
+    owner.wait_ready()
+    owner.ask(submit("mine"), Accepted)
+    assert "another client's" in stranger.ask(Abort(request_id="mine"), Failed).reason
+    owner.receive(Tokens)
+    assert stranger.ask(Abort(request_id="nobody's"), Done).request_id == "nobody's"
+    assert stranger.ask(Abort(request_id="mine", anyones=True), Done).request_id == "mine"
+    assert owner.receive(Finished).finish_reason == "abort"
+
+
+# Coming back
+
+
+def test_a_client_that_comes_back_has_its_requests_and_lost_no_token(
+    start: Callable[..., Site], new_client: Callable[[], Client]
+) -> None:
+    start(step_s=0.002)
+    token = secrets.token_hex(16)
+    first, second = new_client(), new_client()
+    first.wait_ready()
+    introduce(first, token)
+    first.send(submit("mine", max_tokens=200, n=2))
+    for _ in range(20):
+        first.receive(Tokens)
+    heard = [sum(isinstance(r, Tokens) and r.index == i for r in first.replies) for i in range(2)]
+    first.dealer.close(linger=0)
+    time.sleep(0.1)
+    introduce(second, token, Awaited(request_id="mine", heard=tuple(heard)))
+    for _ in range(2):
+        assert second.receive(Finished).finish_reason == "length"
+    for index in range(2):
+        told = [r for r in first.replies + second.replies if isinstance(r, Tokens) and r.index == index]
+        assert len(told) == 200
+        assert [r.token_ids for r in told] == sorted({r.token_ids for r in told})
+        assert not any(r.num_missed for r in told)
+
+
+def test_what_ended_meanwhile_is_told(start: Callable[..., Site], new_client: Callable[[], Client]) -> None:
+    start()
+    token = secrets.token_hex(16)
+    first, second = new_client(), new_client()
+    first.wait_ready()
+    introduce(first, token)
+    first.run(submit("done", max_tokens=3))
+    first.dealer.close(linger=0)
+    introduce(second, token, Awaited(request_id="done", heard=(1,)), Awaited(request_id="sent into the void"))
+    assert second.receive(Finished).finish_reason == "length"
+    assert len(said(second)) == 2
+    refused = second.replies[-1] if isinstance(second.replies[-1], Refused) else second.receive(Refused)
+    assert refused.reason == sessions.NEVER_CAME
+
+
+def test_a_request_that_is_forgotten_is_ended(start: Callable[..., Site], client: Client) -> None:
+    """As after a restart of the engine that the client did not notice."""
+    start()
+    client.wait_ready()
+    introduce(client, secrets.token_hex(16), Awaited(request_id="old", heard=(3, -1)))
+    finished = client.receive(Finished)
+    assert (finished.request_id, finished.index, finished.finish_reason) == ("old", 0, "error")
+    assert finished.error == sessions.FORGOTTEN
+
+
+def test_who_does_not_come_back_is_not_worked_for(
+    start: Callable[..., Site], new_client: Callable[[], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "AWAY_S", 1.0)
+    start(step_s=0.002)
+    token = secrets.token_hex(16)
+    first, watcher, late = new_client(), new_client(), new_client()
+    first.wait_ready()
+    introduce(first, token)
+    first.ask(submit("mine"), Accepted)
+    first.dealer.close(linger=0)
+    watcher.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 1)
+    watcher.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 0)
+    introduce(late, token, Awaited(request_id="mine", heard=(0,)))
+    assert late.receive(Finished).finish_reason == "abort"
+
+
+def test_another_s_token_is_not_guessed_and_a_stranger_gets_nothing(
+    start: Callable[..., Site], new_client: Callable[[], Client]
+) -> None:
+    start(step_s=0.002)
+    owner, stranger = new_client(), new_client()
+    owner.wait_ready()
+    introduce(owner, secrets.token_hex(16))
+    owner.ask(submit("mine"), Accepted)
+    introduce(stranger, secrets.token_hex(16), Awaited(request_id="mine", heard=(0,)))
+    assert stranger.receive(Finished).error == sessions.FORGOTTEN
+    assert not said(stranger)
+    owner.receive(Tokens)
+
+
+def test_what_is_kept_is_bounded_and_what_is_missed_is_told(
+    start: Callable[..., Site], new_client: Callable[[], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_KEPT_BYTES", 20_000)
+    start()
+    token = secrets.token_hex(16)
+    first, second = new_client(), new_client()
+    first.wait_ready()
+    introduce(first, token)
+    first.run(submit("mine", max_tokens=500))
+    introduce(second, token, Awaited(request_id="mine", heard=(10,)))
+    finished = second.receive(Finished)
+    told = [reply for reply in second.replies if isinstance(reply, Tokens)]
+    assert 0 < len(told) < 100
+    assert told[0].num_missed + len(told) == 490
+    assert not any(reply.num_missed for reply in told[1:])
+    assert finished.usage.completion_tokens == 500
+
+
+def test_who_closes_is_not_waited_for(start: Callable[..., Site], client: Client, folder: Path) -> None:
+    start(step_s=0.002)
+    client.wait_ready()
+    with LiveSource(f"ipc://{folder}") as source:
+        source.send(submit("mine"))
+        assert source.wait(lambda: any(isinstance(r, Tokens) for r in source.take_replies()), WAIT_S)
+    client.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 0)
+
+
+class Cut:
+    """A tcp proxy whose connections a test cuts."""
+
+    def __init__(self, target_port: int, port: int = 0) -> None:
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self.listener.getsockname()[1]
+        self._target_port = target_port
+        self._pairs: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        pairs, self._pairs = self._pairs, []
+        for one in pairs:
+            one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.cut()
+        self._thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                ours, _ = self.listener.accept()
+            except OSError:
+                return
+            theirs = socket.create_connection(("127.0.0.1", self._target_port))
+            self._pairs += [ours, theirs]
+            for pair in ((ours, theirs), (theirs, ours)):
+                threading.Thread(target=self._pump, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        except OSError:
+            pass
+
+
+@pytest.mark.usefixtures("_own_config")
+def test_the_library_comes_back_by_itself_over_a_cut_line(start: Callable[..., Site]) -> None:
+    site = start("tcp://127.0.0.1:0", step_s=0.002)
+    port = int(site.service.telemetry_endpoint.rpartition(":")[2])
+    cuts = _neighbours(port)
+    try:
+        _stream_over(cuts)
+    finally:
+        for cut in cuts:
+            cut.close()
+
+
+def _stream_over(cuts: tuple[Cut, Cut]) -> None:
+    replies: list[Reply] = []
+    with LiveSource(f"tcp://127.0.0.1:{cuts[0].port}") as source:
+
+        def has(kind: type[Reply], count: int) -> bool:
+            replies.extend(source.take_replies())
+            return sum(isinstance(reply, kind) for reply in replies) >= count
+
+        source.send(submit("mine", max_tokens=400))
+        for count in (20, 60, 120):
+            assert source.wait(lambda count=count: has(Tokens, count), WAIT_S)
+            for cut in cuts:
+                cut.cut()
+        assert source.wait(lambda: has(Finished, 1), WAIT_S)
+    ids = [i for reply in replies if isinstance(reply, Tokens) for i in reply.token_ids]
+    assert len(ids) == 400
+    assert ids == list(range(ids[0], ids[0] + 400)), "no token is lost, doubled or out of order"
+    last = next(reply for reply in replies if isinstance(reply, Finished))
+    assert last.finish_reason == "length"
+
+
+def _neighbours(port: int) -> tuple[Cut, Cut]:
+    while True:
+        first = Cut(port)
+        try:
+            return first, Cut(port + 1, first.port + 1)
+        except OSError:
+            first.close()
+
+
+@pytest.fixture
+def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -1,0 +1,154 @@
+"""`kvscope-engine serve` on tcp in a process of its own, and `kvscope-engine keys` beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvscope_engine.cli import main as command
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.connections import NO_KEY
+from kvscope_telemetry.messages.commands import Accepted, Control, Done, Failed, Refused, Reply, Submit
+from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.sources.live_source import LiveSource
+
+WAIT_S = 20.0
+SCRIPT = Path(__file__).with_name("fake_engine.py")
+
+
+@pytest.fixture(autouse=True)
+def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """A fake engine, served on tcp on loopback by our own command line."""
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), f"tcp://127.0.0.1:{_free_port_pair()}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    )
+    assert process.stdout is not None
+    yield process.stdout.readline().removeprefix("listening on ").strip()
+    process.kill()
+    process.communicate()
+
+
+def ask(source: LiveSource, wanted: Submit | Control) -> Reply:
+    source.send(wanted)
+    replies: list[Reply] = []
+
+    def has_answer() -> bool:
+        replies.extend(r for r in source.take_replies() if isinstance(r, Accepted | Refused | Done | Failed))
+        return bool(replies)
+
+    assert source.wait(has_answer, WAIT_S), source.status
+    return replies[0]
+
+
+def is_live(source: LiveSource) -> bool:
+    return source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S)
+
+
+def keys(*arguments: str) -> int:
+    return command.main(["keys", *arguments])
+
+
+def test_the_same_user_attaches_without_a_word_and_others_do_not(endpoint: str) -> None:
+    with LiveSource(endpoint) as source:
+        assert is_live(source)
+        assert isinstance(ask(source, Submit(request_id="r", prompt="hello")), Accepted)
+    with LiveSource(endpoint, key=NO_KEY) as source:
+        assert source.wait(lambda: source.status.state is SourceState.REFUSED, WAIT_S)
+
+
+def test_a_key_is_made_used_and_taken_away_while_the_engine_runs(
+    endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "guest.key"
+    assert keys("new", "guest", "--out", str(path)) == 0
+    assert str(path) in capsys.readouterr().out
+    with LiveSource(endpoint, key=path) as source:
+        assert is_live(source)
+        assert source.wait(lambda: source.status.role == "viewer", WAIT_S)
+        assert isinstance(ask(source, Control(action="shutdown")), Failed)
+        assert keys("remove", "guest") == 0
+    with LiveSource(endpoint, key=path) as source:
+        assert source.wait(lambda: source.status.state is SourceState.REFUSED, WAIT_S)
+    with LiveSource(endpoint) as source:
+        assert isinstance(ask(source, Control(action="shutdown")), Done)
+
+
+def test_what_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "keys"
+    made = ("new", "laptop", "--role", "operator", "--out", str(tmp_path / "l.key"), "--keys", str(folder), "--json")
+    assert keys(*made) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["role"], told["file"]) == ("laptop", "operator", str(tmp_path / "l.key"))
+    assert keys("list", "--keys", str(folder), "--json") == 0
+    assert [(e["name"], e["role"]) for e in json.loads(capsys.readouterr().out)] == [
+        ("local", "operator"),
+        ("laptop", "operator"),
+    ]
+    assert keys("list", "--keys", str(folder)) == 0
+    assert told["public"] in capsys.readouterr().out
+    assert keys("server", "--keys", str(folder)) == 0
+    assert len(capsys.readouterr().out.strip()) == 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "one of new, list, remove, server"),
+        (("new", "a b"), "letters, digits"),
+        (("new", "local", "--out", "x.key"), "'local' is taken"),
+        (("remove", "nobody"), "'nobody' is not on the allow-list"),
+        (("new", "x", "--out", "/nowhere/x.key"), "/nowhere/x.key cannot be written"),
+        (("new", "x", "--role", "root"), "invalid choice: 'root'"),
+        (("list", "--keys", "/dev/null"), "not a directory"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keys(*arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_keyless_is_for_loopback_alone(fake_serve: Callable[[str, str], None]) -> None:
+    with pytest.raises(BadInput, match="not accepted without keys"):
+        fake_serve("tcp://0.0.0.0:0", "operator")
+
+
+@pytest.fixture
+def fake_serve() -> Callable[[str, str], None]:
+    from kvscope_engine.cli.serve import serve
+
+    def run(endpoint: str, role: str) -> None:
+        def build(*_: object) -> None:
+            raise AssertionError("nothing is loaded")
+
+        serve(endpoint, build, keyless=role)  # type: ignore[arg-type]
+
+    return run
+
+
+def _free_port_pair() -> int:
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port

@@ -1,0 +1,67 @@
+"""Times of two machines are never compared: a tunnel's end on loopback leads elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+
+WAIT_S = 20.0
+
+
+def _watch(endpoint: str, host: str, check: Callable[[LiveSource, SyntheticServer], None]) -> None:
+    engine: Any = SyntheticEngine(num_blocks=100)
+    engine.hello = msgspec.structs.replace(engine.hello, host=host)
+    server = SyntheticServer(engine, endpoint, rate=200)
+    try:
+        with LiveSource(endpoint) as source:
+            assert source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S)
+            assert source.wait(lambda: source.status.frames_received > 10, WAIT_S)
+            check(source, server)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "host", "is_known"),
+    [
+        ("tcp", host_id(), True),
+        ("tcp", "another machine", False),
+        ("tcp", "", False),
+        ("ipc", host_id(), True),
+        ("ipc", "", True),
+        ("ipc", "a container's forwarded socket", False),
+    ],
+)
+def test_latency_is_of_one_clock_or_unknown(
+    make_endpoint: Callable[[str], str], kind: str, host: str, is_known: bool
+) -> None:
+    def check(source: LiveSource, server: SyntheticServer) -> None:
+        if is_known:
+            assert source.wait(lambda: source.status.latency_ns >= 0, WAIT_S)
+        else:
+            assert source.status.latency_ns == -1
+
+    _watch(make_endpoint(kind), host, check)
+
+
+def test_a_tunnel_that_ends_is_no_engine_that_died(make_endpoint: Callable[[str], str]) -> None:
+    def check(source: LiveSource, server: SyntheticServer) -> None:
+        server.close(goodbye=False)
+        assert source.wait(lambda: source.status.state is not SourceState.LIVE, WAIT_S)
+        assert source.status.state is SourceState.STALE
+
+    _watch(make_endpoint("tcp"), "another machine", check)
+
+
+def test_this_machine_is_itself() -> None:
+    assert host_id() == host_id()
+    assert len(host_id()) in (0, 16)
