@@ -16,6 +16,7 @@ from kvscope_engine.model.checkpoint import check_weights, load_weights
 from kvscope_engine.model.default_model import DEFAULT_GGUF_SHA256, default_gguf
 from kvscope_engine.model.device import choose_device, choose_dtype, dtype_name, free_bytes
 from kvscope_engine.model.dummy import random_model
+from kvscope_engine.model.fingerprint import model_fingerprint
 from kvscope_engine.model.gguf_cache import converted_gguf, entry_folder, is_intact
 from kvscope_engine.model.hf_config import eos_token_ids, head_dim, num_kv_heads, read_config
 from kvscope_engine.model.host_memory import bound_compiled_products
@@ -46,6 +47,8 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     """Tokens of prompt and output together."""
+    fingerprint: str = ""
+    """Of configuration and weights as they came; only taken for KV that is kept."""
 
     @property
     def num_layers(self) -> int:
@@ -112,6 +115,7 @@ def _load(
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
+        fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
     )
 
 
