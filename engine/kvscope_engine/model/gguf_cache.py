@@ -16,7 +16,8 @@ from kvscope_engine.model.gguf_convert import convert_gguf, recast
 from kvscope_engine.model.progress import ProgressCallback
 from kvscope_telemetry.errors import KvscopeError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Goes up when the same file is converted to another model than before."""
 MANIFEST: Final = "manifest.json"
 SAMPLE_BYTES: Final = 4096
 NUM_SAMPLES: Final = 64
