@@ -18,7 +18,7 @@ from kvscope_engine.model.device import choose_device, choose_dtype, dtype_name,
 from kvscope_engine.model.dummy import random_model
 from kvscope_engine.model.fingerprint import model_fingerprint
 from kvscope_engine.model.gguf_cache import converted_gguf, entry_folder, is_intact
-from kvscope_engine.model.hf_config import eos_token_ids, head_dim, num_kv_heads, read_config
+from kvscope_engine.model.hf_config import eos_token_ids, head_dim, num_kv_heads, num_query_heads, read_config
 from kvscope_engine.model.host_memory import bound_compiled_products
 from kvscope_engine.model.hub import hub_folder
 from kvscope_engine.model.names import ModelName, parse_model_name
@@ -170,7 +170,7 @@ def _info(
         architecture=plan.architecture,
         dtype=dtype_name(dtype),
         num_layers=int(hf_config.num_hidden_layers),
-        num_query_heads=int(hf_config.num_attention_heads),
+        num_query_heads=num_query_heads(hf_config),
         num_kv_heads=num_kv_heads(hf_config),
         head_dim=head_dim(hf_config),
         vocab_size=int(hf_config.vocab_size),
