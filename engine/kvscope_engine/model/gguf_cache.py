@@ -73,7 +73,10 @@ def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallba
             replace_folder(new, entry)
     except OSError as error:
         reason = error.strerror or error
-        raise KvscopeError(f"cannot write the converted model to {str(entry)!r}: {reason}") from error
+        raise KvscopeError(
+            f"cannot write the converted model to {str(entry)!r}: {reason};"
+            " make room or rights there, or name another folder with KVSCOPE_CACHE"
+        ) from error
 
 
 def _fill(gguf: Path, dtype: torch.dtype, entry: Path, new: Path, progress: ProgressCallback) -> None:

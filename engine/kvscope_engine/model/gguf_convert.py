@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from kvscope_engine.model.checkpoint import check_report, load_weights
 from kvscope_engine.model.device import dtype_name
@@ -16,6 +19,7 @@ from kvscope_engine.model.gguf_tensors import check_used, watched_tensors
 from kvscope_engine.model.hf_config import read_config
 from kvscope_engine.model.progress import ProgressCallback
 from kvscope_engine.model.quiet import quiet_gguf, quiet_transformers
+from kvscope_engine.model.shortage import is_no_memory
 from kvscope_engine.model.support import blueprint
 from kvscope_engine.model.tokenizer_files import save_tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -32,9 +36,9 @@ def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: Progres
         model, tokenizer = _read(gguf, header, dtype, source, progress)
     except BadInput as error:
         raise BadInput(f"{gguf} cannot be converted: {error}") from error
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise KvscopeError(f"no memory to convert {gguf} to {dtype_name(dtype)}") from error
     except Exception as error:  # a foreign file: transformers raises nearly anything
+        if is_no_memory(error):
+            raise KvscopeError(f"no memory to convert {gguf} to {dtype_name(dtype)}: close other programs") from error
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"{gguf} cannot be converted: {line:.200}") from error
     # Dequantized, it is an ordinary model; transformers refuses to write it while it says where it is from.
@@ -73,4 +77,13 @@ def recast(entry: Path, dtype: torch.dtype, folder: Path, detail: str, progress:
 
 def _save(model: Any, dtype: torch.dtype, folder: Path, detail: str, progress: ProgressCallback) -> None:
     with quiet_transformers(progress, "convert", f"{detail}, writing {dtype_name(dtype)}", "files"):
-        model.save_pretrained(folder, max_shard_size="1TB")
+        try:
+            model.save_pretrained(folder, max_shard_size="1TB")
+        except SafetensorError as error:  # what the file system said, in other words
+            raise OSError(_file_system_reason(str(error))) from error
+
+
+def _file_system_reason(text: str) -> str:
+    """`No space left on device` out of `Error while serializing: I/O error: No space left on device (os error 28)`."""
+    number = re.search(r"os error (\d+)", text)
+    return os.strerror(int(number[1])) if number else text

@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.attention import ATTENTION_NAME, AttentionOptions, register_attention
+from kvscope_engine.model.bad_weights import bad_weight
 from kvscope_engine.model.eager_check import check_equals_eager
+from kvscope_engine.model.hf_config import position_limit
 from kvscope_engine.model.kv_storage import LayerShape
 from kvscope_telemetry.errors import BadInput
 
@@ -82,10 +84,21 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
         register_attention()
         try:
             found = _checked(module)
-        except BadInput as error:
-            raise BadInput(f"model architecture {type(module).__name__} is not supported: {error}") from error
+        except torch.OutOfMemoryError:
+            raise
+        except (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise _refusal(module, error) from error
         module.kvscope_layer_calls = found  # type: ignore[assignment]
     return found
+
+
+def _refusal(module: nn.Module, error: Exception) -> BadInput:
+    """Why the model is not run: its weights, or its architecture."""
+    weight = bad_weight(module)
+    if weight is not None:
+        return BadInput(f"the model is damaged: its weight {weight}")
+    reason = str(error) if isinstance(error, BadInput) else f"a trial run failed ({type(error).__name__}: {error})"
+    return BadInput(f"model architecture {type(module).__name__} is not supported: {' '.join(reason.split()):.300}")
 
 
 def _checked(module: nn.Module) -> tuple[LayerCall, ...]:
@@ -174,7 +187,9 @@ def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
 
 def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
     """A window that the model would have put into the mask alone must not be lost."""
-    window = getattr(text_config, "sliding_window", None)
+    window, limit = getattr(text_config, "sliding_window", None), position_limit(text_config)
+    if window is not None and limit is not None and window >= limit:
+        return  # it never ends within the context
     types = getattr(text_config, "layer_types", None)
     slides = [kind == "sliding_attention" for kind in types] if types else [False] * len(calls)
     is_lost = [slide and call.options.sliding_window is None for slide, call in zip(slides, calls, strict=False)]

@@ -84,7 +84,7 @@ def load_model(config: EngineConfig, progress: ProgressCallback) -> LoadedModel:
     dtype = choose_dtype(config.dtype, device)
     try:
         return _load(config, name, device, dtype, progress)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         raise KvscopeError(f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}") from error
 
 
