@@ -20,6 +20,7 @@ from kvscope_engine.model.bad_weights import bad_weight
 from kvscope_engine.model.eager_check import check_equals_eager
 from kvscope_engine.model.hf_config import position_limit
 from kvscope_engine.model.kv_storage import LayerShape
+from kvscope_engine.model.pass_on import pass_on
 from kvscope_telemetry.errors import BadInput
 
 NUM_TOKENS: Final = 5
@@ -54,6 +55,10 @@ class LayerCall:
     shape: LayerShape
     num_query_heads: int
     options: AttentionOptions
+
+
+class _NotPassedOnError(BadInput):
+    """A layer called its attention without the keyword that it was given."""
 
 
 @dataclass(slots=True)
@@ -107,7 +112,11 @@ def _checked(module: nn.Module) -> tuple[LayerCall, ...]:
         raise BadInput("it is an encoder-decoder, only decoders are")
     text_config = config.get_text_config(decoder=True)
     _check_layer_types(text_config)
-    calls = _record(module)
+    try:
+        calls = _record(module)
+    except _NotPassedOnError:
+        pass_on(module)
+        calls = _record(module)
     _check_once_a_layer(calls, int(text_config.num_hidden_layers))
     _check_windows(calls, text_config)
     check_equals_eager(module, [call.shape for call in calls])
@@ -151,10 +160,15 @@ def _watched_hook() -> Iterator[None]:
     from kvscope_engine.model.attention import paged_attention
 
     def watched(
-        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **kwargs: Any
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any = None,
+        **kwargs: Any,
     ) -> Any:
-        _refuse_unknown(module, mask, kwargs)
-        return paged_attention(module, query, key, value, mask, **kwargs)
+        _refuse_unknown(module, attention_mask, kwargs)
+        return paged_attention(module, query, key, value, attention_mask, **kwargs)
 
     AttentionInterface.register(ATTENTION_NAME, watched)
     try:
@@ -167,7 +181,7 @@ def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> Non
     if mask is not None:
         raise BadInput("its attention brings a mask of its own")
     if kwargs.get("paged") is None:
-        raise BadInput("its attention does not pass keywords on")
+        raise _NotPassedOnError("its attention does not pass keywords on")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise BadInput("its attention looks ahead (not causal)")
     known = _SERVED_KEYWORDS | _HARMLESS_KEYWORDS | {"is_causal"}

@@ -62,6 +62,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+MODELS |= {
+    "stablelm": ("stablelm", {"head_dim": None}),
+    "stablelm, side by side": (
+        "stablelm",
+        {"head_dim": None, "use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    ),
+    "nemotron": ("nemotron", {}),
+    "afmoe": (
+        "afmoe",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 8,
+            "num_dense_layers": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 1,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "phimoe": (
+        "phimoe",
+        {"num_local_experts": 2, "num_experts_per_tok": 2, "sliding_window": 256, "head_dim": None},
+    ),
+}
+
 
 def prompts() -> list[list[int]]:
     """Of many lengths; the last two begin alike."""
