@@ -50,7 +50,7 @@ def tensor_sum(tensor: torch.Tensor) -> int:
     words = _words(tensor)
     size = CPU_WORDS if tensor.device.type == "cpu" else GPU_WORDS
     keys = torch.arange(min(size, len(words)), dtype=torch.int64, device=tensor.device) * _GOLDEN
-    parts = enumerate(words.split(size))
+    parts = enumerate(words[start : start + size] for start in range(0, len(words), size))
     sums = [_mixed_sum(part, keys[: len(part)] + _as_int64(number * _ODD)) for number, part in parts]
     return int(torch.stack(sums).sum()) if sums else 0
 
