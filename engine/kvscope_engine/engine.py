@@ -236,7 +236,8 @@ class Engine:
         loaded = self._parts.loaded
         detokenizer = None
         if loaded.tokenizer is not None:
-            detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop)
+            continued = request.prompt_token_ids if submit.raw and submit.messages is None else ()
+            detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop, continued)
         return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:

@@ -16,11 +16,13 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     """Token ids of the prompt of `submit`.
 
     Raises BadInput when not exactly one form of prompt is given, when it is empty, longer than `max_len` allows
-    for sure, or holds a token id outside `vocab_size`.
+    for sure, or holds a token id outside `vocab_size`; and for stop strings where there is no text.
     """
     given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(submit, name) is not None]
     if len(given) != 1:
         raise BadInput(f"exactly one of prompt, messages, prompt_token_ids is accepted, not {given or 'none'}")
+    if tokenizer is None and submit.sampling.stop:
+        raise BadInput("stop is not accepted: this model has no tokenizer, so no text in which to find it")
     if submit.prompt_token_ids is not None:
         return _checked_ids(submit.prompt_token_ids, vocab_size)
     if tokenizer is None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.loading.fingerprint import weights_fingerprint
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.memory import num_blocks_for
@@ -149,7 +148,7 @@ def _assemble(
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
     """Only a file that is kept is ever read by another engine."""
-    return f"{loaded.info.name};{weights_fingerprint(loaded.module)}" if config.keep_disk_kv else ""
+    return f"{loaded.info.name};{loaded.fingerprint}" if config.keep_disk_kv else ""
 
 
 def _max_batched_tokens(config: EngineConfig, loaded: LoadedModel) -> int:

@@ -7,6 +7,7 @@ import pytest
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 class _Letters:
@@ -68,3 +69,10 @@ def test_a_model_without_a_tokenizer_takes_token_ids_alone() -> None:
     assert prompt_token_ids(Submit(request_id="r", prompt_token_ids=(1,)), None, 30, 10) == [1]
     with pytest.raises(BadInput, match="no tokenizer"):
         prompt_token_ids(Submit(request_id="r", prompt="a"), None, 30, 10)
+
+
+def test_stop_strings_need_a_tokenizer() -> None:
+    submit = Submit(request_id="r", prompt_token_ids=(1,), sampling=SamplingParams(stop=("a",)))
+    assert prompt_token_ids(submit, LETTERS, 30, 10) == [1]
+    with pytest.raises(BadInput, match="stop is not accepted: this model has no tokenizer"):
+        prompt_token_ids(submit, None, 30, 10)

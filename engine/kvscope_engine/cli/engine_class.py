@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from kvscope_engine.cli.interrupts import leaving_on_interrupt
+
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
 
@@ -18,7 +20,8 @@ def engine_class() -> type[Engine]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        from kvscope_engine.engine import Engine
+        with leaving_on_interrupt():
+            from kvscope_engine.engine import Engine
     finally:
         if was_enabled:
             gc.enable()

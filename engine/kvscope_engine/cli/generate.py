@@ -101,7 +101,8 @@ def _submit(engine: Engine, index: int, submit: Submit) -> list[Answer]:
     ids: list[int] = []
     try:
         ids = prompt_token_ids(submit, engine.tokenizer, model.vocab_size, model.max_model_len)
-        tokens = msgspec.structs.replace(submit, prompt=None, messages=None, prompt_token_ids=tuple(ids))
+        raw = submit.raw and submit.messages is None  # ids alone no longer tell
+        tokens = msgspec.structs.replace(submit, prompt=None, messages=None, prompt_token_ids=tuple(ids), raw=raw)
         accepted = engine.submit(tokens)
     except BadInput as error:
         return [Answer(index, submit, ids, 0, finish_reason="error", error=str(error))]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -23,10 +24,18 @@ COMMANDS = (serve, keys, generate, bench, simulate, what_if, doctor)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is returned. Without `argv` it is the process's own, and ends it."""
+    _write_anything()
     code = _guarded(list(sys.argv[1:] if argv is None else argv))
     if argv is None:
         _leave(code)
     return code
+
+
+def _write_anything() -> None:
+    """A terminal that cannot show a character gets its code: no answer ends in an error for that."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _guarded(arguments: list[str]) -> int:

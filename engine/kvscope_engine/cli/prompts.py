@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -12,6 +15,8 @@ from kvscope_engine.cli.sampling_options import overridden
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def read_prompts(texts: Sequence[str], file: Path | None, sampling: SamplingParams, *, raw: bool) -> list[Submit]:
@@ -37,16 +42,28 @@ def _from_text(text: str, sampling: SamplingParams, *, raw: bool) -> Submit:
 
 def _from_file(path: Path, sampling: SamplingParams, *, raw: bool) -> Iterator[Submit]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise BadInput(f"prompts file {str(path)!r} cannot be read: {error.strerror}") from None
+    if lines[0].startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BadInput(f"prompts file {str(path)!r} is not accepted: it is UTF-16, UTF-8 is read")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             yield _from_line(line, sampling, raw=raw)
         except (BadInput, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise BadInput(f"{path}, line {number}: {error}") from None
+            raise BadInput(f"{path}, line {number}: {_half_a_pair(line) or error}") from None
+
+
+def _half_a_pair(line: bytes) -> str:
+    """What is wrong with a line whose only fault is a half of a surrogate pair; the decoder calls it cut short."""
+    try:
+        value = json.dumps(json.loads(line), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return ""
+    half = _SURROGATE.search(value)
+    return f"{half[0]!r} is half of a surrogate pair, no character" if half else ""
 
 
 def _from_line(line: bytes, sampling: SamplingParams, *, raw: bool) -> Submit:

@@ -188,3 +188,21 @@ def test_ctrl_c_aborts_and_keeps_what_is_there(run: Run, echo: Any, monkeypatch:
     assert found[1]["text"] == "[a "
     assert signal.getsignal(signal.SIGINT) is before
     assert echo.made[0].closed
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(run: Run, echo: Any, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps({"prompt": "abc"}).encode() + b"\n")
+    assert run("generate", "--prompts", str(file))[0] == 0
+    file.write_bytes(json.dumps({"prompt": "abc"}).encode("utf-16"))
+    code, _, said = run("generate", "--prompts", str(file))
+    assert code == 2
+    assert "it is UTF-16, UTF-8 is read" in said
+
+
+def test_half_a_surrogate_pair_in_a_file_is_called_that(run: Run, echo: Any, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a\\ud800b"}\n')
+    code, _, said = run("generate", "--prompts", str(file))
+    assert code == 2
+    assert r"line 1: '\ud800' is half of a surrogate pair" in said

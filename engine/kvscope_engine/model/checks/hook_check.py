@@ -15,7 +15,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from kvscope_engine.model.checks.bad_weights import bad_weight
 from kvscope_engine.model.checks.eager_check import check_equals_eager
+from kvscope_engine.model.checks.pass_on import pass_on
+from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_telemetry.errors import BadInput
@@ -54,6 +57,10 @@ class LayerCall:
     options: AttentionOptions
 
 
+class _NotPassedOnError(BadInput):
+    """A layer called its attention without the keyword that it was given."""
+
+
 @dataclass(slots=True)
 class _Recording:
     """Stands in for a `PagedContext`: keeps the calls, answers with zeros."""
@@ -82,10 +89,21 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
         register_attention()
         try:
             found = _checked(module)
-        except BadInput as error:
-            raise BadInput(f"model architecture {type(module).__name__} is not supported: {error}") from error
+        except torch.OutOfMemoryError:
+            raise
+        except (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise _refusal(module, error) from error
         module.kvscope_layer_calls = found  # type: ignore[assignment]
     return found
+
+
+def _refusal(module: nn.Module, error: Exception) -> BadInput:
+    """Why the model is not run: its weights, or its architecture."""
+    weight = bad_weight(module)
+    if weight is not None:
+        return BadInput(f"the model is damaged: its weight {weight}")
+    reason = str(error) if isinstance(error, BadInput) else f"a trial run failed ({type(error).__name__}: {error})"
+    return BadInput(f"model architecture {type(module).__name__} is not supported: {' '.join(reason.split()):.300}")
 
 
 def _checked(module: nn.Module) -> tuple[LayerCall, ...]:
@@ -94,7 +112,11 @@ def _checked(module: nn.Module) -> tuple[LayerCall, ...]:
         raise BadInput("it is an encoder-decoder, only decoders are")
     text_config = config.get_text_config(decoder=True)
     _check_layer_types(text_config)
-    calls = _record(module)
+    try:
+        calls = _record(module)
+    except _NotPassedOnError:
+        pass_on(module)
+        calls = _record(module)
     _check_once_a_layer(calls, int(text_config.num_hidden_layers))
     _check_windows(calls, text_config)
     check_equals_eager(module, [call.shape for call in calls])
@@ -138,10 +160,15 @@ def _watched_hook() -> Iterator[None]:
     from kvscope_engine.model.running.attention import paged_attention
 
     def watched(
-        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **kwargs: Any
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any = None,
+        **kwargs: Any,
     ) -> Any:
-        _refuse_unknown(module, mask, kwargs)
-        return paged_attention(module, query, key, value, mask, **kwargs)
+        _refuse_unknown(module, attention_mask, kwargs)
+        return paged_attention(module, query, key, value, attention_mask, **kwargs)
 
     AttentionInterface.register(ATTENTION_NAME, watched)
     try:
@@ -154,7 +181,7 @@ def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> Non
     if mask is not None:
         raise BadInput("its attention brings a mask of its own")
     if kwargs.get("paged") is None:
-        raise BadInput("its attention does not pass keywords on")
+        raise _NotPassedOnError("its attention does not pass keywords on")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise BadInput("its attention looks ahead (not causal)")
     known = _SERVED_KEYWORDS | _HARMLESS_KEYWORDS | {"is_causal"}
@@ -174,7 +201,9 @@ def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
 
 def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
     """A window that the model would have put into the mask alone must not be lost."""
-    window = getattr(text_config, "sliding_window", None)
+    window, limit = getattr(text_config, "sliding_window", None), position_limit(text_config)
+    if window is not None and limit is not None and window >= limit:
+        return  # it never ends within the context
     types = getattr(text_config, "layer_types", None)
     slides = [kind == "sliding_attention" for kind in types] if types else [False] * len(calls)
     is_lost = [slide and call.options.sliding_window is None for slide, call in zip(slides, calls, strict=False)]

@@ -32,22 +32,51 @@ def cache_folder() -> Path:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock of `path`; others that want it wait. The lock of a process that died is free."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(f"{path.name}.lock"), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Hold the lock of `path`; others that want it wait. The lock of a process that died is free.
+
+    Raises KvscopeError, naming the lock file, when there can be none.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    fd = _opened_lock(lock)
+    try:
+        with told(lock):
+            fcntl.flock(fd, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(fd)
 
 
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A new folder on the same file system as `parent`; gone at the end with what is left in it."""
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=parent))
+    with told(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="tmp-", dir=parent))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """What the file system refuses inside is a KvscopeError that names `path` and what can be done."""
+    try:
+        yield
+    except OSError as error:
+        raise KvscopeError(
+            f"cannot use {str(path)!r} in the cache: {error.strerror or error};"
+            " make room or rights there, or name another folder with KVSCOPE_CACHE"
+        ) from error
+
+
+def _opened_lock(lock: Path) -> int:
+    """Never waits for who reads a pipe, and never follows a link out of the cache."""
+    with told(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        if lock.is_symlink() or (lock.exists() and not lock.is_file()):
+            raise KvscopeError(f"{str(lock)!r} is no plain file, so no lock: remove it, and start again")
+        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def replace_folder(new: Path, place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -37,7 +38,9 @@ def _read(stamp: Path) -> list[int | str] | None:
 
 
 def _write(stamp: Path, value: list[int | str]) -> None:
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=stamp.parent, delete=False) as file:
-        json.dump(value, file)
-    os.replace(file.name, stamp)
+    """As well as it goes: without it, the file is read again at the next start."""
+    with contextlib.suppress(OSError):
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=stamp.parent, delete=False) as file:
+            json.dump(value, file)
+        os.replace(file.name, stamp)

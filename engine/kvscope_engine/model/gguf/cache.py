@@ -16,7 +16,8 @@ from kvscope_engine.model.gguf.convert import convert_gguf, recast
 from kvscope_engine.model.loading.device import dtype_name
 from kvscope_telemetry.errors import KvscopeError
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Goes up when the same file is converted to another model than before."""
 MANIFEST: Final = "manifest.json"
 SAMPLE_BYTES: Final = 4096
 NUM_SAMPLES: Final = 64
@@ -72,7 +73,10 @@ def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallba
             replace_folder(new, entry)
     except OSError as error:
         reason = error.strerror or error
-        raise KvscopeError(f"cannot write the converted model to {str(entry)!r}: {reason}") from error
+        raise KvscopeError(
+            f"cannot write the converted model to {str(entry)!r}: {reason};"
+            " make room or rights there, or name another folder with KVSCOPE_CACHE"
+        ) from error
 
 
 def _fill(gguf: Path, dtype: torch.dtype, entry: Path, new: Path, progress: ProgressCallback) -> None:

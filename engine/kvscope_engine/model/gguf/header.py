@@ -40,9 +40,10 @@ Scalar = int | float | bool | str
 
 @dataclass(slots=True)
 class GgufHeader:
-    """Scalar fields by key, and the dimensions of each tensor by name. Arrays are checked and left out."""
+    """Scalar fields by key, and the dimensions of each tensor by name. Of arrays, only their keys."""
 
     fields: dict[str, Scalar] = field(default_factory=dict)
+    arrays: list[str] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -119,6 +120,8 @@ def _read(reader: _Reader) -> GgufHeader:
         value = _value(reader, reader.whole("I"), key)
         if value is not None:
             header.fields[key] = value
+        else:
+            header.arrays.append(key)
     _read_tensors(reader, num_tensors, header)
     _check_sizes(header)
     return header

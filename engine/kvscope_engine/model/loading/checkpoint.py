@@ -13,7 +13,8 @@ import torch
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.fetching.quiet import quiet_transformers
 from kvscope_engine.model.loading.json_file import read_json
-from kvscope_telemetry.errors import BadInput
+from kvscope_engine.model.loading.shortage import is_no_memory
+from kvscope_telemetry.errors import BadInput, KvscopeError
 
 CONFIG_FILE: Final = "config.json"
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -63,9 +64,9 @@ def load_weights(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # a foreign file: transformers raises nearly anything
+        if is_no_memory(error):
+            raise MemoryError(str(error)) from error
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the model in {str(folder)!r} cannot be loaded: {line:.200}") from error
     check_report(folder, report)
@@ -106,4 +107,8 @@ def _check_safetensors(path: Path) -> None:
         with safe_open(path, framework="pt"):
             return
     except Exception as error:  # SafetensorError, or whatever a broken header makes of it
+        if is_no_memory(error):
+            raise KvscopeError(f"no memory to read {path}: close other programs, or use a smaller model") from error
+        if isinstance(error, OSError):
+            raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
         raise BadInput(f"{path} is damaged or cut short: {error!s:.120}") from error

@@ -1,24 +1,83 @@
-"""What tells one set of weights from another: for KV that outlives the process that computed it."""
+"""What tells one model from another: for KV that outlives the process that computed it.
+
+Owns what counts: the whole configuration, every byte of every weight, and the versions of the code that computes
+with them. Bytes are summed up where they are, so weights on a GPU are not read back. Knows no files and no blocks.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+import json
+from collections.abc import Iterator
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-SAMPLES: Final = 16
-"""Numbers of each tensor that are looked at: another checkpoint of the same shape differs in all of them."""
+KV_VERSION: Final = 2
+"""Goes up when what a block of the same layout means is changed."""
+CPU_WORDS: Final = 1 << 15
+"""Words summed up at a time: few enough to stay in a core's cache ..."""
+GPU_WORDS: Final = 1 << 22
+"""... and many enough to fill a GPU, with temporaries of 32 MiB."""
+_GOLDEN: Final = -7046029254386353131
+_ODD: Final = -4658895280553007687
+_IRRELEVANT: Final = frozenset({"_name_or_path", "architectures", "transformers_version"})
+"""Of a configuration: they say where a model is from, not what it computes."""
+
+
+def model_fingerprint(module: nn.Module) -> str:
+    """A digest that another configuration, another weight anywhere, or another version of the code changes."""
+    from transformers import __version__
+
+    config: Any = module.config
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{KV_VERSION};{__version__};{torch.__version__};{config_text(config)};".encode())
+    for name, tensor in _tensors(module):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor_sum(tensor)};".encode())
+    return digest.hexdigest()
+
+
+def config_text(config: Any) -> str:
+    """All that a configuration says about the numbers, the same text for the same numbers."""
+    said = {key: value for key, value in config.to_dict().items() if key not in _IRRELEVANT}
+    return json.dumps(said, sort_keys=True, default=repr)
 
 
 @torch.inference_mode()
-def weights_fingerprint(module: nn.Module) -> str:
-    """A digest over names, shapes, dtypes and a few numbers of each tensor of the model. Reads little of it."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        flat = tensor.reshape(-1)
-        step = max(1, flat.numel() // SAMPLES)
-        digest.update(flat[::step][:SAMPLES].to("cpu", torch.float64).numpy().tobytes())
-    return digest.hexdigest()
+def tensor_sum(tensor: torch.Tensor) -> int:
+    """64 bits over the tensor's bytes and their places. One word that changes always changes it."""
+    words = _words(tensor)
+    size = CPU_WORDS if tensor.device.type == "cpu" else GPU_WORDS
+    keys = torch.arange(min(size, len(words)), dtype=torch.int64, device=tensor.device) * _GOLDEN
+    parts = enumerate(words[start : start + size] for start in range(0, len(words), size))
+    sums = [_mixed_sum(part, keys[: len(part)] + _as_int64(number * _ODD)) for number, part in parts]
+    return int(torch.stack(sums).sum()) if sums else 0
+
+
+def _mixed_sum(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The sum of a scrambling of each word that depends on its place; each step but the sum can be undone."""
+    mixed = keys.add_(words)
+    mixed ^= (mixed >> 32) & 0xFFFF_FFFF
+    mixed *= _ODD
+    mixed ^= (mixed >> 29) & 0x7_FFFF_FFFF
+    return mixed.sum()
+
+
+def _as_int64(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes as int64, zeros behind; without a copy where they are eight by eight."""
+    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    over = len(content) % 8
+    if over or content.storage_offset() % 8:
+        content = torch.nn.functional.pad(content, (0, -over % 8)).clone()
+    return content.view(torch.int64)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, those that no checkpoint holds too; what two names share comes once."""
+    yield from sorted(module.named_parameters())
+    yield from sorted(module.named_buffers())

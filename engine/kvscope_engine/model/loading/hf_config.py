@@ -21,6 +21,8 @@ SIZE_LIMITS: Final = {
     "vocab_size": 1 << 23,
 }
 """Larger than any model there is: beyond, building takes forever, only to be refused for memory."""
+FLOAT_KEY: Final = "__float__"
+ODD_FLOATS: Final = ("Infinity", "-Infinity", "NaN")
 _LENGTH_NAMES: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -39,7 +41,7 @@ def read_config(path: Path) -> PretrainedConfig:
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    raw = read_json(path)
+    raw = _with_floats(read_json(path))
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise BadInput(f"{path} is not accepted: it names no model_type")
@@ -54,14 +56,24 @@ def read_config(path: Path) -> PretrainedConfig:
     return config
 
 
+def num_query_heads(config: Any) -> int:
+    """Query heads of a layer; where layers differ, of the one that has most."""
+    return max(int(layer.num_attention_heads) for layer in _layers(config))
+
+
 def num_kv_heads(config: Any) -> int:
-    """Key and value heads of a layer."""
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    """Key and value heads of a layer; where layers differ, of the one that has most."""
+    return max(
+        int(getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads) for layer in _layers(config)
+    )
 
 
 def head_dim(config: Any) -> int:
-    """Numbers in a head's key."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    """Numbers in a head's key; where layers differ, of the widest."""
+    return max(
+        int(getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads)
+        for layer in _layers(config)
+    )
 
 
 def position_limit(config: Any) -> int | None:
@@ -82,6 +94,22 @@ def eos_token_ids(folder: Path, config: Any) -> frozenset[int]:
         value = getattr(config, "eos_token_id", None)
     ids = value if isinstance(value, list) else [value]
     return frozenset(token_id for token_id in ids if isinstance(token_id, int))
+
+
+def _layers(config: Any) -> list[Any]:
+    """A configuration a layer where they differ, else the one of all. Asked of the whole, what differs raises."""
+    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
+
+
+def _with_floats(value: Any) -> Any:
+    """What transformers writes for a float that JSON has no number for is that float again."""
+    if isinstance(value, list):
+        return [_with_floats(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {FLOAT_KEY} and value[FLOAT_KEY] in ODD_FLOATS:
+        return float(value[FLOAT_KEY])
+    return {key: _with_floats(item) for key, item in value.items()}
 
 
 def _check_sizes(path: Path, raw: dict[str, Any]) -> None:

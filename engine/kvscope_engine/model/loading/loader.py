@@ -20,7 +20,8 @@ from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder, is_int
 from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
 from kvscope_engine.model.loading.device import choose_device, choose_dtype, dtype_name, free_bytes
 from kvscope_engine.model.loading.dummy import random_model
-from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, read_config
+from kvscope_engine.model.loading.fingerprint import model_fingerprint
+from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, num_query_heads, read_config
 from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
 from kvscope_engine.model.loading.support import Blueprint, blueprint
 from kvscope_engine.model.running.host_memory import bound_compiled_products
@@ -46,6 +47,8 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     """Tokens of prompt and output together."""
+    fingerprint: str = ""
+    """Of configuration and weights as they came; only taken for KV that is kept."""
 
     @property
     def num_layers(self) -> int:
@@ -81,7 +84,7 @@ def load_model(config: EngineConfig, progress: ProgressCallback) -> LoadedModel:
     dtype = choose_dtype(config.dtype, device)
     try:
         return _load(config, name, device, dtype, progress)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         raise KvscopeError(f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}") from error
 
 
@@ -112,6 +115,7 @@ def _load(
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
+        fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
     )
 
 
@@ -166,7 +170,7 @@ def _info(
         architecture=plan.architecture,
         dtype=dtype_name(dtype),
         num_layers=int(hf_config.num_hidden_layers),
-        num_query_heads=int(hf_config.num_attention_heads),
+        num_query_heads=num_query_heads(hf_config),
         num_kv_heads=num_kv_heads(hf_config),
         head_dim=head_dim(hf_config),
         vocab_size=int(hf_config.vocab_size),

@@ -34,7 +34,7 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     architecture = type(skeleton).__name__
     num_layers = int(config.num_hidden_layers)
     kinds = Counter(type(module) for module in skeleton.modules())
-    num_attention = sum(count for kind, count in kinds.items() if _uses_interface(kind))
+    num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
     if num_attention < num_layers:
         raise BadInput(
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
@@ -76,7 +76,8 @@ def _skeleton(config: PretrainedConfig, name: str) -> torch.nn.Module:
     return model
 
 
-def _uses_interface(kind: Any) -> bool:
+def uses_interface(kind: Any) -> bool:
+    """Whether modules of the class `kind` attend through transformers' attention interface, by their source."""
     try:
         return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(kind.forward)
     except (OSError, TypeError, AttributeError):

@@ -18,17 +18,19 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class IncrementalDecoder:
-    """What each token adds to the text. The pieces joined are the text of all tokens decoded at once.
+    """What each token adds to the text of those before it: first of all to that of `context`, whose own is not told.
 
-    A character whose bytes are spread over tokens comes with the last of them.
+    The pieces joined are the text of all tokens decoded at once, less that of the context. A character whose bytes
+    are spread over tokens comes with the last of them.
     """
 
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._ids: list[int] = []
-        self._told = 0
+        self._ids: list[int] = list(context[-WINDOW // 2 :])
+        text = decode(self._ids) if self._ids else ""
+        self._told = len(text.rstrip(REPLACEMENT))
         """Characters of the window's text that were handed out."""
-        self._cut = 0
+        self._cut = len(self._ids) if self._told == len(text) else 0
         """Where the window can be cut: its tokens from there on start at a whole character. 0: nowhere."""
 
     def add(self, token_id: int) -> str:
@@ -67,8 +69,8 @@ class Detokenizer:
     Text that may be the beginning of a stop string is held back until the next tokens tell.
     """
 
-    def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
-        self._decoder = IncrementalDecoder(decode)
+    def __init__(self, decode: Decode, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
+        self._decoder = IncrementalDecoder(decode, context)
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False

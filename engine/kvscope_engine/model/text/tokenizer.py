@@ -92,9 +92,12 @@ class Tokenizer:
         """Text of one token on its own; replacement characters where it is a part of a character."""
         return self._codec.decode([token_id], False)
 
-    def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
-        """For the text of one answer as it streams: special tokens are skipped, `stop` strings end it."""
-        return Detokenizer(partial(self._codec.decode, skip_special_tokens=True), stop)
+    def detokenizer(self, stop: Sequence[str] = (), context: Sequence[int] = ()) -> Detokenizer:
+        """For the text of one answer as it streams: special tokens are skipped, `stop` strings end it.
+
+        `context` are the tokens that the text goes on from: with them its first word keeps the space before it.
+        """
+        return Detokenizer(partial(self._codec.decode, skip_special_tokens=True), stop, context)
 
     @cached_property
     def vocabulary(self) -> Mapping[str, int]:

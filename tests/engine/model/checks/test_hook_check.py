@@ -175,3 +175,33 @@ def test_a_model_that_ignores_positions_differs_from_eager() -> None:
     rotary.forward = lambda x, position_ids: forward(x, torch.arange(x.shape[1])[None])
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
         check_hook(module)
+
+
+@pytest.mark.parametrize(("value", "what"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
+def test_a_weight_that_is_no_number_is_named(value: float, what: str) -> None:
+    module = make("llama")
+    attention_of(module, 1).k_proj.weight.data[3, 4] = value
+    with pytest.raises(BadInput, match=rf"its weight model\.layers\.1\.self_attn\.k_proj\.weight holds {what}"):
+        check_hook(module)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("gemma2", {"head_dim": 16, "sliding_window": 0}),
+        ("gemma2", {"head_dim": 16, "attn_logit_softcapping": 0.0}),
+        ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": -1}),
+    ],
+)
+def test_numbers_that_cannot_be_are_one_line(model_type: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="a trial run failed") as refused:
+        check_hook(make(model_type, **changes))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_window_that_never_ends_is_none() -> None:
+    """PhiMoE has one as long as its context, and passes it to nobody."""
+    options = {"num_local_experts": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64}
+    assert len(check_hook(make("phimoe", sliding_window=64, **options))) == 2
+    with pytest.raises(BadInput, match=r"its sliding window \(63\) is not passed"):
+        check_hook(make("phimoe", sliding_window=63, **options))

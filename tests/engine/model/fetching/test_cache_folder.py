@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -72,3 +74,32 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(10)
     assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_a_lock_that_is_no_plain_file_is_named(tmp_path: Path, kind: str) -> None:
+    lock, target = tmp_path / "entry.lock", tmp_path / "elsewhere"
+    if kind == "link":
+        lock.symlink_to(target)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        os.mkfifo(lock)
+    with (
+        pytest.raises(KvscopeError, match=r"entry\.lock.* is no plain file, .* remove it"),
+        exclusive(tmp_path / "entry"),
+    ):
+        pass
+    assert not target.exists(), "a link is not followed"
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(KvscopeError, match=r"Permission denied; .* KVSCOPE_CACHE"), exclusive(tmp_path / "entry"):
+        pass
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(KvscopeError, match=r"Permission denied; .* KVSCOPE_CACHE"), scratch_folder(tmp_path):
+        pass

@@ -63,3 +63,10 @@ def test_a_damaged_stamp_is_not_believed(tmp_path: Path, reads: list[Path], dama
     next((tmp_path / "stamps").iterdir()).write_bytes(damage)
     assert remembered_sha256(file, tmp_path / "stamps") == digest
     assert len(reads) == 2
+
+
+def test_without_a_place_for_it_nothing_is_remembered(tmp_path: Path) -> None:
+    file, stamps = tmp_path / "file", tmp_path / "stamps"
+    file.write_bytes(b"content")
+    stamps.write_bytes(b"a file where a folder is needed")
+    assert remembered_sha256(file, stamps) == sha256_of(file)

@@ -111,3 +111,19 @@ def test_two_processes_at_once(tiny_gguf: Callable[..., Path], own_cache: Path) 
     assert said[0][-1] == said[1][-1]
     assert sum(lines.count("converts") for lines in said) == 1
     assert is_intact(Path(said[0][-1]))
+
+
+def test_a_drive_that_fills_up_while_it_is_written(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
+    """The library that writes has an error of its own for it."""
+    program = f"""
+import resource, torch
+from pathlib import Path
+from kvscope_engine.model.gguf.cache import converted_gguf
+gguf = Path({str(tiny_gguf())!r})
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
+converted_gguf(gguf, torch.float32, lambda _: None)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    last = done.stderr.splitlines()[-1]
+    assert "KvscopeError: cannot write the converted model to" in last
+    assert "File too large; make room" in last

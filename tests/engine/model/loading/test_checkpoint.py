@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from kvscope_engine.model.loading.checkpoint import INDEX_FILE, WEIGHTS_FILE, check_weights, load_weights
 from kvscope_engine.model.loading.hf_config import read_config
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Progress
 
 CPU = torch.device("cpu")
@@ -128,3 +128,20 @@ def test_weights_that_do_not_fit_the_configuration(llama: Path, change: str) -> 
         loaded(llama)
     assert ("lacks 1" if change == "missing" else "wrong shape") in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+def test_no_memory_is_not_a_damaged_file(llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    import safetensors
+    from transformers import AutoModelForCausalLM
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(MemoryError):
+        loaded(llama)
+    monkeypatch.setattr(safetensors, "safe_open", fail)
+    with pytest.raises(KvscopeError, match=r"no memory to read .*model\.safetensors") as refused:
+        check_weights(llama)
+    assert not isinstance(refused.value, BadInput)

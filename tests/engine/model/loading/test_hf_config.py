@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, position_limit, read_config
+from kvscope_engine.model.loading.hf_config import (
+    eos_token_ids,
+    head_dim,
+    num_kv_heads,
+    num_query_heads,
+    position_limit,
+    read_config,
+)
 from kvscope_telemetry.errors import BadInput
 
 LLAMA: dict[str, Any] = {
@@ -37,6 +44,20 @@ def test_a_llama(tmp_path: Path) -> None:
 def test_heads_that_are_given(tmp_path: Path) -> None:
     config = read_config(written(tmp_path, num_key_value_heads=2, head_dim=32))
     assert (num_kv_heads(config), head_dim(config)) == (2, 32)
+
+
+def test_layers_that_differ(tmp_path: Path) -> None:
+    heads = {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 16, "global_head_dim": 48}
+    config = read_config(written(tmp_path, model_type="gemma4_text", num_hidden_layers=6, **heads))
+    assert (num_query_heads(config), num_kv_heads(config), head_dim(config)) == (4, 4, 48)
+
+
+def test_floats_that_transformers_writes_in_its_own_way(tmp_path: Path) -> None:
+    limit = [0.0, {"__float__": "Infinity"}]
+    config: Any = read_config(written(tmp_path, model_type="granitemoehybrid", time_step_limit=limit))
+    assert tuple(config.time_step_limit) == (0.0, float("inf"))
+    with pytest.raises(BadInput, match="not accepted"):
+        read_config(written(tmp_path, rms_norm_eps={"__float__": "1e-5"}))
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,34 @@ def test_marks_and_byte_tokens_too(byte_fallback: Backend, data: st.DataObject) 
     assert not any("�" in piece for piece in pieces)
 
 
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_with_a_context_text_goes_on_from_it(byte_fallback: Backend, data: st.DataObject) -> None:
+    tokens = st.integers(1, 7)
+    context, ids = data.draw(st.lists(tokens, max_size=30)), data.draw(st.lists(tokens, max_size=40))
+    pieces = streamed(Detokenizer(byte_fallback.decode, context=context), ids)
+    assert byte_fallback.decode(context) + "".join(pieces) == byte_fallback.decode(context + ids)
+
+
+def test_the_first_word_keeps_its_space(byte_fallback: Backend) -> None:
+    hello, world = byte_fallback.token_to_id("▁Hello"), byte_fallback.token_to_id("▁world")
+    assert streamed(Detokenizer(byte_fallback.decode, context=[hello]), [world, world])[0] == " world"
+    assert streamed(Detokenizer(byte_fallback.decode), [world, world])[0] == "world"
+
+
+def test_a_character_begun_in_the_context_is_told_whole(byte_fallback: Backend) -> None:
+    first, *rest = [byte_fallback.token_to_id(f"<0x{value:02X}>") for value in "é".encode()]
+    hello = byte_fallback.token_to_id("▁Hello")
+    assert "".join(streamed(Detokenizer(byte_fallback.decode, context=[hello, first]), rest)) == "é"
+
+
+def test_a_stop_string_is_not_looked_for_in_the_context(byte_fallback: Backend) -> None:
+    hello = byte_fallback.token_to_id("▁Hello")
+    detokenizer = Detokenizer(byte_fallback.decode, ["Hello"], context=[hello])
+    assert detokenizer.add(hello) == " "
+    assert detokenizer.stopped
+
+
 def test_special_tokens_are_skipped(default_tokenizer: Tokenizer) -> None:
     ids = default_tokenizer.encode("<|im_start|>user\nHi<|im_end|>")
     assert "".join(streamed(default_tokenizer.detokenizer(), ids)) == "user\nHi"
