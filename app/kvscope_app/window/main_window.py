@@ -54,8 +54,10 @@ class MainWindow(QMainWindow):
         attach: Callable[[str, Path | None], None] | None = None,
         open_recording: Callable[[Recording], object] | None = None,
     ) -> None:
-        """`attach` opens another window on an endpoint with a key, `open_recording` one on a recording; without, it is not
-        offered."""
+        """`attach` opens another window on an endpoint with a key, `open_recording` one on a recording.
+
+        Without one it is not offered.
+        """
         super().__init__()
         self.session = session
         self.keeper = keeper
