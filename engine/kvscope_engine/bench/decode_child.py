@@ -15,7 +15,7 @@ from typing import Any, Final
 
 PROMPT_TOKENS: Final = 32
 MAX_TOKENS: Final = 900
-"""Decoded at most; a fast machine stops there, before the context gets long."""
+"""Decoded at most; a fast machine stops there, before the context gets long. Less where the model's context is."""
 
 Decode = Callable[[float], list[float]]
 """Seconds to run for, to the times at which each step's tokens were there."""
@@ -47,7 +47,8 @@ def _ours(args: argparse.Namespace) -> Decode:
 
     options: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "num_threads": args.threads}
     engine = Engine(EngineConfig(device="cpu", enable_prefix_caching=False, **options))
-    sampling = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    max_tokens = min(MAX_TOKENS, engine.hello.model.max_model_len - PROMPT_TOKENS)
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
 
     def decode(seconds: float) -> list[float]:
         names = [str(number) for number in range(args.requests)]
@@ -106,7 +107,7 @@ def _transformers(args: argparse.Namespace) -> Decode:
 
 
 def _prompt(number: int) -> tuple[int, ...]:
-    return tuple(1000 + 37 * number + place for place in range(PROMPT_TOKENS))
+    return tuple(3 + (37 * number + 7 * place) % 250 for place in range(PROMPT_TOKENS))
 
 
 def _num_threads() -> int:
