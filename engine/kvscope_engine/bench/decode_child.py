@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("contender", choices=("kvscope", "transformers"))
     parser.add_argument("--threads", type=int)
     parser.add_argument("--requests", type=int, default=1)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--model", default="default")
     args = parser.parse_args(arguments)
     make = _ours if args.contender == "kvscope" else _transformers
@@ -80,7 +80,7 @@ def _transformers(args: argparse.Namespace) -> Decode:
     module = plain_default_model(choose_dtype(args.dtype, torch.device("cpu")))
     ids = torch.tensor([_prompt(number) for number in range(args.requests)])
 
-    class Clock(StoppingCriteria):  # type: ignore[misc]
+    class Clock(StoppingCriteria):
         def __init__(self, seconds: float) -> None:
             self.seconds, self.times = seconds, list[float]()
 
