@@ -1,8 +1,9 @@
 # make run    sets everything up in .venv and starts the desktop
 # make test   sets everything up and runs every check
+# make test-portable  runs what depends on the processor as older ones do, and with two threads (half an hour)
 # make bench  prints the benchmark tables
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check bench clean
+.PHONY: help setup run test test-portable check bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,6 +33,9 @@ check: $(STAMP)
 
 test: check
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal $(ARGS)
+
+test-portable: $(STAMP)
+	@PYTHON=$(BIN)/python scripts/test_portable.sh $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/kvscope-engine bench decode

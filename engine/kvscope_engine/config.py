@@ -63,7 +63,7 @@ class EngineConfig:
     seed: int = 0
     """For requests that bring none."""
     num_threads: int | None = None
-    """CPU threads; None is torch's choice."""
+    """CPU threads, always that many; None: one for each core that may be used, fewer while other programs use them."""
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)

@@ -111,6 +111,8 @@ class Engine:
         if not plan.scheduled:
             return self._idle()
         self.step_count += 1
+        if self._parts.threads is not None:
+            self._parts.threads.look()
         result = self._parts.runner.run(plan)
         ran_ns = time.monotonic_ns()
         self._parts.scheduler.rate.observe(plan, result.forward_ns / 1e9)

@@ -16,6 +16,7 @@ import torch
 
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
+from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.memory import num_blocks_for
 from kvscope_engine.model.running.runner import ModelRunner
@@ -52,6 +53,8 @@ class Parts:
     """Of the bytes between the tiers; None without lower ones."""
     notes: list[str] = field(default_factory=list)
     """What is not as it was asked for, a line each."""
+    threads: CpuThreads | None = None
+    """Those that a CPU computes a step with."""
 
     @property
     def limits(self) -> Limits:
@@ -74,6 +77,8 @@ class Parts:
     def close(self) -> None:
         """Drop every tensor."""
         self.runner.close()
+        if self.threads is not None:
+            self.threads.close()
         if self.mover is not None:
             if self.mover.keeps:
                 deadline_s = time.monotonic() + PUT_AWAY_S
@@ -89,13 +94,13 @@ def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress],
 
     Raises BadInput or KvscopeError, with nothing left allocated.
     """
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    threads = CpuThreads(config.num_threads)
     loaded = load_model(config, progress)
     num_blocks = num_blocks_for(config, loaded)
     with ExitStack() as undo:  # a driver's pages, pinned memory and files are not collected like tensors
         parts = _assemble(config, epoch, loaded, num_blocks, undo, progress)
         undo.pop_all()
+    parts.threads = threads if loaded.device.type == "cpu" else None
     return parts
 
 

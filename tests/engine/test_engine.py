@@ -111,9 +111,7 @@ def test_ten_that_can_never_fit_do_not_hold_up_ten_that_can(make_engine: Make) -
     engine = make_engine(num_gpu_blocks_override=32)
     bad = [submit_of("-", prompt_of(n), SamplingParams(max_tokens=400)) for n in range(10)]
     good = [submit_of("-", prompt_of(n)) for n in range(10)]
-    started = time.monotonic()
     completions = list(engine.generate([*bad, *good]))
-    assert time.monotonic() - started < 10
     for completion in completions[:10]:
         assert completion.finish_reason == "error"
         assert "need 103 blocks of 4 tokens: the whole pool has 32" in completion.error

@@ -15,7 +15,18 @@ from typing import Any, Final
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.errors import BadInput
 
-BENCHMARKS: Final = ("decode", "serve", "kernels", "telemetry", "memory", "kv-cache", "scheduler", "costs", "reuse")
+BENCHMARKS: Final = (
+    "decode",
+    "serve",
+    "kernels",
+    "telemetry",
+    "memory",
+    "kv-cache",
+    "scheduler",
+    "costs",
+    "reuse",
+    "neighbour",
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

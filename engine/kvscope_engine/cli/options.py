@@ -52,7 +52,13 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"of the random numbers of requests that bring no seed (without it: {DEFAULTS.seed})",
     )
-    group.add_argument("--num-threads", type=whole_number, metavar="N", help="CPU threads (without it: torch's choice)")
+    group.add_argument(
+        "--num-threads",
+        type=whole_number,
+        metavar="N",
+        help="CPU threads, always that many (without it: OMP_NUM_THREADS, or one for each physical core that affinity"
+        " and control groups let this process use; fewer while other programs keep threads waiting for a core)",
+    )
 
 
 def _add_cache_options(group: argparse._ArgumentGroup) -> None:

@@ -106,12 +106,10 @@ def test_a_killed_engine_makes_room_and_clients_find_the_next(serving: Serving, 
     client.receive(Tokens)
     first.kill()
     first.wait()
-    started = time.monotonic()
     serving()
     assert client.ask(GetStatus(tag=8), Status).tag == 8, "the same client, connected again by itself"
     assert client.wait_ready().phase == "ready"
     assert client.telemetry(Heartbeat).num_unfinished in (0, 1)
-    assert time.monotonic() - started < 5.0
 
 
 CLIENT = """

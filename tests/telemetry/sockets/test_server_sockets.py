@@ -318,7 +318,7 @@ def test_close_sends_what_is_queued(server: Server, peer: Peer) -> None:
     server.sockets.publish(Goodbye(epoch=1, reason="the end"))
     started = time.monotonic()
     server.sockets.close()
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 20.0, "a client that does not read is waited for"
     assert receive_until(subscriber, lambda m: isinstance(m, Goodbye))
     assert [decode_reply(dealer.recv()) for _ in range(100)] == [Done(tag=tag) for tag in range(100)]
 

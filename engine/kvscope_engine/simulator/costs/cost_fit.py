@@ -2,7 +2,11 @@
 
 A step is `max(w + k x context, f x tokens + p x pairs) + o` seconds (`cost_model`); `w, k, f, p, o` are fitted. Which
 of the two is the larger is not known beforehand: it is guessed, the rest is a linear problem, and the guess is made
-again with what came out, until it stands. Residuals are relative: a short step counts as much as a long one. No scipy.
+again with what came out, until it stands. Residuals are relative: a short step counts as much as a long one.
+
+Times may be explained equally well by several sets of rates: on a device that only computes, memory may cost anything
+that hides behind it. Then the fewest rates are right. Two errors are equal that differ by less than any clock can tell,
+so that neither the last bit nor the processor's way to round decides. No scipy.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from kvscope_telemetry.errors import KvscopeError
 
 MAX_ROUNDS: Final = 50
 MIN_SAMPLES: Final = 5
+SAME: Final = 1e-9
+"""Relative error of a step's time, root mean square, below which two explanations are equally good."""
 FREE: Final = 1e18
 """Bytes/s or FLOP/s where no step was found to cost any."""
 Floats = NDArray[np.float64]
@@ -63,32 +69,36 @@ def fit_costs(samples: Sequence[Sample], sizes: ModelSizes) -> Fit:
         raise KvscopeError(f"{len(samples)} steps were timed: at least {MIN_SAMPLES} are needed for five costs")
     memory, compute = _terms(samples)
     seconds = np.array([sample.seconds for sample in samples])
-    best, best_error = np.zeros(5), np.inf
     # Two first guesses: steps of more than one token a request compute, and all do what the device has more of.
-    for is_compute in (np.array([s.pairs > s.context for s in samples]), np.ones(len(samples), np.bool_)):
-        found = _settled(memory, compute, seconds, is_compute)
+    guesses = (np.array([s.pairs > s.context for s in samples]), np.ones(len(samples), np.bool_))
+    settled = [_settled(memory, compute, seconds, is_compute) for is_compute in guesses]
+    best, best_error = np.zeros(5), np.inf
+    for found in sorted(settled, key=np.count_nonzero):
         error = float(np.square(_predict(found, memory, compute) / seconds - 1).sum())
-        if error < best_error:
+        if error < best_error - SAME**2 * len(samples):
             best, best_error = found, error
     return Fit(_cost_model(best, sizes), tuple(_predict(best, memory, compute).tolist()))
 
 
 def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
-    """`x >= 0` with the least `|matrix @ x - target|`, exactly: the best of all sets of columns that needs no negative.
+    """`x >= 0` with the least `|matrix @ x - target|`: the best of all sets of columns that needs no negative.
 
-    For few columns; `matrix` is (n, m), the result (m,).
+    Of sets that are equally good the smallest; a column of zeros gets none. For few columns; `matrix` is (n, m), the
+    result (m,).
     """
-    scale = np.maximum(np.abs(matrix).max(axis=0), np.finfo(np.float64).tiny)
-    scaled, best, least = matrix / scale, np.zeros(matrix.shape[1]), float(np.square(target).sum())
-    for count in range(1, matrix.shape[1] + 1):
-        for columns in map(list, combinations(range(matrix.shape[1]), count)):
+    scale = np.linalg.norm(matrix, axis=0)
+    usable = np.flatnonzero(scale).tolist()
+    scaled = matrix / np.where(scale, scale, 1.0)
+    total = float(np.square(target).sum())
+    best, least = np.zeros(matrix.shape[1]), total
+    for count in range(1, len(usable) + 1):
+        for columns in map(list, combinations(usable, count)):
             found = np.linalg.lstsq(scaled[:, columns], target, rcond=None)[0]
             error = float(np.square(scaled[:, columns] @ found - target).sum())
-            if (found >= 0).all() and error < least:
+            if (found >= 0).all() and error < least - SAME**2 * total:
                 best, least = np.zeros(matrix.shape[1]), error
-                best[columns] = found
-    solution: Floats = best / scale
-    return solution
+                best[columns] = found / scale[columns]
+    return best
 
 
 def _terms(samples: Sequence[Sample]) -> tuple[Floats, Floats]:

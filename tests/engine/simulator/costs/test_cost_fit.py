@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +31,15 @@ TRUE = CostModel(
     step_overhead_s=0.003,
 )
 
+SLOW = CostModel(
+    weight_bytes=0,
+    kv_bytes_per_token=0,
+    flops_per_token=16e9,
+    attention_flops_per_pair=524_288,
+    memory_bandwidth=1e18,
+    flops_per_second=1e12,
+    step_overhead_s=0,
+)
 COST = PRESETS["opt-13b"].cost
 
 
@@ -69,19 +83,47 @@ def test_noise_moves_the_rates_little() -> None:
     assert max(map(abs, errors)) < 0.08
 
 
-def test_a_device_that_only_computes_has_memory_for_free() -> None:
-    slow = CostModel(
-        weight_bytes=0,
-        kv_bytes_per_token=0,
-        flops_per_token=16e9,
-        attention_flops_per_pair=524_288,
-        memory_bandwidth=1e18,
-        flops_per_second=1e12,
-        step_overhead_s=0,
-    )
-    fit = fit_costs(samples(slow), SIZES)
+def rounded(made: list[Sample], seed: int) -> list[Sample]:
+    """The same times, each up to a last bit longer or shorter."""
+    ulps = np.random.default_rng(seed).integers(-1, 2, len(made))
+    return [
+        replace(one, seconds=one.seconds + int(ulp) * np.spacing(one.seconds))
+        for one, ulp in zip(made, ulps, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_device_that_only_computes_has_memory_for_free(seed: int) -> None:
+    """Memory that is as slow as computing explains the times as well: neither rounding nor a processor may choose."""
+    fit = fit_costs(rounded(samples(SLOW), seed), SIZES)
     assert rates(fit.cost)[2:4] == pytest.approx([0.016, 524_288e-12], rel=1e-6)
     assert sum(rates(fit.cost)[:2]) < 1e-3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_last_bit_of_a_time_moves_no_rate(seed: int) -> None:
+    fit = fit_costs(rounded(samples(TRUE), seed), SIZES)
+    assert rates(fit.cost) == pytest.approx(rates(TRUE), rel=1e-6)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 processors")
+@pytest.mark.parametrize("processor", ["Prescott", "Haswell", "Zen", "SkylakeX"])
+def test_the_kernels_of_other_processors_give_the_same(processor: str) -> None:
+    """numpy's OpenBLAS can be told to use those of an older one; it reads that once, so each in its own process."""
+    flags = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
+    needed = {"Prescott": "sse2", "SkylakeX": "avx512f"}.get(processor, "avx2")
+    if needed not in flags:
+        pytest.skip(f"this processor has no {needed}")
+    program = f"import runpy; found = runpy.run_path({__file__!r}); print(*found['rates_of_slow']())"
+    environment = {**os.environ, "OPENBLAS_CORETYPE": processor}
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120, check=True
+    ).stdout
+    assert [float(word) for word in output.split()] == pytest.approx(rates_of_slow(), rel=1e-9, abs=1e-15)
+
+
+def rates_of_slow() -> list[float]:
+    return rates(fit_costs(samples(SLOW), SIZES).cost)
 
 
 def test_no_rate_is_negative() -> None:
@@ -89,6 +131,21 @@ def test_no_rate_is_negative() -> None:
     assert nonnegative_least_squares(matrix, np.array([3.0, 2.0, 1.0])) == pytest.approx([2.0, 0.0])
     assert nonnegative_least_squares(matrix, np.array([1.0, 2.0, 3.0])) == pytest.approx([0.0, 1.0])
     assert nonnegative_least_squares(matrix, np.array([-1.0, -2.0, -3.0])) == pytest.approx([0.0, 0.0])
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (1e-12, 1.0, 1e9), (3e7, 1 / 3, 1e-3), (1.0, 1e-15, 1e15)])
+def test_units_do_not_choose_between_equal_explanations(scales: tuple[float, float, float]) -> None:
+    """The third column is the sum of the others, so it alone explains what they explain together."""
+    first, second = np.array([1.0, 2.0, 3.0, 5.0]), np.array([7.0, 1.0, 0.1, 4.0])
+    matrix = np.stack([first, second, first + second], axis=1) * scales
+    found = nonnegative_least_squares(matrix, first + second)
+    assert found == pytest.approx([0.0, 0.0, 1.0 / scales[2]], rel=1e-9)
+
+
+def test_a_column_of_zeros_costs_nothing() -> None:
+    matrix = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
+    assert nonnegative_least_squares(matrix, np.array([2.0, 4.0, 6.0])).tolist() == pytest.approx([0.0, 2.0])
+    assert nonnegative_least_squares(matrix[:, :1], np.array([2.0, 4.0, 6.0])).tolist() == [0.0]
 
 
 def test_too_few_steps() -> None:

@@ -1,0 +1,54 @@
+"""What is remembered of evicted blocks: the newest, and never more than the bound."""
+
+from __future__ import annotations
+
+import hashlib
+import tracemalloc
+
+import pytest
+
+from kvscope_engine.policy.prefixes import prefix_history
+from kvscope_engine.policy.prefixes.prefix_history import MAX_GHOSTS, PrefixHistory
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+
+
+def prefix(number: int) -> Prefix:
+    return Prefix(digest=hashlib.sha256(number.to_bytes(8, "little")).digest(), start=0, tokens=b"", parent=b"root")
+
+
+def is_remembered(history: PrefixHistory, number: int) -> bool:
+    return "was evicted" in history.explain(prefix(number).digest, b"root", b"", 0)
+
+
+def test_the_oldest_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_history, "MAX_GHOSTS", 16)
+    monkeypatch.setattr(prefix_history, "FORGOTTEN_AT_ONCE", 4)
+    history = PrefixHistory()
+    for number in range(16):
+        history.leave([prefix(number)], step=number)
+    assert all(is_remembered(history, number) for number in range(16))
+    history.leave([prefix(16)], step=16)
+    assert [number for number in range(17) if is_remembered(history, number)] == list(range(4, 17))
+    history.leave(map(prefix, range(100, 200)), step=17)
+    assert is_remembered(history, 199)
+    assert sum(is_remembered(history, number) for number in range(200)) <= 16
+
+
+def test_a_block_that_is_cached_again_is_no_longer_evicted() -> None:
+    history = PrefixHistory()
+    history.leave([prefix(1)], step=5)
+    history.enter(prefix(1))
+    assert not is_remembered(history, 1)
+
+
+def test_the_memory_of_evicted_blocks_is_bounded_in_bytes() -> None:
+    history = PrefixHistory()
+    tracemalloc.start()
+    try:
+        for number in range(3 * MAX_GHOSTS):
+            history.leave([prefix(number)], step=number)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 12 << 20
+    assert peak < 17 << 20
