@@ -36,7 +36,8 @@ from kvscope_app.window_actions import add_actions, build_menus
 class MainWindow(QMainWindow):
     """Shows one session. `keeper` is there when the engine is the desktop's own."""
 
-    closing = Signal()
+    closing = Signal(object)
+    """The window itself, for the last time."""
     views_loaded = Signal()
     """All docked views are there (they are imported after the first paint)."""
 
@@ -115,7 +116,7 @@ class MainWindow(QMainWindow):
         self.notices.forget()
         for view in self.views.values():
             view.shut_down()
-        self.closing.emit()
+        self.closing.emit(self)
         super().closeEvent(event)
 
     # private
@@ -207,6 +208,7 @@ class MainWindow(QMainWindow):
 
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
+        self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
         for part in (self._corner, self._status, self.banner, self.welcome):
             part.apply_theme(theme)
         if self.playback is not None:
