@@ -76,4 +76,4 @@ def test_each_attached_engine_has_a_window(desktop, own_engine, qtbot):
     first = desktop.windows[0]
     first.close()
     assert len(desktop.windows) == 1
-    qtbot.waitUntil(lambda: desktop.sessions[1].status.frames_received > 0, timeout=5000)
+    qtbot.waitUntil(lambda: desktop.sessions[0].status.frames_received > 0, timeout=5000)
