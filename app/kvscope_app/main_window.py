@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from PySide6.QtCore import QSettings, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
@@ -110,6 +110,12 @@ class MainWindow(QMainWindow):
         if self._unloaded:
             self.page_map.canvas.setFocus()
             QTimer.singleShot(40, self, self._load_next_view)
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Out of sight nothing was painted: back again, everything is shown as it is now."""
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.WindowStateChange and not self.isMinimized():
+            self.refresher.touch_all()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         layout.save(self, self._settings, self._kind)

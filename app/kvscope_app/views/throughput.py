@@ -5,6 +5,7 @@ Owns which time is shown and how the panels are laid out; what a panel draws is 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -26,6 +27,8 @@ from kvscope_telemetry.source import SourceState
 
 EMPTY_TEXT = "No engine has reported yet.\nCurves begin with its first message."
 _PANEL_MIN_WIDTH = 310
+_SILENT_EVERY_S = 3.0
+"""How often curves move on where there is no engine."""
 
 
 class ThroughputView(View):
@@ -49,6 +52,8 @@ class ThroughputView(View):
         self._place = (0, 0)
         """Of a recording: where it was at the last look, and what of it was taken."""
         self._drawn: dict[str, Drawn] = {}
+        self._silent_state: SourceState | None = None
+        self._silent_s = 0.0
         self._lay_out()
         self._connect()
 
@@ -134,8 +139,13 @@ class ThroughputView(View):
 
     def _on_status(self) -> None:
         """Without an engine nothing changes but the time: curves move on, and their values go."""
-        silent = self.session.status.state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
-        if (silent or self._is_elsewhere()) and self.is_following and self.isVisible() and not self.session.paused:
+        if not self.is_following or self.session.paused or not self.isVisible() or self.window().isMinimized():
+            return
+        state, now_s = self.session.status.state, time.monotonic()
+        silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
+        is_time = state is not self._silent_state or now_s - self._silent_s >= _SILENT_EVERY_S
+        if (silent and is_time) or self._is_elsewhere():
+            self._silent_state, self._silent_s = state, now_s
             self.refresh_all()
 
     def _is_elsewhere(self) -> bool:

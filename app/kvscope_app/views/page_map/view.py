@@ -226,7 +226,7 @@ class PageMapView(View):
     def _refresh_slowly(self) -> None:
         """What need not follow each frame: words, the bar, ages."""
         mirror = self.session.mirror
-        if mirror.hello is None or not self.isVisible():
+        if mirror.hello is None or not self.isVisible() or self.window().isMinimized():
             return
         self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
         self._summary.setText(summary(mirror, mirror.hello.cache))
