@@ -66,7 +66,8 @@ class PageMapView(View):
         self._moves = PendingMoves()
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
-        self._seq_shown = -1
+        self._told: tuple[Mirror, int | None, int] | None = None
+        """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
         self._summary, self._usage, self._legend = ElidedLabel(), UsageBar(), Legend()
         self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
@@ -134,6 +135,7 @@ class PageMapView(View):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._legend.set_low(self.height() < _LOW)
+        self._told = None
 
     # private
 
@@ -191,6 +193,7 @@ class PageMapView(View):
     def _show_mirror(self, mirror: Mirror, cache: CacheInfo) -> None:
         self._mirror = mirror
         self._pending.clear()
+        self._told = None
         self._moves.forget()
         if mirror.epoch != self._epoch:
             self._epoch = mirror.epoch
@@ -228,6 +231,10 @@ class PageMapView(View):
         mirror = self.session.mirror
         if mirror.hello is None or not self.isVisible() or self.window().isMinimized():
             return
+        told = (mirror, mirror.epoch, mirror.seq)
+        if told == self._told and self.canvas.pointed_block < 0:
+            return
+        self._told = told
         self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
         self._summary.setText(summary(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
