@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QWidget
 
 from kvscope_app.model_name import model_name
+from kvscope_app.plain_text import PlainLabel
 from kvscope_app.session import Session
 from kvscope_app.theme import DARK, Theme
 from kvscope_app.views.format import count, plural, seconds
@@ -155,7 +156,7 @@ class StatusBar(QStatusBar):
 
 
 def _label(name: str) -> QLabel:
-    made = QLabel()
+    made = PlainLabel()
     made.setToolTip(_TIPS[name])
     made.setContentsMargins(7, 0, 7, 0)
     if name != "state":

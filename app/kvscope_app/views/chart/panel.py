@@ -13,6 +13,7 @@ import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QPointF, QSize, Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from kvscope_app.plain_text import plain_tip
 from kvscope_app.theme import Theme, mix
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
@@ -226,4 +227,4 @@ class ChartPanel(QWidget):
 
 
 def _mark_tip(x: float, y: float, data: str) -> str:
-    return data
+    return plain_tip(data)

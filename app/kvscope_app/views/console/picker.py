@@ -8,6 +8,7 @@ from typing import Any
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtWidgets import QAbstractItemView, QComboBox, QListView, QSizePolicy
 
+from kvscope_app.plain_text import plain_tip
 from kvscope_app.theme import DARK, Theme
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.conversation import Conversation
@@ -46,7 +47,8 @@ class ConversationModel(QAbstractListModel):
         if role == Qt.ItemDataRole.EditRole:
             return conversation.title
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"{conversation.title}\nAn answer is being written" if is_writing else conversation.title
+            tip = f"{conversation.title}\nAn answer is being written" if is_writing else conversation.title
+            return plain_tip(tip)
         return None
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:

@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
+from kvscope_app.plain_text import plain_tip
 from kvscope_app.sample_prompts import sample_prompts, short_prompts
 from kvscope_app.views.widgets import label
 
@@ -44,7 +45,7 @@ class StarterButton(QPushButton):
         super().__init__()
         self._prompt = prompt
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.setToolTip(prompt)
+        self.setToolTip(plain_tip(prompt))
         self.setAccessibleName(prompt)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

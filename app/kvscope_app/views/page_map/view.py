@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.icons import icon
+from kvscope_app.plain_text import PlainLabel
 from kvscope_app.session import Session
 from kvscope_app.theme import Theme
 from kvscope_app.views.base import View
@@ -140,7 +141,7 @@ class PageMapView(View):
     # private
 
     def _build(self) -> None:
-        heading = QLabel(self.title)
+        heading = PlainLabel(self.title)
         heading.setProperty("look", "heading")
         self._summary.setProperty("look", "muted")
         top = QHBoxLayout()
