@@ -27,7 +27,7 @@ from kvscope_app.views.base import View
 from kvscope_app.views.format import UNKNOWN, num_bytes, percent
 from kvscope_app.views.memory_account import Account, Part, account, kv_detail
 from kvscope_app.views.memory_bar import Segment, StackedBar, Swatch
-from kvscope_app.views.memory_detail_rows import detail_rows
+from kvscope_app.views.memory_detail_rows import counter_rows, detail_rows
 from kvscope_app.views.memory_tier_table import TierTable
 from kvscope_app.views.memory_tiers import tier_uses
 from kvscope_app.views.widgets import empty_state, label, set_look
@@ -73,7 +73,8 @@ class MemoryView(View):
         self.tiers.show_uses(tier_uses(mirror), mirror.counters)
         if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
             self._detailed_s = time.monotonic()
-            self.details.show_rows(detail_rows(kv_detail(mirror, history.memory)))
+            rows = detail_rows(kv_detail(mirror, history.memory))
+            self.details.show_rows([*rows, *counter_rows(mirror.counters)])
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
