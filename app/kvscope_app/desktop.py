@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
+from kvscope_app import layout
 from kvscope_app.command_line import PROGRAM, Options
 from kvscope_app.engine_keeper import EngineKeeper
 from kvscope_app.engine_process import EngineProcess
 from kvscope_app.fonts import apply_fonts
 from kvscope_app.icons import app_icon
-from kvscope_app.main_window import MainWindow
+from kvscope_app.main_window import MainWindow, window_kind
 from kvscope_app.session import Session
 from kvscope_app.theme_keeper import ThemeKeeper
 from kvscope_telemetry.commands import Control
@@ -78,7 +80,9 @@ class Desktop(QObject):
 
     def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
         session = Session(source, self)
-        window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_file)
+        slot = self._free_slot(window_kind(session))
+        window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_file, slot)
+        layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
         window.views_loaded.connect(_spare_the_collector)
         self.windows.append(window)
@@ -86,6 +90,11 @@ class Desktop(QObject):
         session.start()
         window.show()
         return window
+
+    def _free_slot(self, kind: str) -> int:
+        """Windows that are open at the same time remember their places apart."""
+        taken = {window.slot for window in self.windows if window_kind(window.session) == kind}
+        return next(slot for slot in itertools.count(1) if slot not in taken)
 
     def _closed(self, window: MainWindow) -> None:
         """A window goes with its session and all it held."""

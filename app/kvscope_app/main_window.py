@@ -24,6 +24,7 @@ from kvscope_app.model_name import model_name
 from kvscope_app.playback_bar import PlaybackBar
 from kvscope_app.refresher import Refresher
 from kvscope_app.session import Session
+from kvscope_app.setting_names import window_group
 from kvscope_app.status_bar import StatusBar
 from kvscope_app.theme import Theme
 from kvscope_app.theme_keeper import ThemeKeeper
@@ -49,11 +50,14 @@ class MainWindow(QMainWindow):
         keeper: EngineKeeper | None = None,
         attach: Callable[[str], None] | None = None,
         open_file: Callable[[str], None] | None = None,
+        slot: int = 1,
     ) -> None:
-        """`attach` opens another window on an endpoint, `open_file` one on a recording; without, it is not offered."""
+        """`attach` opens another window on an endpoint, `open_file` one on a recording; without, it is not offered.
+        `slot`: which of the open windows of its kind it is, from 1: each remembers its own place."""
         super().__init__()
         self.session = session
         self.keeper = keeper
+        self.slot = slot
         self.themes = themes
         self.attach = attach
         self.open_file = open_file
@@ -118,7 +122,7 @@ class MainWindow(QMainWindow):
             self.refresher.touch_all()
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        layout.save(self, self._settings, self._kind)
+        layout.save(self, self._settings, self._group)
         self.notices.forget()
         for view in self.views.values():
             view.shut_down()
@@ -169,17 +173,18 @@ class MainWindow(QMainWindow):
     def _restore_layout(self) -> None:
         layout.default_size(self)
         self.reset_layout()
-        self._has_own_layout = layout.restore(self, self._settings, self._kind)
+        self._has_own_layout = layout.restore(self, self._settings, self._group)
+        self.has_own_place = layout.has_place(self._settings, self._group)
 
     @property
-    def _kind(self) -> str:
-        """Whose layout is remembered: where there is nobody to talk to, a person wants another one."""
-        return "window" if self.session.takes_commands else "playback"
+    def _group(self) -> str:
+        """Where its layout is remembered."""
+        return window_group(window_kind(self.session), self.slot)
 
     def _keep_sizes(self) -> None:
         """Views bring sizes of their own when they are loaded: the docks take back theirs."""
         if self._has_own_layout:
-            layout.restore_docks(self, self._settings, self._kind)
+            layout.restore_docks(self, self._settings, self._group)
         else:
             layout.share_out(self, self.docks)
 
@@ -231,3 +236,8 @@ class MainWindow(QMainWindow):
         if self.session.player is not None:
             where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"
+
+
+def window_kind(session: Session) -> str:
+    """Where there is nobody to talk to, a person wants another layout."""
+    return "window" if session.takes_commands else "playback"

@@ -12,11 +12,18 @@ from typing import Final
 
 _START_FIELD: Final = 19
 """Of `/proc/PID/stat`, counted after the name, which may hold anything."""
+_ENDED: Final = -1
+"""No process began then: this one is over, only its parent has not noticed."""
 
 
 def own_identity() -> str:
-    """Of this process: `PID-START`."""
-    return f"{os.getpid()}-{_start_ticks(os.getpid())}"
+    """Of this process."""
+    return identity_of(os.getpid())
+
+
+def identity_of(pid: int) -> str:
+    """Of a process that lives: `PID-START`."""
+    return f"{pid}-{_start_ticks(pid)}"
 
 
 def is_alive(identity: str) -> bool:
@@ -41,6 +48,6 @@ def _start_ticks(pid: int) -> int:
     """0 where the system does not tell: then the number alone must do."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(fields[_START_FIELD])
+        return _ENDED if fields[0] in "ZX" else int(fields[_START_FIELD])
     except (OSError, ValueError, IndexError):
         return 0

@@ -102,8 +102,10 @@ class RequestMirror:
     def index_in_table(self, number: int, block: int) -> int | None:
         """Where `block` is in the block table of request `number`, None when it is not there."""
         row = self.row_of(number)
-        at = np.flatnonzero(self._held(row) == block) if row is not None else ()
-        return int(at[0]) if len(at) else None
+        if row is None:
+            return None
+        at = np.flatnonzero(self._held(row) == block)
+        return int(at[0]) if at.size else None
 
     def _held(self, row: int) -> npt.NDArray[np.int32]:
         """The block table of a row, no copy."""
