@@ -22,7 +22,7 @@ from kvscope_telemetry.source import Update
 _FAST_HZ: Final = 50.0
 """Views from this rate on are refreshed with every update, the others one after another, between updates."""
 _TURN_MS: Final = 8
-_SETTLED_NS: Final = 3_000_000_000
+_SETTLED_NS: Final = 8_000_000_000
 """So long after the last news the curves have come to rest."""
 _LEISURE_NS: Final = 2_000_000_000
 """How often views are refreshed from then on, for signs of life alone."""

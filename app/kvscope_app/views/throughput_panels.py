@@ -45,7 +45,7 @@ class PanelSpec:
     def make_panel(self) -> ChartPanel:
         """The widget."""
         made = ChartPanel(self.title, self.curves, self.axis_text, top=self.top, join_gap_s=self.join_gap_s)
-        made.legend.setToolTip(self.tip)
+        made.legend.explain(self.tip)
         return made
 
 
