@@ -23,7 +23,7 @@ from kvscope_telemetry.mirror import Mirror
 from kvscope_telemetry.source import Source, SourceStatus, Update
 
 FRAME_MS: Final = 16
-IDLE_MS: Final = 50
+IDLE_MS: Final = 100
 """How often is looked while nothing comes but signs of life: nobody sees that the first frame came so much later."""
 _BUSY_FOR_NS: Final = 1_000_000_000
 STATUS_EVERY_NS: Final = 250_000_000
