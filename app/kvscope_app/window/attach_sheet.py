@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QWidget
 
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.window.help_sheets import Sheet
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.sockets.endpoints import endpoints
@@ -17,13 +18,13 @@ class AttachSheet(Sheet):
     def __init__(self, parent: QWidget, attach: Callable[[str], None]) -> None:
         super().__init__("Attach to an engine", parent)
         self._attach = attach
-        words = QLabel("Where it listens: ipc:///DIR/telemetry on this machine, or tcp://HOST:PORT.")
+        words = PlainLabel("Where it listens: ipc:///DIR/telemetry on this machine, or tcp://HOST:PORT.")
         words.setProperty("look", "muted")
         words.setWordWrap(True)
         self._line = QLineEdit()
         self._line.setPlaceholderText("ipc:///run/user/1000/kvscope/telemetry")
         self._line.setAccessibleName("Endpoint")
-        self._complaint = QLabel()
+        self._complaint = PlainLabel()
         self._complaint.setWordWrap(True)
         self._complaint.hide()
         go = QPushButton("Attach")

@@ -39,7 +39,7 @@ MAX_MESSAGES_A_PASS: Final = 512
 MAX_REPLIES_WAITING: Final = 50_000
 """More wait at the engine, which gives the client up when it is too many."""
 NAP_S: Final = 0.004
-TICK_MS: Final = 50
+TICK_MS: Final = 100
 ASK_STATUS_NS: Final = 500_000_000
 QUIET_NS: Final = 250_000_000
 """A connection this old without a word is asked for a snapshot; before, the first message asks for it, so
