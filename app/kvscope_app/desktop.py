@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -24,7 +26,8 @@ from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.session.session import Session
-from kvscope_app.window.main_window import MainWindow
+from kvscope_app.window import layout
+from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.source import Source
 from kvscope_telemetry.sources.live_source import LiveSource
@@ -34,6 +37,11 @@ if TYPE_CHECKING:
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
 """Environment variable with a monotonic time in ns: at the first exposure the time since is printed, as JSON."""
+
+_SAY_GOODBYE_MS: Final = 500
+"""For the last command of a window to its engine to leave."""
+_FORGET_AFTER_MS: Final = 200
+"""After a window was closed its widgets are gone, and their garbage can be collected."""
 
 
 class Desktop(QObject):
@@ -62,13 +70,15 @@ class Desktop(QObject):
 
     def close(self) -> None:
         """End all sessions."""
-        for session in self.sessions:
-            session.close()
+        while self.sessions:
+            self._end(self.sessions[0])
 
     def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
         session = Session(source, self)
-        window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording)
-        window.closing.connect(lambda: self._closed(window))
+        slot = self._free_slot(window_kind(session))
+        window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
+        layout.place_beside(window, self.windows, window.has_own_place)
+        window.closing.connect(self._closed)
         window.views_loaded.connect(_spare_the_collector)
         self.windows.append(window)
         self.sessions.append(session)
@@ -76,18 +86,41 @@ class Desktop(QObject):
         window.show()
         return window
 
+    def _free_slot(self, kind: str) -> int:
+        """Windows that are open at the same time remember their places apart."""
+        taken = {window.slot for window in self.windows if window_kind(window.session) == kind}
+        return next(slot for slot in itertools.count(1) if slot not in taken)
+
     def _closed(self, window: MainWindow) -> None:
+        """A window goes with its session and all it held."""
         if window not in self.windows:
             return
         self.windows.remove(window)
+        window.deleteLater()
         if window.keeper is None:
-            window.session.close()
-        elif not window.keeper.engine.keep:
-            window.session.send(Control(action="shutdown"))
+            self._end(window.session)
+        else:
+            self._let_go(window.keeper, window.session)
+        QTimer.singleShot(_FORGET_AFTER_MS, self, _spare_the_collector)
+
+    def _let_go(self, keeper: EngineKeeper, session: Session) -> None:
+        """Our own engine ends with its window, however many others there are; its session says so first."""
+        keeper.deleteLater()
+        if not keeper.engine.keep:
+            session.send(Control(action="shutdown"))
+        QTimer.singleShot(_SAY_GOODBYE_MS, self, partial(self._end, session))
+
+    def _end(self, session: Session) -> None:
+        if session in self.sessions:
+            self.sessions.remove(session)
+            session.close()
+            session.deleteLater()
 
 
 def _spare_the_collector() -> None:
-    """What start-up made stays: full collections, which stop the window, need not look at it again."""
+    """What is there now stays: full collections, which stop the window, need not look at it again. What closed
+    windows left is collected first, though it was set aside so when they were opened."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 

@@ -128,6 +128,12 @@ class Update:
     progress: Progress | None = None
     heartbeat: Heartbeat | None = None
 
+    @property
+    def is_sign_of_life(self) -> bool:
+        """Whether it tells nothing but that the engine is there: heartbeats and samples of its device."""
+        news = (self.snapshot, self.series, self.new_requests, self.requests, self.events, self.memory, self.progress)
+        return not any(news) and not self.block_ids.size
+
 
 class Source(Protocol):
     """One place frames come from. `take` and `status` never block; `close` is idempotent."""

@@ -76,4 +76,31 @@ def test_each_attached_engine_has_a_window(desktop, own_engine, qtbot):
     first = desktop.windows[0]
     first.close()
     assert len(desktop.windows) == 1
-    qtbot.waitUntil(lambda: desktop.sessions[1].status.frames_received > 0, timeout=5000)
+    qtbot.waitUntil(lambda: desktop.sessions[0].status.frames_received > 0, timeout=5000)
+
+
+def test_each_open_window_remembers_its_own_place(desktop, own_engine):
+    def open_one():
+        window = desktop.open_window(own_engine.endpoint)
+        window._unloaded.clear()
+        return window
+
+    first, second = open_one(), open_one()
+    assert (first.slot, second.slot) == (1, 2)
+    assert first.pos() != second.pos()
+    first.setGeometry(15, 60, 770, 600)
+    second.setGeometry(30, 90, 760, 500)
+    wanted = [window.geometry() for window in (first, second)]
+    second.close()
+    first.close()
+    again = [open_one(), open_one()]
+    assert [window.geometry() for window in again] == wanted
+
+
+def test_windows_do_not_cover_each_other_exactly(desktop, own_engine):
+    places = set()
+    for _ in range(3):
+        window = desktop.open_window(own_engine.endpoint)
+        window._unloaded.clear()
+        places.add((window.pos().x(), window.pos().y()))
+    assert len(places) == 3

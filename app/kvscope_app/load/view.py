@@ -136,7 +136,9 @@ class LoadView(View):
         self._color_message()
 
     def _color_message(self) -> None:
-        self.message.setStyleSheet(f"color: {self.theme.bad if self.generator.message else self.theme.muted};")
+        wanted = f"color: {self.theme.bad if self.generator.message else self.theme.muted};"
+        if wanted != self.message.styleSheet():  # Qt works out all looks anew, even where nothing changed
+            self.message.setStyleSheet(wanted)
 
     def _on_pace(self) -> None:
         at_once = Pace(self.pace.currentText()) is Pace.CONCURRENCY

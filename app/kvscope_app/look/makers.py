@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QSizePolicy, QToolButton, QWidget
 
 from kvscope_app.look.icons import icon
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme, mix
 
 
@@ -29,8 +30,7 @@ def set_icon(button: QToolButton, name: str, theme: Theme) -> None:
 
 def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool = False) -> QLabel:
     """A label of plain text. `elastic`: it may be squeezed instead of widening its dock."""
-    made = QLabel(text)
-    made.setTextFormat(Qt.TextFormat.PlainText)
+    made = PlainLabel(text)
     made.setProperty("look", look)
     made.setWordWrap(wraps)
     if elastic:

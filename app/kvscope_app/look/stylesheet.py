@@ -101,6 +101,7 @@ QListView[look="palette"]::item:selected { background: $selected; color: $text; 
 QListView[look="palette"] QWidget { background: transparent; }
 QListView[look="palette"] QLabel[look="key"] { background: $raised; }
 
+QAbstractScrollArea::corner { background: transparent; border: none; }
 QScrollBar:vertical { background: transparent; width: 10px; margin: 0; }
 QScrollBar:horizontal { background: transparent; height: 10px; margin: 0; }
 QScrollBar::handle { background: $border; border-radius: 3px; margin: 2px; min-height: 28px; min-width: 28px; }

@@ -9,9 +9,9 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.apply_theme import apply_theme
 from kvscope_app.look.theme import DARK, LIGHT, THEMES, Theme
+from kvscope_app.setting_names import THEME
 
 CHOICES: Final = ("auto", "dark", "light")
-_KEY: Final = "theme"
 
 
 class ThemeKeeper(QObject):
@@ -25,7 +25,7 @@ class ThemeKeeper(QObject):
         super().__init__(app)
         self._app = app
         self._settings = settings
-        saved = str(settings.value(_KEY, "auto"))
+        saved = str(settings.value(THEME, "auto"))
         self.choice = choice or (saved if saved in CHOICES else "auto")
         self.theme: Theme = self._wanted()
         apply_theme(app, self.theme)
@@ -34,7 +34,7 @@ class ThemeKeeper(QObject):
     def choose(self, choice: str) -> None:
         """Take and remember a choice of `CHOICES`."""
         self.choice = choice
-        self._settings.setValue(_KEY, choice)
+        self._settings.setValue(THEME, choice)
         self._follow()
 
     def toggle(self) -> None:

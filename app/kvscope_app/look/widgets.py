@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent
-from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QLabel, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QSizePolicy, QToolButton, QWidget
+
+from kvscope_app.look.plain_text import PlainLabel, plain_tip
 
 
-class ElidedLabel(QLabel):
+class ElidedLabel(PlainLabel):
     """A label that ends in "…" where there is no room, and never asks for more; the tooltip has it all."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
@@ -25,7 +27,9 @@ class ElidedLabel(QLabel):
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, elided)
         painter.end()
-        self.setToolTip(self.text() if elided != self.text() else "")
+        tip = plain_tip(self.text()) if elided != self.text() else ""
+        if tip != self.toolTip():
+            self.setToolTip(tip)
 
 
 class Segments(QFrame):

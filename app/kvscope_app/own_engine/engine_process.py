@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from kvscope_app.own_engine.stale_folders import PREFIX, claim, remove_stale
 from kvscope_telemetry.errors import KvscopeError
 
 LOG_TAIL_BYTES: Final = 64 << 10
@@ -45,7 +46,10 @@ class EngineProcess:
     def __init__(self, options: Sequence[str] = (), keep: bool = False, command: Sequence[str] | None = None) -> None:
         """`command` replaces the engine's own; `{endpoint}` in it becomes the endpoint."""
         self.keep = keep
-        self.folder = Path(tempfile.mkdtemp(prefix="kvscope-", dir=_runtime_folder()))
+        parent = _runtime_folder()
+        remove_stale(parent)
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        claim(self.folder, os.getpid())
         self.endpoint = f"ipc://{self.folder}/telemetry"
         self.log_path = self.folder / "engine.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,6 +76,7 @@ class EngineProcess:
                 )
             except OSError as error:
                 raise KvscopeError(f"the engine cannot be started: {error}") from error
+        claim(self.folder, self._process.pid)
 
     @property
     def is_running(self) -> bool:
@@ -143,10 +148,10 @@ class EngineProcess:
         return lines[-1].removeprefix("kvscope-engine: ")[:300] if lines else ""
 
 
-def _runtime_folder() -> str | None:
+def _runtime_folder() -> Path:
     """The user's runtime folder when there is one (short, private), otherwise the temporary folder."""
     folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    return folder if folder and os.access(folder, os.W_OK) else None
+    return Path(folder if folder and os.access(folder, os.W_OK) else tempfile.gettempdir())
 
 
 def _signal_name(number: int) -> str:

@@ -9,9 +9,10 @@ from typing import Final
 
 from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent
-from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QLabel, QSlider, QStyle, QStyleOptionSlider, QToolButton
+from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QSlider, QStyle, QStyleOptionSlider, QToolButton
 
 from kvscope_app.look.icons import icon
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.playback.playback import BACK_S, SPEEDS, speed_text, time_text
 from kvscope_app.session.session import Player, Session
@@ -88,7 +89,7 @@ class PlaybackBar(QFrame):
         self.setProperty("look", "playback")
         self.setAccessibleName("Playback")
         self.slider = TimeSlider(player.duration)
-        self.time = QLabel()
+        self.time = PlainLabel()
         self.speed = QComboBox()
         self._build(buttons)
         self.slider.valueChanged.connect(self._on_slider)

@@ -40,7 +40,8 @@ SUMS: Final = (
 """Columns of `HistoryWindow` that count what happened in a bin."""
 FRAME_GAUGES: Final = ("num_running", "num_waiting")
 BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
-GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES
+SAMPLE_GAUGES: Final = ("utilization", "power_watts")
+GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES + SAMPLE_GAUGES
 """Columns that say how things stood at the end of a bin."""
 LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s")
 _PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", "preemptions", "cached_tokens"))
@@ -109,6 +110,8 @@ class History:
         self._offset_ns: int | None = None
         self._last_heard_ns = 0
         self._totals: dict[str, int] = {}
+        self.known: set[str] = set()
+        """Of what not every source has (`SAMPLE_GAUGES`, `run_ns`), what was told at least once."""
 
     @property
     def max_seconds(self) -> float:
@@ -140,7 +143,7 @@ class History:
         self._add_latencies(update, now_ns)
         self._add_requests(update)
         self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
-        self.samples.extend(update.samples)
+        self._add_samples(update.samples, now_ns // BIN_NS)
         self.memory = update.memory or self.memory
 
     def window(self, seconds: float, now_ns: int | None = None, names: Iterable[str] | None = None) -> HistoryWindow:
@@ -189,10 +192,20 @@ class History:
         sums["num_steps"] = np.ones(bins.size, np.int64)
         sums.update({name: self._increase(name, series[name]) for name in _TOTALS})
         self.ring.add(bins, sums)
+        if "run_ns" not in self.known and sums["run_ns"].any():
+            self.known.add("run_ns")
         self.ring.put(bins, {name: series[name] for name in FRAME_GAUGES})
         # Frames of an earlier bin came late: how they left things holds until now.
         since = np.arange(int(bins[-1]), now_ns // BIN_NS + 1)
         self.ring.put(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
+
+    def _add_samples(self, samples: Iterable[DeviceSample], bin_number: int) -> None:
+        """What is unknown (-1) is no value."""
+        for sample in samples:
+            self.samples.append(sample)
+            values = {name: float(getattr(sample, name)) for name in SAMPLE_GAUGES if getattr(sample, name) >= 0}
+            self.ring.put_one(min(bin_number, self.ring.newest), values)
+            self.known.update(values)
 
     def _increase(self, name: str, totals: IntArray) -> IntArray:
         """Steps of a total since the frame before; a total seen for the first time counts as none."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import RequestRows
 
 IntArray = npt.NDArray[np.int64]
+_UNSEEN = -2
+"""It ran before anybody looked."""
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -25,13 +28,14 @@ class RequestTimes:
     @property
     def num_bytes(self) -> int:
         """Memory of the ring."""
-        columns = (self._number, self._num_tokens, self._first_ns, self._last_ns)
+        columns = (self._number, self._num_tokens, self._started_ns, self._first_ns, self._last_ns)
         return sum(column.nbytes for column in columns)
 
     def clear(self) -> None:
         """Forget all: a new epoch counts its requests from 1 again."""
         self._number = np.zeros(self._capacity, np.int64)
         self._num_tokens = np.zeros(self._capacity, np.int64)
+        self._started_ns = np.full(self._capacity, -1)
         self._first_ns = np.full(self._capacity, -1)
         self._last_ns = np.full(self._capacity, -1)
 
@@ -43,7 +47,9 @@ class RequestTimes:
         is_new = self._number[slots] != numbers
         fresh = slots[is_new]
         self._number[fresh], self._num_tokens[fresh] = numbers[is_new], 0
-        self._first_ns[fresh] = self._last_ns[fresh] = -1
+        self._started_ns[fresh] = self._first_ns[fresh] = self._last_ns[fresh] = -1
+        begun = slots[(_states(rows) == RequestState.RUNNING) & (self._started_ns[slots] == -1)]
+        self._started_ns[begun] = time_ns
         grown = slots[tokens > self._num_tokens[slots]]
         self._last_ns[grown] = time_ns
         self._first_ns[grown] = np.where(self._first_ns[grown] < 0, time_ns, self._first_ns[grown])
@@ -53,10 +59,16 @@ class RequestTimes:
         """Take in a snapshot's requests: the tokens they have came at times nobody saw."""
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         slots = numbers % self._capacity
-        unseen = slots[self._number[slots] != numbers]
+        is_unseen = self._number[slots] != numbers
+        unseen = slots[is_unseen]
         self._number[slots] = numbers
         self._num_tokens[slots] = np.frombuffer(rows.num_output_tokens, "<u4")
         self._first_ns[unseen] = self._last_ns[unseen] = -1
+        self._started_ns[unseen] = np.where(_states(rows)[is_unseen] == RequestState.WAITING, -1, _UNSEEN)
+
+    def started_ns(self, numbers: IntArray) -> IntArray:
+        """Engine time when each request first ran, shape of `numbers`; negative before, and where it was not seen."""
+        return self._look_up(self._started_ns, numbers)
 
     def first_token_ns(self, numbers: IntArray) -> IntArray:
         """Engine time of each request's first token, shape of `numbers`; -1 where it was not seen."""
@@ -69,3 +81,8 @@ class RequestTimes:
     def _look_up(self, column: IntArray, numbers: IntArray) -> IntArray:
         slots = numbers % self._capacity
         return np.where(self._number[slots] == numbers, column[slots], -1)
+
+
+def _states(rows: RequestRows) -> npt.NDArray[np.uint8]:
+    """As many as there are numbers; WAITING where the rows do not say."""
+    return np.frombuffer(rows.state or bytes(len(rows.number) // 4), "u1")

@@ -24,6 +24,9 @@ from kvscope_telemetry.source import Source, SourceStatus, Update
 from kvscope_telemetry.state.mirror import Mirror
 
 FRAME_MS: Final = 16
+IDLE_MS: Final = 100
+"""How often is looked while nothing comes but signs of life: nobody sees that the first frame came so much later."""
+_BUSY_FOR_NS: Final = 1_000_000_000
 STATUS_EVERY_NS: Final = 250_000_000
 
 
@@ -103,6 +106,7 @@ class Session(QObject):
         self._frozen: Mirror | None = None
         self._paused_at_ns = 0
         self._status_told_ns = 0
+        self._busy_ns = 0
         self._timer = QTimer(self, timerType=Qt.TimerType.PreciseTimer, interval=FRAME_MS)
         self._timer.timeout.connect(self.poll)
 
@@ -179,6 +183,7 @@ class Session(QObject):
         """
         if self._link is None:
             return False
+        self._keep_pace(is_busy=True)
         try:
             self._link.send(command)
         except EngineDead:
@@ -187,13 +192,26 @@ class Session(QObject):
 
     def poll(self) -> None:
         """Take what came, apply it, and tell. Called by the timer each display frame."""
+        is_busy = self.player is not None and self.player.is_playing
         update = self.source.take()
         while update is not None:
+            is_busy = is_busy or not update.is_sign_of_life
             self._apply(update)
             update = None if self.player is None else self.source.take()  # a recording gives short spans
         if self._link is not None and (replies := self._link.take_replies()):
+            is_busy = True
             self.replies.emit(replies)
+        self._keep_pace(is_busy)
         self._tell_status()
+
+    def _keep_pace(self, is_busy: bool) -> None:
+        """Look at every display frame while something happens, and for a second after."""
+        now_ns = time.monotonic_ns()
+        if is_busy:
+            self._busy_ns = now_ns
+        wanted_ms = FRAME_MS if now_ns - self._busy_ns < _BUSY_FOR_NS else IDLE_MS
+        if wanted_ms != self._timer.interval():
+            self._timer.setInterval(wanted_ms)
 
     def _apply(self, update: Update) -> None:
         epoch = self._live.epoch

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QFileDialog, QGridLayout, QHBoxLayout, QLabel, QLineEdit, QPushButton, QWidget
+from PySide6.QtWidgets import QComboBox, QFileDialog, QGridLayout, QHBoxLayout, QLineEdit, QPushButton, QWidget
 
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.window.help_sheets import Sheet
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import Connection, key_for, read_connections, remember
@@ -24,7 +24,7 @@ class AttachSheet(Sheet):
         super().__init__("Attach to an engine", parent)
         self._attach = attach
         self._connections: list[Connection] = []
-        words = QLabel(
+        words = PlainLabel(
             "Where it listens: ipc:///DIR/telemetry on this machine, or tcp://HOST:PORT. On another machine it wants"
             " a key file, made there with kvscope-engine keys new NAME."
         )
@@ -34,8 +34,7 @@ class AttachSheet(Sheet):
         self._known.setAccessibleName("Remembered engines")
         self._line = _line("ipc:///run/user/1000/kvscope/telemetry", "Endpoint")
         self._key = _line("none, or a remembered one", "Key file")
-        self._complaint = QLabel()
-        self._complaint.setTextFormat(Qt.TextFormat.PlainText)
+        self._complaint = PlainLabel()
         self._complaint.setWordWrap(True)
         self._complaint.hide()
         self.column.addWidget(words)
@@ -53,7 +52,7 @@ class AttachSheet(Sheet):
         grid = QGridLayout()
         grid.setColumnStretch(1, 1)
         for row, (name, widget) in enumerate((("Engine", self._known), ("Endpoint", self._line), ("Key", self._key))):
-            label = QLabel(name)
+            label = PlainLabel(name)
             label.setBuddy(widget)
             grid.addWidget(label, row, 0)
             grid.addWidget(widget, row, 1, 1, 1 if widget is self._key else 2)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.icons import icon, pixmap
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 
@@ -18,7 +19,7 @@ class Banner(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._sign, self._text, self._detail = QLabel(), ElidedLabel(), ElidedLabel()
+        self._sign, self._text, self._detail = PlainLabel(), ElidedLabel(), ElidedLabel()
         self._text.setProperty("look", "heading")
         self._detail.setProperty("look", "muted")
         self._close = QToolButton()

@@ -7,7 +7,9 @@ from typing import Final
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt
 from PySide6.QtGui import QAction, QKeyEvent, QKeySequence, QShowEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
+
+from kvscope_app.look.plain_text import PlainLabel
 
 _WIDTH: Final = 560
 _ROW: Final = 34
@@ -80,13 +82,13 @@ class CommandPalette(QFrame):
         row = QWidget()
         line = QHBoxLayout(row)
         line.setContentsMargins(8, 0, 8, 0)
-        name, where = QLabel(action_text(action)), QLabel(group)
+        name, where = PlainLabel(action_text(action)), PlainLabel(group)
         where.setProperty("look", "muted")
         line.addWidget(name)
         line.addWidget(where)
         line.addStretch()
         if keys := action.shortcut().toString(QKeySequence.SequenceFormat.NativeText):
-            key = QLabel(keys)
+            key = PlainLabel(keys)
             key.setProperty("look", "key")
             line.addWidget(key)
         hint = row.sizeHint()

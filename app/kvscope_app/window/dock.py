@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt
-from PySide6.QtWidgets import QDockWidget, QHBoxLayout, QLabel, QToolButton, QWidget
+from PySide6.QtWidgets import QDockWidget, QHBoxLayout, QToolButton, QWidget
 
 from kvscope_app.look.icons import icon
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 
 
@@ -26,7 +27,7 @@ class DockTitle(QWidget):
         row = QHBoxLayout(self)
         row.setContentsMargins(14, 3, 6, 3)
         row.setSpacing(0)
-        row.addWidget(QLabel(dock.windowTitle()))
+        row.addWidget(PlainLabel(dock.windowTitle()))
         row.addStretch()
         for button in (self._float, self._close):
             button.setIconSize(QSize(13, 13))

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import (
     QDialog,
     QGridLayout,
     QHBoxLayout,
-    QLabel,
     QPlainTextEdit,
     QPushButton,
     QScrollArea,
@@ -23,6 +22,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.fonts import mono, sans
 from kvscope_app.look.icons import pixmap
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.window.command_palette import action_text
 
 _MAP_KEYS: Final = (
@@ -86,10 +86,10 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> S
 def about_sheet(parent: QWidget) -> Sheet:
     """What this is, in which versions."""
     sheet = Sheet("About kvscope", parent)
-    mark, name = QLabel(), QLabel("kvscope")
+    mark, name = PlainLabel(), PlainLabel("kvscope")
     mark.setPixmap(pixmap("kvscope", "#000001", 64))
     name.setFont(sans(1.6))
-    words = QLabel(
+    words = PlainLabel(
         f"Version {version('kvscope')}\n\nSee inside the KV cache of language-model inference.\n"
         "Apache License 2.0\n\n"
         f"Python {platform.python_version()}, Qt {qVersion()}, PySide6 {version('PySide6-Essentials')},"
@@ -124,13 +124,13 @@ def log_sheet(parent: QWidget, log: str) -> Sheet:
 
 
 def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> None:
-    heading = QLabel(group)
+    heading = PlainLabel(group)
     heading.setProperty("look", "heading")
     heading.setContentsMargins(0, 10 if grid.rowCount() > 1 else 0, 0, 2)
     grid.addWidget(heading, grid.rowCount(), 0, 1, 2)
     for text, keys in rows:
         row = grid.rowCount()
-        key = QLabel(keys)
+        key = PlainLabel(keys)
         key.setProperty("look", "key")
-        grid.addWidget(QLabel(text), row, 0)
+        grid.addWidget(PlainLabel(text), row, 0)
         grid.addWidget(key, row, 1, Qt.AlignmentFlag.AlignRight)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from PySide6.QtCore import QByteArray, QSettings, QSize, Qt
+from PySide6.QtCore import QByteArray, QPoint, QRect, QSettings, QSize, Qt
 from PySide6.QtWidgets import QMainWindow
 
+from kvscope_app.setting_names import LAYOUT_BEFORE_WHAT_IF, LAYOUT_VERSION, geometry_name, layout_name
 from kvscope_app.views.base import View
 from kvscope_app.window.dock import Dock
 
-LAYOUT_VERSION: Final = 2
-"""A saved layout of another version is not restored, but for the one before."""
-_BEFORE_WHAT_IF: Final = 1
+_CASCADE: Final = QPoint(32, 32)
+_TOO_NEAR: Final = 24
 _DEFAULT_SIZE: Final = QSize(1560, 960)
 _LEFT, _RIGHT, _BOTTOM = (
     Qt.DockWidgetArea.LeftDockWidgetArea,
@@ -89,23 +89,23 @@ def _is_small(window: QMainWindow) -> bool:
     return window.width() < 1200 or window.height() < 640
 
 
-def save(window: QMainWindow, settings: QSettings, kind: str = "window") -> None:
-    """Remember the window's place and layout, as that of its kind."""
-    settings.setValue(f"{kind}/geometry", window.saveGeometry())
-    settings.setValue(f"{kind}/state", window.saveState(LAYOUT_VERSION))
+def save(window: QMainWindow, settings: QSettings, group: str = "window") -> None:
+    """Remember the window's place and layout."""
+    settings.setValue(geometry_name(group), window.saveGeometry())
+    settings.setValue(layout_name(group), window.saveState(LAYOUT_VERSION))
 
 
-def restore(window: QMainWindow, settings: QSettings, kind: str = "window") -> bool:
+def restore(window: QMainWindow, settings: QSettings, group: str = "window") -> bool:
     """Put the window as it was; False when nothing fitting is remembered."""
-    geometry = settings.value(f"{kind}/geometry")
+    geometry = settings.value(geometry_name(group))
     if isinstance(geometry, QByteArray):
         window.restoreGeometry(geometry)
-    return restore_docks(window, settings, kind)
+    return restore_docks(window, settings, group)
 
 
-def restore_docks(window: QMainWindow, settings: QSettings, kind: str = "window") -> bool:
+def restore_docks(window: QMainWindow, settings: QSettings, group: str = "window") -> bool:
     """Put the docks as they were; False when nothing fitting is remembered."""
-    state = settings.value(f"{kind}/state")
+    state = settings.value(layout_name(group))
     if not isinstance(state, QByteArray):
         return False
     return window.restoreState(state, LAYOUT_VERSION) or _restore_older(window, state)
@@ -113,7 +113,7 @@ def restore_docks(window: QMainWindow, settings: QSettings, kind: str = "window"
 
 def _restore_older(window: QMainWindow, state: QByteArray) -> bool:
     """A layout from before there was "What if": that goes behind the requests, or is closed where they are not."""
-    if not window.restoreState(state, _BEFORE_WHAT_IF):
+    if not window.restoreState(state, LAYOUT_BEFORE_WHAT_IF):
         return False
     docks = {dock.objectName(): dock for dock in window.findChildren(Dock)}
     requests, what_if = docks["dock_requests"], docks["dock_what_if"]
@@ -125,6 +125,26 @@ def _restore_older(window: QMainWindow, state: QByteArray) -> bool:
     what_if.show()
     requests.raise_()
     return True
+
+
+def has_place(settings: QSettings, group: str) -> bool:
+    """Whether it is remembered where this window stood."""
+    return isinstance(settings.value(geometry_name(group)), QByteArray)
+
+
+def place_beside(window: QMainWindow, others: Sequence[QMainWindow], has_own_place: bool) -> None:
+    """No window covers another exactly: one that would, or that was never anywhere, goes a little below the newest."""
+    if not others:
+        return
+    if not has_own_place:
+        window.resize(others[-1].size())
+        window.move(others[-1].pos() + _CASCADE)
+    room = window.screen().availableGeometry()
+    while any((window.pos() - other.pos()).manhattanLength() < _TOO_NEAR for other in others):
+        moved = window.pos() + _CASCADE
+        if not room.contains(QRect(moved, window.size() / 2)):
+            return
+        window.move(moved)
 
 
 def default_size(window: QMainWindow) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QSettings, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
@@ -20,6 +20,7 @@ from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.session.session import Session
+from kvscope_app.setting_names import window_group
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map import PageMapView
 from kvscope_app.window import layout
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 class MainWindow(QMainWindow):
     """Shows one session. `keeper` is there when the engine is the desktop's own."""
 
-    closing = Signal()
+    closing = Signal(object)
+    """The window itself, for the last time."""
     views_loaded = Signal()
     """All docked views are there (they are imported after the first paint)."""
 
@@ -53,14 +55,17 @@ class MainWindow(QMainWindow):
         keeper: EngineKeeper | None = None,
         attach: Callable[[str, Path | None], None] | None = None,
         open_recording: Callable[[Recording], object] | None = None,
+        slot: int = 1,
     ) -> None:
         """`attach` opens another window on an endpoint with a key, `open_recording` one on a recording.
 
-        Without one it is not offered.
+        Without one it is not offered. `slot`: which of the open windows of its kind it is, from 1: each remembers its
+        own place.
         """
         super().__init__()
         self.session = session
         self.keeper = keeper
+        self.slot = slot
         self.themes = themes
         self.attach = attach
         self.open_recording = open_recording
@@ -118,12 +123,18 @@ class MainWindow(QMainWindow):
             self.page_map.canvas.setFocus()
             QTimer.singleShot(40, self, self._load_next_view)
 
+    def changeEvent(self, event: QEvent) -> None:
+        """Out of sight nothing was painted: back again, everything is shown as it is now."""
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.WindowStateChange and not self.isMinimized():
+            self.refresher.touch_all()
+
     def closeEvent(self, event: QCloseEvent) -> None:
-        layout.save(self, self._settings, self._kind)
+        layout.save(self, self._settings, self._group)
         self.notices.forget()
         for view in self.views.values():
             view.shut_down()
-        self.closing.emit()
+        self.closing.emit(self)
         super().closeEvent(event)
 
     # private
@@ -170,17 +181,18 @@ class MainWindow(QMainWindow):
     def _restore_layout(self) -> None:
         layout.default_size(self)
         self.reset_layout()
-        self._has_own_layout = layout.restore(self, self._settings, self._kind)
+        self._has_own_layout = layout.restore(self, self._settings, self._group)
+        self.has_own_place = layout.has_place(self._settings, self._group)
 
     @property
-    def _kind(self) -> str:
-        """Whose layout is remembered: where there is nobody to talk to, a person wants another one."""
-        return "window" if self.session.takes_commands else "playback"
+    def _group(self) -> str:
+        """Where its layout is remembered."""
+        return window_group(window_kind(self.session), self.slot)
 
     def _keep_sizes(self) -> None:
         """Views bring sizes of their own when they are loaded: the docks take back theirs."""
         if self._has_own_layout:
-            layout.restore_docks(self, self._settings, self._kind)
+            layout.restore_docks(self, self._settings, self._group)
         else:
             layout.share_out(self, self.docks)
 
@@ -215,6 +227,7 @@ class MainWindow(QMainWindow):
 
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
+        self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
         for part in (self._corner, self._status, self.banner, self.welcome):
             part.apply_theme(theme)
         if self.playback is not None:
@@ -231,3 +244,8 @@ class MainWindow(QMainWindow):
         if self.session.player is not None:
             where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"
+
+
+def window_kind(session: Session) -> str:
+    """Where there is nobody to talk to, a person wants another layout."""
+    return "window" if session.takes_commands else "playback"

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QPushButton, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QWidget
 
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
 from kvscope_telemetry.source import SourceState
@@ -20,7 +21,7 @@ class Corner(QWidget):
         self._session = session
         self._theme = DARK
         self._color = ""
-        self._state = QLabel()
+        self._state = PlainLabel()
         self._state.setAccessibleName("What the window shows")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 8, 0)

@@ -1,22 +1,31 @@
 """Refreshes the views: each at most `refresh_hz`, only while it is seen and something changed.
 
+An engine that does nothing still gives signs of life. They move the curves' time alone: views follow them at leisure.
+
 A turn of the event loop is kept short, or keys would wait: an update refreshes the fast view alone, and between two
 updates one of the others has its turn.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Final
 
 from PySide6.QtCore import QObject, QTimer
+from PySide6.QtWidgets import QWidget
 
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
 """Views from this rate on are refreshed with every update, the others one after another, between updates."""
 _TURN_MS: Final = 8
+_SETTLED_NS: Final = 8_000_000_000
+"""So long after the last news the curves have come to rest."""
+_LEISURE_NS: Final = 2_000_000_000
+"""How often views are refreshed from then on, for signs of life alone."""
 
 
 class Refresher(QObject):
@@ -27,6 +36,8 @@ class Refresher(QObject):
         self._session = session
         self._last_ns: dict[View, int] = {}
         self._dirty: set[View] = set()
+        self._news_ns = 0
+        self._sign_ns = 0
         self._soon = QTimer(self, singleShot=True, interval=0)
         self._soon.timeout.connect(self._refresh_fast)
         self._later = QTimer(self, singleShot=True, interval=_TURN_MS)
@@ -63,10 +74,20 @@ class Refresher(QObject):
         self._refresh(sorted(slow, key=lambda view: self._last_ns[view])[:1])
         self._schedule()
 
-    def _on_update(self) -> None:
-        if not self._session.paused:
+    def _on_update(self, update: Update | None) -> None:
+        if not self._session.paused and self._is_worth_it(update):
             self._dirty.update(self._last_ns)
             self._soon.start()  # in a turn of its own: taking the update in was one
+
+    def _is_worth_it(self, update: Update | None) -> bool:
+        now_ns = time.monotonic_ns()
+        if update is None or not update.is_sign_of_life:
+            self._news_ns = now_ns
+            return True
+        if now_ns - self._news_ns >= _SETTLED_NS and now_ns - self._sign_ns < _LEISURE_NS:
+            return False
+        self._sign_ns = now_ns
+        return True
 
     def _refresh_fast(self) -> None:
         self._refresh([view for view in self._due() if view.refresh_hz >= _FAST_HZ])
@@ -74,7 +95,7 @@ class Refresher(QObject):
 
     def _due(self) -> list[View]:
         now_ns = time.monotonic_ns()
-        return [view for view in self._dirty if view.isVisible() and self._is_due(view, now_ns)]
+        return [view for view in self._dirty if is_seen(view) and self._wait_ns(view, now_ns) <= 0]
 
     def _refresh(self, views: list[View]) -> None:
         for view in views:
@@ -82,10 +103,22 @@ class Refresher(QObject):
             self._last_ns[view] = time.monotonic_ns()
             view.refresh()
 
-    def _is_due(self, view: View, now_ns: int) -> bool:
+    def _wait_ns(self, view: View, now_ns: int) -> float:
+        """Until the view may be refreshed again."""
         # Half a frame of grace: a view of 60 Hz is refreshed on every 16 ms turn.
-        return now_ns - self._last_ns[view] >= 1e9 / view.refresh_hz - 8_000_000
+        return 1e9 / view.refresh_hz - 8_000_000 - (now_ns - self._last_ns[view])
 
     def _schedule(self) -> None:
-        if any(view.isVisible() for view in self._dirty) and not self._later.isActive():
-            self._later.start()
+        """Come back when the first of those that wait is due, and not before."""
+        now_ns = time.monotonic_ns()
+        waits = [self._wait_ns(view, now_ns) for view in self._dirty if is_seen(view)]
+        if not waits:
+            return
+        wait_ms = max(_TURN_MS, math.ceil(min(waits) / 1e6))
+        if not self._later.isActive() or self._later.remainingTime() > wait_ms:
+            self._later.start(wait_ms)
+
+
+def is_seen(widget: QWidget) -> bool:
+    """Whether anything of the widget may be on a screen: Qt calls a minimised window's widgets visible."""
+    return widget.isVisible() and not widget.window().isMinimized()

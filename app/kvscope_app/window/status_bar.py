@@ -10,10 +10,11 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QWidget
 
 from kvscope_app.look.model_name import model_name
-from kvscope_app.look.number_text import count, plural, seconds
+from kvscope_app.look.number_text import count, percent, plural, seconds
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
-from kvscope_telemetry.messages.telemetry import Hello
+from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 _WORDS: Final = {
@@ -42,6 +43,7 @@ _TIPS: Final = {
     "state": "Connection to the engine",
     "role": "You see this engine; prompts, control and the texts of blocks are for operators",
     "model": "Model, number format and device",
+    "device": "How busy the device is, with its power and temperature where it tells them",
     "rate": "Steps of the engine in the last second",
     "frames": "Frames received; those that never came are made good by a snapshot",
     "latency": "From the end of a step to its frame here",
@@ -102,6 +104,8 @@ class StatusBar(QStatusBar):
         self._set("state", "Ready" if is_ready else (_WORDS[status.state] + reason)[:80])
         self._set("role", "viewer" if self._session.is_viewer else "")
         self._set("model", _model(mirror.hello))
+        is_told = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
+        self._set("device", self._device() if is_told else "")
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
         if self._session.player is not None:
             note = self._session.player.note
@@ -129,7 +133,7 @@ class StatusBar(QStatusBar):
         self.addWidget(left)
         self.addWidget(self._labels["role"])
         self.addWidget(self._labels["model"])
-        for name in ("rate", "frames", "latency", "display"):
+        for name in ("device", "rate", "frames", "latency", "display"):
             self.addPermanentWidget(self._labels[name])
 
     def _color_frames(self, name: str) -> None:
@@ -159,6 +163,10 @@ class StatusBar(QStatusBar):
         rate = steps / max(span_s, 0.25)
         return f"{rate:,.0f} steps/s" if rate >= 10 or rate == 0 else f"{rate:.1f} steps/s"
 
+    def _device(self) -> str:
+        samples, hello = self._session.history.samples, self._session.live_mirror.hello
+        return device_text(samples[-1], hello.device.kind) if samples and hello is not None else ""
+
     def _display_rate(self) -> int:
         return sum(t >= time.monotonic_ns() - 1_000_000_000 for t in self._updates)
 
@@ -184,7 +192,7 @@ def _reason(status: SourceStatus) -> str:
 
 
 def _label(name: str) -> QLabel:
-    made = QLabel()
+    made = PlainLabel()
     made.setToolTip(_TIPS[name])
     made.setContentsMargins(7, 0, 7, 0)
     if name != "state":
@@ -196,4 +204,15 @@ def _model(hello: Hello | None) -> str:
     if hello is None:
         return ""
     parts = (model_name(hello), hello.model.dtype, hello.device.name)
+    return "  ·  ".join(part for part in parts if part)
+
+
+def device_text(sample: DeviceSample, kind: str) -> str:
+    """`GPU 87 %  ·  212 W  ·  64 °C`, as far as it is known."""
+    name = {"cuda": "GPU", "cpu": "CPU"}.get(kind, "Device")
+    parts = (
+        f"{name} {percent(sample.utilization, 0)}" if sample.utilization >= 0 else "",
+        f"{sample.power_watts:.0f} W" if sample.power_watts >= 0 else "",
+        f"{sample.temperature_celsius:.0f} °C" if sample.temperature_celsius >= 0 else "",
+    )
     return "  ·  ".join(part for part in parts if part)

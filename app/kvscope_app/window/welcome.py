@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QProgres
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.icons import pixmap
 from kvscope_app.look.number_text import count, num_bytes
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_telemetry.messages.telemetry import Progress
 
@@ -34,11 +35,11 @@ class Welcome(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._title, self._detail = QLabel("Starting the engine"), QLabel()
+        self._title, self._detail = PlainLabel("Starting the engine"), PlainLabel()
         self._bar = QProgressBar()
         self._bar.setTextVisible(False)
-        self._signs = [QLabel() for _ in _TOLD]
-        self._mark = QLabel()
+        self._signs = [PlainLabel() for _ in _TOLD]
+        self._mark = PlainLabel()
         self._build()
         self.show_waiting("Starting the engine", "")
 

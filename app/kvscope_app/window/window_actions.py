@@ -181,14 +181,11 @@ def _help(window: MainWindow) -> list[ActionSpec]:
 
 def _keep_checks(window: MainWindow, actions: Actions) -> None:
     """Check marks follow the state, whoever changed it."""
-    session, themes = window.session, window.themes
+    session = window.session
 
     def paused() -> None:
         actions["pause"].setChecked(session.paused)
         actions["go_live"].setEnabled(session.paused)
-
-    def theme() -> None:
-        actions[f"theme_{themes.choice}"].setChecked(True)
 
     if session.player is None:
         session.paused_changed.connect(paused)
@@ -201,11 +198,9 @@ def _keep_checks(window: MainWindow, actions: Actions) -> None:
 
     session.status_changed.connect(role)
     role()
-    themes.changed.connect(theme)
     window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
     actions["flash"].setChecked(True)
     actions[f"color_{window.page_map.mode}"].setChecked(True)
-    theme()
 
 
 def _add_dock_toggles(window: MainWindow, actions: Actions) -> None:

@@ -43,7 +43,7 @@ MAX_MESSAGES_A_PASS: Final = 512
 MAX_REPLIES_WAITING: Final = 50_000
 """More wait at the engine, which gives the client up when it is too many."""
 NAP_S: Final = 0.004
-TICK_MS: Final = 50
+TICK_MS: Final = 100
 ASK_STATUS_NS: Final = 500_000_000
 ASK_ROLE_NS: Final = 5_000_000_000
 """How often an engine that is well is asked all the same: our role may have been changed."""

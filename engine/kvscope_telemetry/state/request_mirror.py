@@ -85,6 +85,32 @@ class RequestMirror:
         row = self.row_of(number)
         return _NO_BLOCKS.copy() if row is None else self._tables[row][: self.num_blocks[row]].copy()
 
+    def holders(self, block: int, limit: int, first: int = 0) -> list[int]:
+        """Requests whose block tables hold `block`, in order of number, at most `limit`. `first` is looked at first:
+        with the owner there, a block that one request holds costs no search."""
+        rows = np.flatnonzero(self.num_blocks > 0).tolist()
+        row = self.row_of(first)
+        ordered = rows if row is None else [row, *(other for other in rows if other != row)]
+        found: list[int] = []
+        for candidate in ordered:
+            if len(found) == limit:
+                break
+            if np.any(self._held(candidate) == block):
+                found.append(int(self.number[candidate]))
+        return sorted(found)
+
+    def index_in_table(self, number: int, block: int) -> int | None:
+        """Where `block` is in the block table of request `number`, None when it is not there."""
+        row = self.row_of(number)
+        if row is None:
+            return None
+        at = np.flatnonzero(self._held(row) == block)
+        return int(at[0]) if at.size else None
+
+    def _held(self, row: int) -> npt.NDArray[np.int32]:
+        """The block table of a row, no copy."""
+        return self._tables[row][: self.num_blocks[row]]
+
     def reset(self, infos: Sequence[RequestInfo], rows: RequestRows, *, time_ns: int, same_epoch: bool) -> None:
         """Replace what is known by a snapshot's unfinished requests.
 

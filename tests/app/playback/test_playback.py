@@ -235,7 +235,7 @@ def test_every_panel_is_drawn_where_it_stands_still(session, make_window):
     go(session, 6.0)
     session._status_told_ns = 0
     session.poll()
-    assert set(view._drawn) == set(view.panels)
+    assert set(view._drawn) == set(view._shown)
 
 
 def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent
@@ -13,6 +14,8 @@ from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import DARK, Theme
 
 _GAP = 12.0
+_TOLD_APART: Final = 2
+"""More curves than this keep their names where there is no room for names and values."""
 _SWATCH = 8.0
 
 
@@ -34,7 +37,13 @@ class Legend(QWidget):
         self._values: dict[str, str] = {}
         self._colors: dict[str, str] = {}
         self._theme = DARK
+        self._tip = ""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def explain(self, tip: str) -> None:
+        """What hovering says, under the values."""
+        self._tip = tip
+        self.setToolTip(tip)
 
     @property
     def values(self) -> Mapping[str, str]:
@@ -45,7 +54,10 @@ class Legend(QWidget):
         """Show `values`, by curve."""
         if values != self._values:
             self._values = dict(values)
-            self.setAccessibleDescription(", ".join(f"{e.label} {values.get(e.name, '')}" for e in self._entries))
+            told = ", ".join(f"{e.label} {values.get(e.name, '')}" for e in self._entries)
+            self.setAccessibleDescription(told)
+            if self._tip:
+                self.setToolTip(f"{told}.\n{self._tip}")
             self.update()
 
     def apply_theme(self, theme: Theme, colors: Mapping[str, str]) -> None:
@@ -62,8 +74,10 @@ class Legend(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         right = self.width() - 6.0
         with_labels = self._width(with_labels=True) <= self.width() - 12
+        # Two colours are told apart by what is usual; of more, what each means is worth more than how much it is now.
+        with_values = with_labels or len(self._entries) <= _TOLD_APART
         for entry in reversed(self._entries):
-            right = self._paint_entry(painter, entry, right, with_labels) - _GAP
+            right = self._paint_entry(painter, entry, right, with_labels or not with_values, with_values) - _GAP
         painter.setFont(sans(1.0, QFont.Weight.DemiBold))
         painter.setPen(QColor(self._theme.muted))
         box = QRectF(8, 0, max(right - 8, 0), self.height())
@@ -71,9 +85,12 @@ class Legend(QWidget):
         painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, title)
         painter.end()
 
-    def _paint_entry(self, painter: QPainter, entry: LegendEntry, right: float, with_labels: bool) -> float:
+    def _paint_entry(
+        self, painter: QPainter, entry: LegendEntry, right: float, with_labels: bool, with_values: bool
+    ) -> float:
         """Right to left: value, label, swatch. The left edge of what was painted."""
-        right = self._paint_text(painter, self._values.get(entry.name, ""), right, _value_font(), self._theme.text)
+        value = self._values.get(entry.name, "") if with_values else ""
+        right = self._paint_text(painter, value, right, _value_font(), self._theme.text)
         if with_labels and entry.label:
             right = self._paint_text(painter, entry.label, right - 5, sans(0.92), self._theme.muted)
         swatch = QRectF(right - 5 - _SWATCH, (self.height() - _SWATCH) / 2, _SWATCH, _SWATCH)

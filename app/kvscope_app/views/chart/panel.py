@@ -13,6 +13,7 @@ import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QPointF, QSize, Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
@@ -226,4 +227,4 @@ class ChartPanel(QWidget):
 
 
 def _mark_tip(x: float, y: float, data: str) -> str:
-    return data
+    return plain_tip(data)

@@ -92,6 +92,7 @@ class Answer:
             num_tokens=max(usage.completion_tokens, stats.num_tokens),
             ttft_s=stats.ttft_s if timing.ttft_s is None else timing.ttft_s,
             total_s=timing.total_s or self.waited_s,
+            queue_s=timing.queue_s,
         )
         if timing.ttft_s is not None and usage.completion_tokens > 1 and timing.total_s > timing.ttft_s:
             speed = (usage.completion_tokens - 1) / (timing.total_s - timing.ttft_s)

@@ -7,7 +7,6 @@ Several answers may be written at once, one a conversation. Text is handed on in
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Final
@@ -23,6 +22,7 @@ from kvscope_app.views.console.conversation import (
     title_from,
     to_send,
 )
+from kvscope_app.views.console.keeper import Keeper
 from kvscope_app.views.console.store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import (
@@ -42,9 +42,6 @@ from kvscope_telemetry.source import SourceState
 FLUSH_MS: Final = 40
 STOP_PATIENCE_MS: Final = 5000
 """How long after its answer to a stop an engine may take to end a request."""
-SAVE_AFTER_MS: Final = 800
-SAVE_WRITING_S: Final = 2.0
-"""How much of an answer that is being written may be lost when the desktop is killed."""
 
 
 class Chat(QObject):
@@ -66,16 +63,17 @@ class Chat(QObject):
         self.follow_on_map = True
         """Whether a new request is selected everywhere."""
         self._session = session
-        self._store = store
         self._answers: dict[str, Answer] = {}
-        self._unsaved: set[str] = set()
         self._epoch: int | None = None
         loaded = store.load()
         self.warnings = loaded.warnings
         self.conversations: list[Conversation] = loaded.conversations or [new_conversation()]
-        self._flush_timer = self._timer(FLUSH_MS, self._flush)
-        self._save_timer = self._timer(SAVE_AFTER_MS, self.save)
-        self._save_timer.setSingleShot(True)
+        self._keeper = Keeper(store, self.conversations, lambda key: self.answer_of(key) is not None, self)
+        self._keeper.told.connect(self.told)
+        self._keeper.messages_changed.connect(self.messages_changed)
+        self._keeper.listed.connect(self._on_kept)
+        self._flush_timer = QTimer(self, interval=FLUSH_MS)
+        self._flush_timer.timeout.connect(self._flush)
         session.replies.connect(self._on_replies)
         session.status_changed.connect(self._on_status)
 
@@ -102,8 +100,7 @@ class Chat(QObject):
         self.stop(conversation)
         self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
         self.conversations.remove(conversation)
-        self._unsaved.discard(conversation.key)
-        self._store.delete(conversation.key)
+        self._keeper.delete(conversation)
         if not self.conversations:
             self.conversations.append(new_conversation(conversation))
         self.listed.emit()
@@ -114,19 +111,19 @@ class Chat(QObject):
             if message.role == "assistant" and not message.ending:
                 message.ending = "stopped"
         self.conversations.insert(0, conversation)
-        self._touch(conversation)
+        self._keeper.touch(conversation)
         self.listed.emit()
 
     def rename(self, conversation: Conversation, title: str) -> None:
         """Give it a title; an empty one changes nothing."""
         if title.strip() and title != conversation.title:
             conversation.title, conversation.named = title.strip(), True
-            self._touch(conversation)
+            self._keeper.touch(conversation)
             self.listed.emit()
 
     def touch(self, conversation: Conversation) -> None:
         """Its options changed."""
-        self._touch(conversation)
+        self._keeper.touch(conversation)
 
     def ask(self, conversation: Conversation, prompt: str) -> None:
         """Send a prompt; the answer is written into a new message."""
@@ -145,7 +142,7 @@ class Chat(QObject):
         """Remove the messages from `index` on."""
         if self.answer_of(conversation.key) is None:
             del conversation.messages[index:]
-            self._touch(conversation)
+            self._keeper.touch(conversation)
             self.messages_changed.emit(conversation.key)
 
     def stop(self, conversation: Conversation) -> None:
@@ -160,17 +157,25 @@ class Chat(QObject):
             self.told.emit(str(error))
         self.answer_changed.emit(conversation.key)
 
+    def is_written_elsewhere(self, conversation: Conversation) -> bool:
+        """Whether another window writes an answer there now. It comes here as it is saved."""
+        return self._keeper.is_written_elsewhere(conversation.key)
+
+    def look(self) -> None:
+        """Take in what other windows wrote, now."""
+        self._keeper.look()
+
     def save(self) -> None:
         """Write what changed to disk now."""
-        self._save_timer.stop()
-        for key in sorted(self._unsaved):
-            conversation = self.find(key)
-            if conversation is not None and (conversation.messages or conversation.named):
-                try:
-                    self._store.save(conversation, sync=self.answer_of(key) is None)
-                except KvscopeError as error:
-                    self.told.emit(str(error))
-        self._unsaved.clear()
+        self._keeper.save()
+
+    def shut_down(self) -> None:
+        """The window closes: answers on their way are kept as far as they came."""
+        for answer in self._answers.values():
+            if not answer.is_ended:
+                answer.end("interrupted", "the window was closed")
+        self._flush()
+        self._keeper.shut_down()
 
     def _submit(self, conversation: Conversation) -> None:
         answer_to = Message(role="assistant")
@@ -181,7 +186,8 @@ class Chat(QObject):
         self._answers[answer.request_id] = answer
         self._send(answer, Submit(request_id=answer.request_id, messages=turns, sampling=conversation.sampling))
         self._flush_timer.start()
-        self._touch(conversation)
+        self._keeper.touch(conversation)
+        self._keeper.save()  # now: other windows see that one is being written here
         self._move_to_top(conversation)
         self.messages_changed.emit(conversation.key)
 
@@ -236,22 +242,16 @@ class Chat(QObject):
             text = answer.take_pending()
             if text:
                 self.text_added.emit(key, text)
-                self._keep_partial(answer.conversation)
+                self._keeper.touch_partial(answer.conversation)
             if answer.is_ended:
                 del self._answers[answer.request_id]
-                self._touch(answer.conversation)
+                self._keeper.touch(answer.conversation)
             if text or answer.is_ended:
                 self.answer_changed.emit(key)
             if answer.is_ended:
                 self.listed.emit()
         if not self._answers:
             self._flush_timer.stop()
-
-    def _keep_partial(self, conversation: Conversation) -> None:
-        """Have what came so far on disk before long; the save timer does not start anew with each token."""
-        self._unsaved.add(conversation.key)
-        if not self._save_timer.isActive():
-            self._save_timer.start(round(SAVE_WRITING_S * 1000))
 
     def _on_status(self) -> None:
         """An engine that ended, or another one, does not go on writing: what came is kept, and marked."""
@@ -264,19 +264,13 @@ class Chat(QObject):
                     answer.end("interrupted", reason)
         self._epoch = epoch if epoch is not None else self._epoch
 
-    def _touch(self, conversation: Conversation) -> None:
-        conversation.changed_s = time.time()
-        self._unsaved.add(conversation.key)
-        if not self._save_timer.isActive() or self._save_timer.remainingTime() > SAVE_AFTER_MS:
-            self._save_timer.start(SAVE_AFTER_MS)
-
     def _move_to_top(self, conversation: Conversation) -> None:
         self.conversations.remove(conversation)
         self.conversations.insert(0, conversation)
         self.listed.emit()
 
-    def _timer(self, interval_ms: int, slot: object) -> QTimer:
-        timer = QTimer(self)
-        timer.setInterval(interval_ms)
-        timer.timeout.connect(slot)
-        return timer
+    def _on_kept(self) -> None:
+        """Other windows changed the list; there is always one conversation left."""
+        if not self.conversations:
+            self.conversations.append(new_conversation())
+        self.listed.emit()

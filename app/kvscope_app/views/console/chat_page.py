@@ -36,6 +36,8 @@ _NOT_READY = {
     SourceState.REFUSED: "The engine does not let you in",
 }
 
+_WRITTEN_ELSEWHERE = "Another window writes an answer here"
+
 
 class ChatPage(QWidget):
     """The whole chat in one widget."""
@@ -107,11 +109,18 @@ class ChatPage(QWidget):
             return "This source takes no prompts"
         if self.session.is_viewer:
             return "You are a viewer at this engine: prompts are for operators"
+        if self.chat.is_written_elsewhere(self.current):
+            return _WRITTEN_ELSEWHERE
         if self.options.problem:
             return "The sampling options need a look"
         return _NOT_READY.get(self.session.status.state, "")
 
     def _on_send(self, text: str) -> None:
+        self.chat.look()
+        if self.chat.is_written_elsewhere(self.current):
+            self.composer.set_text(text)
+            self._tell(_WRITTEN_ELSEWHERE)
+            return
         if self._edited is not None:
             self.chat.cut(self.current, self._edited)
             self._edited = None
@@ -184,8 +193,11 @@ class ChatPage(QWidget):
             self._show_messages()
 
     def _on_listed(self) -> None:
+        if self.current not in self.chat.conversations:  # another window deleted it
+            self.show_conversation(self.chat.conversations[0])
         self._model.follow()
         self._show_row()
+        self.show_status()
 
     def _on_request(self, epoch: int, number: int) -> None:
         mirror = self.session.mirror

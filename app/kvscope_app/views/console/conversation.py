@@ -34,6 +34,8 @@ class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     ttft_s: float | None = None
     tokens_per_s: float | None = None
     total_s: float | None = None
+    queue_s: float | None = None
+    """Before the engine began with it."""
 
     @property
     def context_tokens(self) -> int:

@@ -21,6 +21,9 @@ _ENDING_TEXT = {
     "interrupted": "interrupted",
 }
 
+_QUEUED_FROM_S = 0.01
+"""A shorter wait is none."""
+
 
 class MessageCard(QFrame):
     """Shows one message; an answer that is being written grows."""
@@ -115,6 +118,8 @@ def stats_text(stats: AnswerStats) -> str:
         parts.append(plural(stats.num_tokens, "token"))
     if stats.tokens_per_s is not None:
         parts.append(f"{short(stats.tokens_per_s)} tok/s")
+    if stats.queue_s is not None and stats.queue_s >= _QUEUED_FROM_S:
+        parts.append(f"queued {seconds(stats.queue_s)}")
     if stats.ttft_s is not None:
         parts.append(f"first after {seconds(stats.ttft_s)}")
     if stats.num_prompt_tokens:

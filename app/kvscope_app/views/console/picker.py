@@ -6,8 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt
-from PySide6.QtWidgets import QAbstractItemView, QComboBox, QListView, QSizePolicy
+from PySide6.QtGui import QPaintEvent
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QComboBox,
+    QListView,
+    QSizePolicy,
+    QStyle,
+    QStyleOptionComboBox,
+    QStylePainter,
+)
 
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.conversation import Conversation
@@ -46,7 +56,8 @@ class ConversationModel(QAbstractListModel):
         if role == Qt.ItemDataRole.EditRole:
             return conversation.title
         if role == Qt.ItemDataRole.ToolTipRole:
-            return f"{conversation.title}\nAn answer is being written" if is_writing else conversation.title
+            tip = f"{conversation.title}\nAn answer is being written" if is_writing else conversation.title
+            return plain_tip(tip)
         return None
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
@@ -95,3 +106,18 @@ class ConversationCombo(QComboBox):
     def show_row(self, row: int) -> None:
         """Name the conversation that is shown."""
         self.setCurrentIndex(row)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """As Qt does, but a title that has no room ends in "…"."""
+        option = QStyleOptionComboBox()
+        self.initStyleOption(option)
+        painter = QStylePainter(self)
+        painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, option)
+        room = self.style().subControlRect(
+            QStyle.ComplexControl.CC_ComboBox, option, QStyle.SubControl.SC_ComboBoxEditField, self
+        )
+        option.currentText = self.fontMetrics().elidedText(
+            self.currentText(), Qt.TextElideMode.ElideRight, room.width() - 4
+        )
+        painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, option)
+        painter.end()

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from kvscope_app.load.sample_prompts import sample_prompts, short_prompts
 from kvscope_app.look.makers import label
+from kvscope_app.look.plain_text import plain_tip
 
 NUM_STARTERS = 3
 _TEXT_MARGINS = 34
@@ -44,7 +45,7 @@ class StarterButton(QPushButton):
         super().__init__()
         self._prompt = prompt
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self.setToolTip(prompt)
+        self.setToolTip(plain_tip(prompt))
         self.setAccessibleName(prompt)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -1,26 +1,41 @@
-"""Conversations on disk: a JSON file each, written whole or not at all. No Qt.
+"""Conversations on disk, shared by all windows of all kvscopes of a person: one SQLite file. No Qt.
 
-A file that cannot be read is kept aside and told of; it never hides the others.
+Each conversation has a revision, and is written only by who has seen the newest one: a window never overwrites what
+another wrote. One that is being written names its writer, so that others tell a living one from one that was killed.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from dataclasses import dataclass
+import secrets
+import sqlite3
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from kvscope_app.own_engine.process_identity import is_alive, own_identity
 from kvscope_app.views.console.conversation import Conversation
+from kvscope_app.views.console.conversation_files import conversation_files, mark_taken, read_files
+from kvscope_app.views.console.database import FILE_NAME, open_database
 from kvscope_telemetry.errors import KvscopeError
 
-MAX_FILES: Final = 200
-"""The newest are loaded."""
-MAX_FILE_BYTES: Final = 32 << 20
-_SUFFIX: Final = ".json"
-_ASIDE: Final = ".unreadable"
+MAX_LOADED: Final = 200
+"""The newest are loaded; the others stay where they are."""
+_UPSERT: Final = (
+    "INSERT INTO conversations VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (key) DO UPDATE"
+    " SET revision = ?2, changed_s = ?3, writer = ?4, data = ?5"
+)
+
+
+class ChangedElsewhere(KvscopeError):
+    """Another window wrote this conversation since it was read here: `theirs`."""
+
+    def __init__(self, theirs: Conversation) -> None:
+        super().__init__("the conversation was changed in another window")
+        self.theirs = theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,86 +46,208 @@ class Loaded:
     warnings: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What other windows did since the last look."""
+
+    written: list[Conversation] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+
 class ConversationStore:
-    """Files in `folder`, which is made when the first is written."""
+    """The database in `folder`, opened when it is needed, again after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.written_elsewhere: set[str] = set()
+        """Conversations that a living window other than this one's writes now."""
+        self._writer = f"{own_identity()}-{secrets.token_hex(4)}"
+        self._connection: sqlite3.Connection | None = None
+        self._revisions: dict[str, int] = {}
+        """The newest revision of each conversation that was seen here."""
+        self._looked_at = -1
+        """SQLite's number for the state of the file, as other connections change it."""
 
     def load(self) -> Loaded:
-        """Read the newest `MAX_FILES`."""
+        """Read the newest `MAX_LOADED`; files of before there was a database are taken in."""
         warnings: list[str] = []
-        found = (self._read(path, warnings) for path in self._newest())
-        conversations = [conversation for conversation in found if conversation is not None]
-        conversations.sort(key=lambda conversation: conversation.changed_s, reverse=True)
+        conversations: list[Conversation] = []
+        if not self.folder.is_dir():
+            return Loaded(conversations, warnings)
+        try:
+            database = self._open(warnings)
+            self._take_in_files(database, warnings)
+            conversations = self._read_newest(database, warnings)
+        except (OSError, sqlite3.Error) as error:
+            warnings.append(f"The conversations were not read: {_reason(error)}")
+            self.close()
         return Loaded(conversations, warnings)
 
-    def save(self, conversation: Conversation, *, sync: bool = True) -> None:
-        """Write one. Raises KvscopeError when the disk does not take it; what was there stays.
+    def save(self, conversation: Conversation, *, sync: bool = True, is_writing: bool = False) -> None:
+        """Write one. Raises ChangedElsewhere, or KvscopeError when the disk does not take it; what was there stays.
 
         `sync`: wait until the disk has it, so that it also outlives the machine's end, not only the desktop's.
+        `is_writing`: more is to come soon; other windows wait for it.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_atomically(self._path(conversation.key), msgspec.json.encode(conversation), sync)
-        except OSError as error:
-            raise KvscopeError(f"the conversation was not saved: {error.strerror or error}") from error
+            database = self._open([])
+            database.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                revision = self._write(database, conversation, self._writer if is_writing else "")
+                database.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    database.execute("ROLLBACK")
+                raise
+            self._revisions[conversation.key] = revision
+        except (OSError, sqlite3.Error) as error:
+            self.close()
+            raise KvscopeError(f"the conversation was not saved: {_reason(error)}") from error
+
+    def accept(self, key: str) -> None:
+        """What another window wrote was taken into account here: the next `save` may replace it."""
+        try:
+            row = self._open([]).execute("SELECT revision FROM conversations WHERE key = ?", (key,)).fetchone()
+        except (OSError, sqlite3.Error) as error:
+            raise KvscopeError(f"the conversation was not read: {_reason(error)}") from error
+        self._revisions[key] = row[0] if row else 0
 
     def delete(self, key: str) -> None:
-        """Remove one; none there is none to remove."""
-        self._path(key).unlink(missing_ok=True)
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{_SUFFIX}"
-
-    def _newest(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        dated = [(path.stat().st_mtime_ns, path) for path in self.folder.glob(f"*{_SUFFIX}") if path.is_file()]
-        return [path for _, path in sorted(dated, reverse=True)[:MAX_FILES]]
-
-    def _read(self, path: Path, warnings: list[str]) -> Conversation | None:
+        """Remove one; none there is none to remove. Raises KvscopeError when the disk does not take it."""
+        self._revisions.pop(key, None)
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise ValueError(f"larger than {MAX_FILE_BYTES >> 20} MiB")
-            conversation = msgspec.json.decode(path.read_bytes(), type=Conversation)
-            if conversation.key != path.stem:
-                raise ValueError(f"key {conversation.key!r:.40} is not the file's name")
-        except OSError as error:
-            warnings.append(f"{path.name} was not read: {error.strerror or error}")
-            return None
-        except (ValueError, msgspec.MsgspecError) as error:
-            warnings.append(_set_aside(path, error))
-            return None
-        _end_unfinished(conversation)
-        return conversation
+            self._open([]).execute("DELETE FROM conversations WHERE key = ?", (key,))
+        except (OSError, sqlite3.Error) as error:
+            self.close()
+            raise KvscopeError(f"the conversation was not deleted: {_reason(error)}") from error
+
+    def take_changes(self, but: Collection[str] = ()) -> Changes:
+        """What others wrote and deleted since the last look; costs next to nothing when they did nothing.
+
+        `but`: keys that are changed here and not saved yet. Their `save` will find what others wrote.
+        """
+        try:
+            if self._connection is None and not (self.folder / FILE_NAME).exists():
+                return Changes()
+            database = self._open([])
+            state = database.execute("PRAGMA data_version").fetchone()[0]
+            orphans = self._orphans(database)
+            if state == self._looked_at and not orphans:
+                return Changes()
+            self._looked_at = state
+            return self._changes(database, orphans, but)
+        except (OSError, sqlite3.Error):  # the next save tells, if it is still so
+            self.close()
+            return Changes()
+
+    def close(self) -> None:
+        """Give the file back; the next use opens it again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._looked_at = -1  # another connection counts anew
+
+    def _open(self, warnings: list[str]) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = open_database(self.folder, warnings)
+        return self._connection
+
+    def _write(self, database: sqlite3.Connection, conversation: Conversation, writer: str) -> int:
+        key = conversation.key
+        row = database.execute("SELECT revision, data FROM conversations WHERE key = ?", (key,)).fetchone()
+        seen = self._revisions.get(key, 0)
+        if row is not None and row[0] != seen:
+            raise ChangedElsewhere(msgspec.json.decode(row[1], type=Conversation))
+        revision = max(seen, row[0] if row else 0) + 1
+        data = msgspec.json.encode(conversation)
+        database.execute(_UPSERT, (key, revision, conversation.changed_s, writer, data))
+        return revision
+
+    def _take_in_files(self, database: sqlite3.Connection, warnings: list[str]) -> None:
+        """All or none; a file is set aside only when what is in it is safe."""
+        found = list(read_files(conversation_files(self.folder), warnings))
+        if not found:
+            return
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            for _, conversation in found:
+                data = msgspec.json.encode(conversation)
+                known = "SELECT changed_s FROM conversations WHERE key = ?"
+                row = database.execute(known, (conversation.key,)).fetchone()
+                if row is None or row[0] < conversation.changed_s:
+                    database.execute(_UPSERT, (conversation.key, 1, conversation.changed_s, "", data))
+            database.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                database.execute("ROLLBACK")
+            raise
+        for path, _ in found:
+            with suppress(OSError):  # then it is read again, and nothing is new in it
+                mark_taken(path)
+
+    def _read_newest(self, database: sqlite3.Connection, warnings: list[str]) -> list[Conversation]:
+        self._looked_at = database.execute("PRAGMA data_version").fetchone()[0]
+        self._revisions = dict(database.execute("SELECT key, revision FROM conversations").fetchall())
+        rows = database.execute(
+            "SELECT key, revision, writer, data FROM conversations ORDER BY changed_s DESC LIMIT ?", (MAX_LOADED,)
+        ).fetchall()
+        return self._decode(database, rows, warnings)
+
+    def _decode(
+        self, database: sqlite3.Connection, rows: Iterable[tuple[str, int, str, bytes]], warnings: list[str]
+    ) -> list[Conversation]:
+        conversations = []
+        for key, revision, writer, data in rows:
+            try:
+                conversation = msgspec.json.decode(data, type=Conversation)
+                if conversation.key != key:
+                    raise ValueError("its key is another's")
+            except (ValueError, msgspec.MsgspecError) as error:
+                self._set_aside(database, key, str(error))
+                warnings.append(f"A conversation could not be read and was kept aside in the database ({error})")
+                continue
+            self._revisions[key] = revision
+            self._note_writer(conversation, writer)
+            conversations.append(conversation)
+        return conversations
+
+    def _note_writer(self, conversation: Conversation, writer: str) -> None:
+        """An answer that was being written when its desktop was killed will not go on."""
+        self.written_elsewhere.discard(conversation.key)
+        if writer and writer != self._writer and is_alive(writer.rpartition("-")[0]):
+            self.written_elsewhere.add(conversation.key)
+            return
+        if writer == self._writer:
+            return
+        for message in conversation.messages:
+            if message.role == "assistant" and not message.ending:
+                message.ending, message.note = "interrupted", "kvscope was closed"
+
+    def _set_aside(self, database: sqlite3.Connection, key: str, reason: str) -> None:
+        database.execute("INSERT INTO unreadable SELECT key, data, ? FROM conversations WHERE key = ?", (reason, key))
+        database.execute("DELETE FROM conversations WHERE key = ?", (key,))
+
+    def _orphans(self, database: sqlite3.Connection) -> list[str]:
+        """Conversations whose writer was killed since."""
+        if not self.written_elsewhere:
+            return []
+        rows = database.execute("SELECT key, writer FROM conversations WHERE writer <> ''").fetchall()
+        return [
+            key for key, writer in rows if key in self.written_elsewhere and not is_alive(writer.rpartition("-")[0])
+        ]
+
+    def _changes(self, database: sqlite3.Connection, orphans: Iterable[str], but: Collection[str]) -> Changes:
+        present = dict(database.execute("SELECT key, revision FROM conversations").fetchall())
+        wanted = {key for key, revision in present.items() if self._revisions.get(key) != revision} | set(orphans)
+        deleted = [key for key in self._revisions if key not in present and key not in but]
+        for key in deleted:
+            del self._revisions[key]
+            self.written_elsewhere.discard(key)
+        query = "SELECT key, revision, writer, data FROM conversations WHERE key = ?"
+        rows = [row for key in wanted.difference(but) for row in database.execute(query, (key,)).fetchall()]
+        return Changes(self._decode(database, rows, []), deleted)
 
 
-def _set_aside(path: Path, error: Exception) -> str:
-    aside = path.with_suffix(_SUFFIX + _ASIDE)
-    try:
-        path.replace(aside)
-    except OSError:
-        return f"A conversation could not be read and was left alone: {path.name} ({error})"
-    return f"A conversation could not be read and was kept aside as {aside.name} ({error})"
-
-
-def _end_unfinished(conversation: Conversation) -> None:
-    """An answer that was being written when the desktop ended will not go on."""
-    for message in conversation.messages:
-        if message.role == "assistant" and not message.ending:
-            message.ending, message.note = "interrupted", "kvscope was closed"
-
-
-def _write_atomically(path: Path, data: bytes, sync: bool) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

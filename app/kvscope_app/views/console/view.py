@@ -64,6 +64,9 @@ class ConsoleView(View):
         self.page.apply_theme(theme)
         self.load.apply_theme(theme)
 
+    def shut_down(self) -> None:
+        self.chat.shut_down()
+
     def hideEvent(self, event: QHideEvent) -> None:
         self.chat.save()
         super().hideEvent(event)

@@ -9,6 +9,8 @@ from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
+from kvscope_app.look.plain_text import plain_tip
+
 BAR_HEIGHT = 30
 _MIN_WIDTH = 2.0
 
@@ -64,7 +66,7 @@ class StackedBar(QWidget):
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
             position = event.pos()
             text = next((s.text for s, box in self._boxes() if box.contains(position.toPointF())), "")
-            QToolTip.showText(event.globalPos(), text, self)
+            QToolTip.showText(event.globalPos(), plain_tip(text), self)
             return True
         return super().event(event)
 

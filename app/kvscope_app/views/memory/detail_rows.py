@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.views.memory.account import KVDetail
 from kvscope_app.views.pool_use import RESERVING, VIRTUAL
+from kvscope_telemetry.messages.telemetry import Counters
 
 Row = tuple[str, str, str]
 
@@ -16,6 +17,17 @@ def detail_rows(detail: KVDetail) -> list[Row]:
         *_slots(detail),
         *_fragmentation(detail),
         *_others(detail),
+    ]
+
+
+def counter_rows(counters: Counters) -> list[Row]:
+    """What happened to blocks since the engine began; nothing where it does not count."""
+    if not (counters.admitted or counters.evicted_blocks or counters.copied_blocks):
+        return []
+    return [
+        ("Evicted", plural(counters.evicted_blocks, "block"), "Cached blocks that were taken for other tokens, in all"),
+        ("Copied on write", plural(counters.copied_blocks, "block"), "Shared blocks that one request had to change"),
+        ("Preempted", f"{count(counters.preemptions)} ×", "Requests whose blocks were taken for another's"),
     ]
 
 

@@ -28,7 +28,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.memory.account import Account, Part, account, kv_detail
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
-from kvscope_app.views.memory.detail_rows import detail_rows
+from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 
@@ -73,7 +73,8 @@ class MemoryView(View):
         self.tiers.show_uses(tier_uses(mirror), mirror.counters)
         if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
             self._detailed_s = time.monotonic()
-            self.details.show_rows(detail_rows(kv_detail(mirror, history.memory)))
+            rows = detail_rows(kv_detail(mirror, history.memory))
+            self.details.show_rows([*rows, *counter_rows(mirror.counters)])
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)

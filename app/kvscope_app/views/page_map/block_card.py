@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
 from kvscope_app.look.fonts import mono
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.block_facts import BlockFacts
 from kvscope_app.views.page_map.drawing.ink import lower_cached
@@ -28,10 +29,9 @@ class BlockCard(QFrame):
         self.setProperty("look", "tip")
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.setFixedWidth(_WIDTH)
-        self._title, self._state, self._text = QLabel(), QLabel(), QLabel()
+        self._title, self._state, self._text = PlainLabel(), PlainLabel(), PlainLabel()
         self._title.setProperty("look", "heading")
         self._text.setWordWrap(True)
-        self._text.setTextFormat(Qt.TextFormat.PlainText)
         self._rows = QLabel()
         self._rows.setWordWrap(True)
         self._theme = DARK

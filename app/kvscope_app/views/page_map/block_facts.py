@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.views.page_map.block_texts import Stamp
 from kvscope_app.views.places import is_swapped_out, place_of
@@ -130,7 +128,7 @@ def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     if mirror.ledger.tier[block] == Tier.HBM or not holders:
         return ""
     number = holders[0]
-    index = int(np.flatnonzero(mirror.requests.table(number) == block)[0])
+    index = mirror.requests.index_in_table(number, block)
     return f"block {index} of request {number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 
 
@@ -153,14 +151,9 @@ def _age(mirror: Mirror, block: int) -> str:
 
 
 def _holders(mirror: Mirror, block: int) -> tuple[int, ...]:
-    found: list[int] = []
-    requests = mirror.requests
-    for number in requests.number[requests.num_blocks > 0].tolist():
-        if np.any(mirror.requests.table(number) == block):
-            found.append(number)
-            if len(found) == MAX_HOLDERS_NAMED:
-                break
-    return tuple(found)
+    ledger = mirror.ledger
+    limit = min(int(ledger.ref_count[block]), MAX_HOLDERS_NAMED)
+    return tuple(mirror.requests.holders(block, limit, first=int(ledger.owner[block])))
 
 
 def _stamp(mirror: Mirror, block: int) -> Stamp:

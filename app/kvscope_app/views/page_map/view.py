@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
@@ -66,7 +67,8 @@ class PageMapView(View):
         self._moves = PendingMoves()
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
-        self._seq_shown = -1
+        self._told: tuple[Mirror, int | None, int] | None = None
+        """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
         self._summary, self._usage, self._legend = ElidedLabel(), UsageBar(), Legend()
         self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
@@ -134,11 +136,12 @@ class PageMapView(View):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._legend.set_low(self.height() < _LOW)
+        self._told = None
 
     # private
 
     def _build(self) -> None:
-        heading = QLabel(self.title)
+        heading = PlainLabel(self.title)
         heading.setProperty("look", "heading")
         self._summary.setProperty("look", "muted")
         top = QHBoxLayout()
@@ -191,6 +194,7 @@ class PageMapView(View):
     def _show_mirror(self, mirror: Mirror, cache: CacheInfo) -> None:
         self._mirror = mirror
         self._pending.clear()
+        self._told = None
         self._moves.forget()
         if mirror.epoch != self._epoch:
             self._epoch = mirror.epoch
@@ -226,8 +230,12 @@ class PageMapView(View):
     def _refresh_slowly(self) -> None:
         """What need not follow each frame: words, the bar, ages."""
         mirror = self.session.mirror
-        if mirror.hello is None or not self.isVisible():
+        if mirror.hello is None or not self.isVisible() or self.window().isMinimized():
             return
+        told = (mirror, mirror.epoch, mirror.seq)
+        if told == self._told and self.canvas.pointed_block < 0:
+            return
+        self._told = told
         self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
         self._summary.setText(summary(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))

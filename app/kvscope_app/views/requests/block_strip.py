@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from PySide6.QtCore import QEvent, QRect, QSize, Qt
-from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QHelpEvent, QImage, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from kvscope_app.look.fonts import sans
@@ -26,6 +26,7 @@ _GAP = 3
 _MARGIN = 8
 
 IntArray = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint32]
 
 
 class BlockStrip(QWidget):
@@ -49,7 +50,8 @@ class BlockStrip(QWidget):
     ) -> None:
         """Blocks in table order, shape (n,) each; `cache` tells which of them are places of a lower tier."""
         is_other_size = ids.size != self._ids.size
-        if not is_other_size and np.array_equal(ids, self._ids) and np.array_equal(filled, self._filled):
+        before = (self._ids, self._filled, self._ref_counts)
+        if all(np.array_equal(*pair) for pair in zip((ids, filled, ref_counts), before, strict=True)):
             return
         self._ids, self._filled, self._ref_counts = ids, filled, ref_counts
         self._block_size = max(block_size, 1)
@@ -100,12 +102,12 @@ class BlockStrip(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        painter.setFont(sans(0.85))
-        named = self._ids.size <= MAX_NAMED
-        for index in range(self._ids.size):
-            box = self._box(index)
-            if box.intersects(event.rect()):
-                self._paint_cell(painter, index, box, named)
+        if self._ids.size <= MAX_NAMED:
+            painter.setFont(sans(0.85))
+            for index in range(self._ids.size):
+                self._paint_named(painter, index)
+        else:
+            self._paint_rows(painter, event.rect())
         painter.end()
 
     def event(self, event: QEvent) -> bool:
@@ -115,18 +117,49 @@ class BlockStrip(QWidget):
             return True
         return super().event(event)
 
-    def _paint_cell(self, painter: QPainter, index: int, box: QRect, named: bool) -> None:
-        theme = self._theme
+    def _paint_named(self, painter: QPainter, index: int) -> None:
+        theme, box = self._theme, self._box(index)
         place = self._place(index)
         shared = theme.block_shared if self._ref_counts[index] > 1 else theme.block_active
         ink = {Tier.HOST: theme.block_host, Tier.DISK: theme.block_disk}.get(place.tier, shared)
         painter.fillRect(box, QColor(theme.block_free))
         height = round(box.height() * min(int(self._filled[index]) / self._block_size, 1.0))
-        fill = mix(ink, theme.base, 0.45) if named else ink
+        fill = mix(ink, theme.base, 0.45)
         painter.fillRect(box.left(), box.bottom() + 1 - height, box.width(), height, QColor(fill))
-        if named:
-            painter.setPen(QColor(theme.text))
-            painter.drawText(box, Qt.AlignmentFlag.AlignCenter, place.short)
+        painter.setPen(QColor(theme.text))
+        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, place.short)
+
+    def _paint_rows(self, painter: QPainter, dirty: QRect) -> None:
+        """The rows of small cells that are to be seen, as one image: what it costs is the pixels, not the blocks."""
+        per_row, pitch = self._per_row(self.width()), _SMALL.height() + _GAP
+        first = max((dirty.top() - _MARGIN) // pitch, 0)
+        last = max((dirty.bottom() - _MARGIN) // pitch + 1, first)
+        part = slice(first * per_row, last * per_row)
+        if not self._ids[part].size:
+            return
+        pixels = small_cells(self._inks(part), self._heights(part), per_row, QColor(self._theme.block_free).rgba())
+        image = QImage(
+            pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_ARGB32_Premultiplied
+        )
+        painter.drawImage(_MARGIN, _MARGIN + first * pitch, image)  # drawn before `pixels` goes
+
+    def _inks(self, part: slice) -> Pixels:
+        """Colour of each block's ink, shape (n,)."""
+        theme, ids = self._theme, self._ids[part]
+        colors = (theme.block_active, theme.block_shared, theme.block_host, theme.block_disk)
+        kind = (self._ref_counts[part] > 1).astype(np.intp)
+        if self._cache is not None:
+            below = self._cache.num_blocks
+            kind[ids >= below] = 2
+            kind[ids >= below + self._cache.num_host_blocks] = 3
+        inks: Pixels = np.array([QColor(color).rgba() for color in colors], np.uint32)[kind]
+        return inks
+
+    def _heights(self, part: slice) -> IntArray:
+        """Pixels of ink in each cell, shape (n,)."""
+        share = np.minimum(self._filled[part] / self._block_size, 1.0)
+        heights: IntArray = np.rint(_SMALL.height() * share).astype(np.int64)
+        return heights
 
     def _place(self, index: int) -> Place:
         row = int(self._ids[index])
@@ -143,3 +176,18 @@ class BlockStrip(QWidget):
 
     def _per_row(self, width: int) -> int:
         return max((width - 2 * _MARGIN + _GAP) // (self._cell().width() + _GAP), 1)
+
+
+def small_cells(inks: Pixels, heights: IntArray, per_row: int, empty: int) -> Pixels:
+    """Rows of small cells, ink standing on the ground of each; gaps, and what the last row lacks, are transparent.
+
+    `inks` and `heights` (pixels of ink) have shape (n,); the image has shape (rows * pitch, per_row * pitch).
+    """
+    side, pitch = _SMALL.height(), _SMALL.height() + _GAP
+    rows = -(-inks.size // per_row)
+    is_ink = np.arange(side) >= side - heights[:, None]  # (n, side)
+    columns = np.zeros((rows * per_row, side), np.uint32)
+    columns[: inks.size] = np.where(is_ink, inks[:, None], np.uint32(empty))
+    image = np.zeros((rows, pitch, per_row, pitch), np.uint32)
+    image[:, :side, :, :side] = columns.reshape(rows, per_row, side).transpose(0, 2, 1)[..., None]
+    return image.reshape(rows * pitch, per_row * pitch)

@@ -54,6 +54,8 @@ class RequestColumns:
     """Output tokens after the first, over the time they took; NaN before there are two."""
     ttft_s: FloatArray
     """From arrival to the first token; NaN before, and when it came unseen."""
+    queue_s: FloatArray
+    """From arrival until it first ran, or until now; NaN when that was not seen."""
     time_s: FloatArray
     """From arrival to the end, or until now."""
 
@@ -75,6 +77,7 @@ def read_columns(mirror: Mirror, times: RequestTimes) -> RequestColumns:
         number=number,
         tokens_per_s=_speed(requests.num_output_tokens, first, last),
         ttft_s=np.where(first >= 0, np.maximum(first - arrival, 0) / 1e9, np.nan),
+        queue_s=_queued(times.started_ns(number), requests.state, arrival, end),
         time_s=np.maximum(end - arrival, 0) / 1e9,
         **{name: getattr(requests, name).astype(np.int64) for name in counted + others},
     )
@@ -95,6 +98,13 @@ def order_rows(
     values = getattr(columns, sort_by)[rows].astype(np.float64)
     values = np.where(np.isnan(values), np.inf, -values if descending else values)
     return rows[np.argsort(values, kind="stable")]
+
+
+def _queued(started_ns: IntArray, state: npt.NDArray[np.uint8], arrival_ns: IntArray, end_ns: IntArray) -> FloatArray:
+    """Seconds of waiting for the first step."""
+    until = np.where(started_ns >= 0, started_ns, end_ns)
+    is_known = (started_ns >= 0) | (state == RequestState.WAITING)
+    return np.where(is_known, np.maximum(until - arrival_ns, 0) / 1e9, np.nan)
 
 
 def _speed(num_tokens: IntArray, first_ns: IntArray, last_ns: IntArray) -> FloatArray:

@@ -97,6 +97,7 @@ COLUMNS: Final = (
     Column("Speed", "tokens_per_s", _speed_text, "Output tokens a second since its first token"),
     Column("Time", "time_s", _timed("time_s"), "Since it arrived, until it ended"),
     Column("TTFT", "ttft_s", _timed("ttft_s"), "Time to first token, since it arrived"),
+    Column("Queued", "queue_s", _timed("queue_s"), "From its arrival until it first ran"),
     Column("Cached", "num_cached_tokens", _cached_text, "Prompt tokens taken from the prefix cache"),
     Column("Preempted", "num_preemptions", _preempted_text, "How often its blocks were taken for another"),
     Column("Id", "request_ids", lambda columns, row: columns.request_ids[row], "The client's name for it", False),

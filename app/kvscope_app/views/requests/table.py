@@ -24,6 +24,7 @@ _SAMPLES = {
     "Blocks": "0 000",
     "Speed": "000.0 tok/s",
     "TTFT": "000.0 ms",
+    "Queued": "000.0 ms",
     "Time": "00:00 min",
     "Preempted": "Preempted",
 }

@@ -30,6 +30,7 @@ from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.table import RequestTable
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import Abort
+from kvscope_telemetry.state.mirror import Mirror
 
 _BESIDE_FROM_WIDTH = 620
 _LOW = 400
@@ -56,11 +57,23 @@ class RequestsView(View):
         self.search.setClearButtonEnabled(True)
         self.count = label(look="muted")
         self._is_reordering = False
+        self._shown_mirror: Mirror | None = None
+        self._shown_state: tuple[int | None, ...] = ()
         self._lay_out()
         self._connect()
 
     def refresh(self) -> None:
-        history = self.session.history
+        history, mirror = self.session.history, self.session.mirror
+        state = (
+            mirror.epoch,
+            mirror.seq,
+            mirror.requests.layout,
+            history.events.last_serial,
+            history.events.num_clears,
+        )
+        if mirror is self._shown_mirror and state == self._shown_state:
+            return
+        self._shown_mirror, self._shown_state = mirror, state
         self.model.show_columns(read_columns(self.session.mirror, history.request_times))
         self._stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
         self._show_count()
@@ -68,6 +81,7 @@ class RequestsView(View):
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
+        self._shown_state = ()
         self.model.theme = theme
         self.table.apply_theme(theme)
         self.detail.apply_theme(theme)

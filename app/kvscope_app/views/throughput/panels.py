@@ -39,10 +39,15 @@ class PanelSpec:
     value_text: Callable[[float], str]
     top: float | None = None
     join_gap_s: float = 0.0
+    needs: str = ""
+    """A column that not every source has: without it the panel is not shown."""
+    tip: str = ""
 
     def make_panel(self) -> ChartPanel:
         """The widget."""
-        return ChartPanel(self.title, self.curves, self.axis_text, top=self.top, join_gap_s=self.join_gap_s)
+        made = ChartPanel(self.title, self.curves, self.axis_text, top=self.top, join_gap_s=self.join_gap_s)
+        made.legend.explain(self.tip)
+        return made
 
 
 @dataclass(slots=True)
@@ -64,6 +69,10 @@ def _whole(value: float) -> str:
 
 def _share(value: float) -> str:
     return NOTHING if not np.isfinite(value) else percent(value)
+
+
+def _watts(value: float) -> str:
+    return NOTHING if not np.isfinite(value) else f"{value:.0f} W"
 
 
 PANELS: Final = (
@@ -103,14 +112,44 @@ PANELS: Final = (
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
     ),
+    PanelSpec(
+        "step",
+        "Step",
+        (
+            CurveSpec("schedule_s", "schedule", 2),
+            CurveSpec("forward_s", "forward", 0),
+            CurveSpec("rest_s", "sample", 1),
+            CurveSpec("commit_s", "commit", 5),
+        ),
+        seconds,
+        seconds,
+        join_gap_s=_JOIN_LATENCIES_S,
+        needs="run_ns",
+        tip="Where the time of a step goes, on average. Schedule: who runs, with which blocks. Forward: the model."
+        " Sample: what else runs on the device, inputs and the choice of tokens. Commit: what came is written down,"
+        " and told.",
+    ),
+    PanelSpec(
+        "busy",
+        "Device busy",
+        (CurveSpec("utilization", "", 4),),
+        lambda value: percent(value, 0),
+        _share,
+        top=1.0,
+        needs="utilization",
+        tip="A GPU: the part of the time it computes. A CPU: the engine's share of all cores.",
+    ),
+    PanelSpec("power", "Power", (CurveSpec("power_watts", "", 3),), short, _watts, needs="power_watts"),
 )
+_PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 
 
 def columns_of(keys: Iterable[str]) -> set[str]:
     """The columns of the history that panels need; `num_steps` tells where nothing was heard."""
     blocks = {"blocks_active", "blocks_cached", "blocks_free"}
-    curves = (blocks if key == "kv" else {curve.name for curve in _BY_KEY[key].curves} for key in keys)
+    made = {"kv": blocks, "step": set(_PHASES)}
+    curves = (made.get(key) or {curve.name for curve in _BY_KEY[key].curves} for key in keys)
     return {"num_steps"}.union(*curves)
 
 
@@ -156,7 +195,22 @@ def _curves(key: str, window: HistoryWindow, span_s: float) -> dict[str, FloatAr
         return {name: trailing_mean(window.rate(name), _smoothing(span_s))}
     if key == "kv":
         return _block_shares(window)
+    if key == "step":
+        return _phases(window, _smoothing(span_s))
     return {curve.name: window.columns[curve.name] for curve in _BY_KEY[key].curves}
+
+
+def _phases(window: HistoryWindow, width: int) -> dict[str, FloatArray]:
+    """Seconds of a step that each part took, on average; unknown where there was no step."""
+    steps = trailing_mean(window.columns["num_steps"], width)
+    steps = np.where(steps > 0, steps, np.nan) * 1e9
+    mean = {name: trailing_mean(window.columns[name], width) / steps for name in _PHASES}
+    return {
+        "schedule_s": mean["schedule_ns"],
+        "forward_s": mean["forward_ns"],
+        "rest_s": np.maximum(mean["run_ns"] - mean["forward_ns"], 0),
+        "commit_s": mean["commit_ns"] + mean["record_ns"],
+    }
 
 
 def _smoothing(span_s: float) -> int:

@@ -5,6 +5,7 @@ Owns which time is shown and how the panels are laid out; what a panel draws is 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -26,11 +27,13 @@ from kvscope_telemetry.source import SourceState
 
 EMPTY_TEXT = "No engine has reported yet.\nCurves begin with its first message."
 _PANEL_MIN_WIDTH = 310
+_SILENT_EVERY_S = 3.0
+"""How often curves move on where there is no engine."""
 
 
 class ThroughputView(View):
-    """Six plots. One of them is drawn each call, so that every plot moves five times a second and no call
-    is long."""
+    """Six plots, and more where the source tells more. One of them is drawn each call, so that every plot moves
+    several times a second and no call is long."""
 
     title: ClassVar[str] = "Throughput"
     object_name: ClassVar[str] = "throughput"
@@ -45,10 +48,14 @@ class ThroughputView(View):
         """First and last second shown while not following."""
         self._hover_s: float | None = None
         self._turn = 0
+        self._shown = [spec.key for spec in PANELS if not spec.needs]
+        """Panels whose columns the source has."""
         self._num_columns = 0
         self._place = (0, 0)
         """Of a recording: where it was at the last look, and what of it was taken."""
         self._drawn: dict[str, Drawn] = {}
+        self._silent_state: SourceState | None = None
+        self._silent_s = 0.0
         self._lay_out()
         self._connect()
 
@@ -57,8 +64,9 @@ class ThroughputView(View):
         if self.session.history.epoch is None:
             return
         self._stack.setCurrentIndex(1)
-        self._turn = (self._turn + 1) % len(PANELS)
-        key = PANELS[self._turn].key
+        self._show_known()
+        self._turn = (self._turn + 1) % len(self._shown)
+        key = self._shown[self._turn]
         if not self.panels[key].visibleRegion().isEmpty():  # not scrolled out of sight
             self._draw([key])
 
@@ -66,7 +74,8 @@ class ThroughputView(View):
         """Draw every panel now: the person changed what is shown."""
         if self.session.history.epoch is not None:
             self._stack.setCurrentIndex(1)
-            self._draw([spec.key for spec in PANELS])
+            self._show_known()
+            self._draw(self._shown)
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -134,8 +143,13 @@ class ThroughputView(View):
 
     def _on_status(self) -> None:
         """Without an engine nothing changes but the time: curves move on, and their values go."""
-        silent = self.session.status.state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
-        if (silent or self._is_elsewhere()) and self.is_following and self.isVisible() and not self.session.paused:
+        if not self.is_following or self.session.paused or not self.isVisible() or self.window().isMinimized():
+            return
+        state, now_s = self.session.status.state, time.monotonic()
+        silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
+        is_time = state is not self._silent_state or now_s - self._silent_s >= _SILENT_EVERY_S
+        if (silent and is_time) or self._is_elsewhere():
+            self._silent_state, self._silent_s = state, now_s
             self.refresh_all()
 
     def _is_elsewhere(self) -> bool:
@@ -168,6 +182,8 @@ class ThroughputView(View):
     def _lay_out(self) -> None:
         body = QWidget()
         self._grid = QGridLayout(body)
+        for panel in self.panels.values():
+            panel.setParent(body)  # also those that are not shown yet
         self._grid.setContentsMargins(2, 2, 6, 6)
         self._grid.setHorizontalSpacing(10)
         self._grid.setVerticalSpacing(8)
@@ -187,13 +203,25 @@ class ThroughputView(View):
         layout.addWidget(pages, 1)
         self._reflow()
 
+    def _show_known(self) -> None:
+        """Panels come when the source first tells what they show; those of an engine of before go."""
+        known = self.session.history.known
+        shown = [spec.key for spec in PANELS if not spec.needs or spec.needs in known]
+        if shown != self._shown:
+            self._shown = shown
+            self._num_columns = 0
+            self._reflow()
+
     def _reflow(self) -> None:
         """One, two or three panels side by side, as many as the width takes."""
         columns = max(1, min(3, self.width() // _PANEL_MIN_WIDTH))
         if columns == self._num_columns:
             return
         self._num_columns = columns
-        panels: list[ChartPanel] = list(self.panels.values())
+        panels: list[ChartPanel] = [self.panels[key] for key in self._shown]
+        for key, panel in self.panels.items():
+            self._grid.removeWidget(panel)
+            panel.setVisible(key in self._shown)
         for index, panel in enumerate(panels):
             self._grid.addWidget(panel, index // columns, index % columns)
             panel.show_time_labels(index >= len(panels) - columns)

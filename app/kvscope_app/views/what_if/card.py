@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtWidgets import QBoxLayout, QFrame, QLabel, QSizePolicy, QVBoxLayout
 
 from kvscope_app.look.makers import set_look
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.what_if import words
@@ -39,7 +40,7 @@ class Card(QFrame):
         set_look(self.difference, "accent" if use.is_current else "muted")
         set_look(self.placed, "warning" if use.num_waiting or use.refused else "")
         self.difference.setText(words.difference(use, answer))
-        self.setToolTip(words.tip(use, answer))
+        self.setToolTip(plain_tip(words.tip(use, answer)))
         self.setAccessibleName(self.name.text())
         self.setAccessibleDescription(self.summary)
 

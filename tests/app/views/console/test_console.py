@@ -329,12 +329,12 @@ def test_renaming_and_deleting_with_undo(talk, qtbot, tmp_path):
     assert talk.page.combo.currentText() == "New name"
     talk.chat.save()
     talk.page.head.remove.click()
-    assert list((tmp_path / "conversations").glob("*.json")) == []
+    assert ConversationStore(tmp_path / "conversations").load().conversations == []
     assert talk.page.starters.isVisible()
     talk.page.undo.click()
     assert talk.page.current.title == "New name"
     talk.chat.save()
-    assert len(list((tmp_path / "conversations").glob("*.json"))) == 1
+    assert len(ConversationStore(tmp_path / "conversations").load().conversations) == 1
 
 
 def test_deleting_stops_the_engine(talk, qtbot):
@@ -409,7 +409,7 @@ def test_the_context_bar_warns_when_nearly_full(talk):
 
 
 def test_what_came_of_an_answer_is_kept_while_it_is_written(talk, qtbot, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvscope_app.views.console.chat.SAVE_WRITING_S", 0.01)
+    monkeypatch.setattr("kvscope_app.views.console.keeper.SAVE_WRITING_S", 0.01)
     type_and_send(talk, qtbot, "Hello")
     talk.accept()
     talk.chat.save()

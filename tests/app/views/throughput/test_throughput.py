@@ -71,9 +71,9 @@ def test_every_panel_is_drawn_within_six_refreshes(session, view):
     feed(session, decode_tokens=1, num_running=1)
     view.refresh()
     view._drawn.clear()
-    for _ in view.panels:
+    for _ in view._shown:
         view.refresh()
-    assert set(view._drawn) == set(view.panels)
+    assert set(view._drawn) == set(view._shown)
 
 
 def test_a_panel_that_is_scrolled_away_is_not_drawn(session, view):
@@ -81,7 +81,7 @@ def test_a_panel_that_is_scrolled_away_is_not_drawn(session, view):
     feed(session, decode_tokens=1)
     view.refresh()
     view._drawn.clear()
-    for _ in view.panels:
+    for _ in view._shown:
         view.refresh()
     assert "decode" in view._drawn
     assert "itl" not in view._drawn

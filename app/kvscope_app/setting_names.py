@@ -1,0 +1,31 @@
+"""What is remembered between runs: the names of all settings, and the version of what they hold. Reads and writes none.
+
+The file is an INI in the user's configuration folder. A name never changes its meaning: what is kept in another form
+gets another version, or another name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+THEME: Final = "theme"
+"""`auto`, `dark` or `light`."""
+LAYOUT_VERSION: Final = 2
+"""Of a window's docks. A saved layout of another version is not restored, but for the one before."""
+LAYOUT_BEFORE_WHAT_IF: Final = 1
+
+
+def window_group(kind: str, slot: int) -> str:
+    """Where a window's geometry and layout are: `window` or `playback` for the first of its kind that is open,
+    `window-2` for the second, …"""
+    return kind if slot == 1 else f"{kind}-{slot}"
+
+
+def geometry_name(group: str) -> str:
+    """Where the window stands, as Qt packs it."""
+    return f"{group}/geometry"
+
+
+def layout_name(group: str) -> str:
+    """Where its docks are, as Qt packs it, of `LAYOUT_VERSION`."""
+    return f"{group}/state"

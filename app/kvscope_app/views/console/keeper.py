@@ -1,0 +1,161 @@
+"""When conversations are saved, what is done when that fails, and what other windows wrote meanwhile. No widgets."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.views.console.conversation import Conversation
+from kvscope_app.views.console.conversation_merge import goes_on_from, take_over
+from kvscope_app.views.console.store import ChangedElsewhere, ConversationStore
+from kvscope_telemetry.errors import KvscopeError
+
+SAVE_AFTER_MS: Final = 800
+SAVE_WRITING_S: Final = 2.0
+"""How much of an answer that is being written may be lost when the desktop is killed."""
+RETRY_MS: Final = 5000
+"""After a save that failed; what was not saved is held until one succeeds."""
+LOOK_MS: Final = 1000
+"""How often is looked for what other windows wrote."""
+_SAVED_AGAIN: Final = "The conversations are saved again."
+
+
+class Keeper(QObject):
+    """Keeps `conversations`, the chat's own list, and the store's the same. `is_writing` asks by key for an answer."""
+
+    told = Signal(str)
+    """Something a person must read, in one line."""
+    listed = Signal()
+    """Conversations came, went, or changed their title."""
+    messages_changed = Signal(str)
+    """Another window changed the messages of the conversation with this key."""
+
+    def __init__(
+        self,
+        store: ConversationStore,
+        conversations: list[Conversation],
+        is_writing: Callable[[str], bool],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._store = store
+        self._conversations = conversations
+        self._is_writing = is_writing
+        self._unsaved: set[str] = set()
+        self._failure = ""
+        self._save_timer = QTimer(self, singleShot=True)
+        self._save_timer.timeout.connect(self.save)
+        self._look_timer = QTimer(self, interval=LOOK_MS)
+        self._look_timer.timeout.connect(self.look)
+        self._look_timer.start()
+
+    def touch(self, conversation: Conversation) -> None:
+        """It changed: save it soon."""
+        conversation.changed_s = time.time()
+        self._unsaved.add(conversation.key)
+        self._save_within(SAVE_AFTER_MS)
+
+    def touch_partial(self, conversation: Conversation) -> None:
+        """Its answer goes on: the save timer does not start anew with each token."""
+        self._unsaved.add(conversation.key)
+        if not self._save_timer.isActive():
+            self._save_timer.start(round(SAVE_WRITING_S * 1000))
+
+    def is_written_elsewhere(self, key: str) -> bool:
+        """Whether another window writes an answer there now."""
+        return key in self._store.written_elsewhere
+
+    def delete(self, conversation: Conversation) -> None:
+        """Remove it from the disk."""
+        self._unsaved.discard(conversation.key)
+        try:
+            self._store.delete(conversation.key)
+        except KvscopeError as error:
+            self.told.emit(str(error))
+
+    def save(self) -> None:
+        """Write what changed now. What cannot be written is told of, held and tried again."""
+        self._save_timer.stop()
+        failure = ""
+        for key in sorted(self._unsaved):
+            conversation = next((c for c in self._conversations if c.key == key), None)
+            try:
+                if conversation is not None and (conversation.messages or conversation.named):
+                    self._save(conversation)
+                self._unsaved.discard(key)
+            except KvscopeError as error:
+                failure = str(error)
+        self._tell_how_it_went(failure)
+
+    def look(self) -> None:
+        """Take in what other windows wrote."""
+        busy = {c.key for c in self._conversations if self._is_writing(c.key)}
+        before = set(self._store.written_elsewhere)
+        changes = self._store.take_changes(but=self._unsaved | busy)
+        for theirs in changes.written:
+            self._take(theirs)
+        gone = set(changes.deleted)
+        self._conversations[:] = [c for c in self._conversations if c.key not in gone]
+        if changes.written or changes.deleted or before != self._store.written_elsewhere:
+            self.listed.emit()
+
+    def shut_down(self) -> None:
+        """The window closes: save, and give the file back."""
+        self._look_timer.stop()
+        self.save()
+        self._save_timer.stop()
+        self._store.close()
+
+    def _save(self, conversation: Conversation) -> None:
+        is_writing = self._is_writing(conversation.key)
+        try:
+            self._store.save(conversation, sync=not is_writing, is_writing=is_writing)
+        except ChangedElsewhere as changed:
+            self._join(conversation, changed.theirs)
+
+    def _join(self, ours: Conversation, theirs: Conversation) -> None:
+        """Both windows wrote: one of them holds all there is, or both are kept."""
+        if goes_on_from(ours, theirs):
+            self._store.accept(ours.key)
+            self._store.save(ours, is_writing=self._is_writing(ours.key))
+        elif goes_on_from(theirs, ours) and not self._is_writing(ours.key):
+            self._store.accept(ours.key)
+            self._take(theirs)
+            self.listed.emit()
+        else:
+            self._store.accept(ours.key)
+            self._part(ours, theirs)
+
+    def _part(self, ours: Conversation, theirs: Conversation) -> None:
+        """Ours goes on under a key of its own; theirs stands beside it."""
+        ours.key, ours.title = secrets.token_hex(8), f"{ours.title} (this window)"
+        self._conversations.insert(self._conversations.index(ours) + 1, theirs)
+        self._unsaved.add(ours.key)
+        self._save_within(0)
+        self.listed.emit()
+        self.told.emit(f"“{theirs.title}” was changed in two windows at once: both are kept.")
+
+    def _take(self, theirs: Conversation) -> None:
+        ours = next((c for c in self._conversations if c.key == theirs.key), None)
+        if ours is not None:
+            take_over(ours, theirs)
+            self.messages_changed.emit(ours.key)
+            return
+        newer = sum(c.changed_s > theirs.changed_s for c in self._conversations)
+        self._conversations.insert(newer, theirs)
+
+    def _tell_how_it_went(self, failure: str) -> None:
+        if failure:
+            self._save_timer.start(RETRY_MS)
+            self.told.emit(f"{failure[0].upper()}{failure[1:]}. It is held here and tried again.")
+        elif self._failure:
+            self.told.emit(_SAVED_AGAIN)
+        self._failure = failure
+
+    def _save_within(self, milliseconds: int) -> None:
+        if not self._save_timer.isActive() or self._save_timer.remainingTime() > milliseconds:
+            self._save_timer.start(milliseconds)

@@ -1,0 +1,111 @@
+"""Windows opened and closed leave nothing: no widget, session, timer, thread, socket or file descriptor."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import weakref
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings
+from PySide6.QtWidgets import QApplication
+
+from kvscope_app.command_line import Options
+from kvscope_app.desktop import Desktop
+from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
+
+
+@pytest.fixture
+def desktop(qapp, tmp_path):
+    made = Desktop(qapp, Options(theme="dark"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
+    yield made
+    made.close()
+    made.deleteLater()
+
+
+@pytest.fixture
+def endpoint():
+    """Of an engine that is another process: what it keeps open is not counted here."""
+    process = EngineProcess(command=SYNTHETIC)
+    process.start()
+    yield process.endpoint
+    process.close()
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """The path of a short one."""
+    engine = SyntheticEngine(num_blocks=120, num_running=6, epoch=9)
+    with RecordingWriter(tmp_path / "day.mcap") as writer:
+        for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(20))):
+            writer.write(message, wait=True)
+    return str(tmp_path / "day.mcap")
+
+
+def standing():
+    """What there is now, once what was told to go is gone."""
+    for _ in range(3):
+        QCoreApplication.processEvents()
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    gc.collect()
+    kinds = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, QObject))
+    return {
+        "widgets": len(QApplication.allWidgets()),
+        "windows": len(QApplication.topLevelWidgets()),
+        "threads": threading.active_count(),
+        "descriptors": len(os.listdir("/proc/self/fd")) - num_pooled_threads(),
+        "timers": kinds["QTimer"],
+        "objects": kinds,
+    }
+
+
+def num_pooled_threads():
+    """Of Qt's own pool, which come and go with what is drawn; each has a descriptor to be woken by."""
+    names = [task / "comm" for task in Path("/proc/self/task").iterdir()]
+    return sum(name.read_text().strip() == "Thread (pooled)" for name in names)
+
+
+def open_and_close(desktop, open_one, qtbot):
+    """One window with all its views; weak references to what must go with it."""
+    open_one()
+    window = desktop.windows[-1]
+    with qtbot.waitSignal(window.views_loaded, timeout=20_000):
+        pass
+    qtbot.waitUntil(lambda: window.session.mirror.num_blocks > 0, timeout=10_000)
+    gone = [weakref.ref(thing) for thing in (window, window.session, window.session.history, *window.views.values())]
+    window.close()
+    return gone
+
+
+def wait_until_gone(gone, qtbot):
+    qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=5000)
+
+
+def leaves_nothing(desktop, open_one, times, qtbot):
+    gone = open_and_close(desktop, open_one, qtbot)  # the first brings what stays: imports, fonts, caches
+    wait_until_gone(gone, qtbot)
+    before = standing()
+    for _ in range(times):
+        gone += open_and_close(desktop, open_one, qtbot)
+    wait_until_gone(gone, qtbot)
+    after = standing()
+    assert not desktop.windows
+    assert not desktop.sessions
+    assert after["objects"] - before["objects"] == Counter()
+    assert after == before
+
+
+def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
+    leaves_nothing(desktop, lambda: desktop.attach(endpoint), amount(3, 100), qtbot)
+
+
+def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
+    leaves_nothing(desktop, lambda: desktop.open_file(recording), amount(3, 100), qtbot)

@@ -1,0 +1,78 @@
+"""The block table of a request: each cell has its ink, however many there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtGui import QColor
+
+from kvscope_app.look.theme import DARK
+from kvscope_app.views.requests.block_strip import MAX_NAMED, BlockStrip, small_cells
+from kvscope_telemetry.messages.telemetry import CacheInfo
+
+NUM_BLOCKS = 300
+
+
+@pytest.fixture
+def strip(qtbot):
+    made = BlockStrip()
+    qtbot.addWidget(made)
+    made.apply_theme(DARK)
+    return made
+
+
+def show(strip, ids, seed=5, cache=None):
+    random = np.random.default_rng(seed)
+    filled, refs = random.integers(0, 17, ids.size), random.integers(1, 3, ids.size)
+    strip.show_blocks(ids, filled, refs, 16, cache)
+    strip.resize(400, strip.heightForWidth(400))
+    return filled, refs
+
+
+def test_each_of_many_blocks_has_the_ink_of_its_fill_and_kind(strip):
+    cache = CacheInfo(num_blocks=200, block_size=16, num_host_blocks=60, num_disk_blocks=40)
+    ids = np.random.default_rng(1).permutation(NUM_BLOCKS)
+    filled, refs = show(strip, ids, cache=cache)
+    image = strip.grab().toImage()
+    for index in range(NUM_BLOCKS):
+        box = strip._box(index)
+        below = [DARK.block_host, DARK.block_disk][int(ids[index] >= 260)]
+        pool = DARK.block_shared if refs[index] > 1 else DARK.block_active
+        ink = below if ids[index] >= 200 else pool
+        height = round(box.height() * filled[index] / 16)
+        for y in range(box.height()):
+            wanted = QColor(ink if y >= box.height() - height else DARK.block_free)
+            found = image.pixelColor(box.center().x(), box.top() + y)
+            assert found == wanted, f"block {index}, line {y} of its cell"
+
+
+def test_a_part_of_a_long_table_is_painted_as_the_whole_is(strip, qtbot):
+    show(strip, np.arange(5_000))
+    whole = strip.grab().toImage()
+    part = strip.rect().adjusted(0, 377, 0, -211)
+    assert strip.grab(part).toImage() == whole.copy(part)
+
+
+def test_few_blocks_carry_their_ids(strip):
+    show(strip, np.arange(MAX_NAMED))
+    named = strip.grab().toImage()
+    strip.show_blocks(np.arange(MAX_NAMED) + 100, strip._filled, strip._ref_counts, 16)
+    assert strip.grab().toImage() != named
+
+
+def test_a_block_that_becomes_shared_is_painted_anew(strip):
+    show(strip, np.arange(NUM_BLOCKS))
+    strip.show_blocks(strip._ids, strip._filled, np.ones(NUM_BLOCKS, np.int64), 16)
+    before = strip.grab().toImage()
+    strip.show_blocks(strip._ids, strip._filled, np.full(NUM_BLOCKS, 2), 16)
+    assert strip.grab().toImage() != before
+
+
+def test_the_image_has_a_line_a_row_and_nothing_where_there_is_no_block():
+    image = small_cells(np.array([7, 8, 9], np.uint32), np.array([13, 0, 1]), per_row=2, empty=3)
+    assert image.shape == (32, 32)
+    assert image[0, 0] == image[12, 12] == 7
+    assert image[12, 16] == 3
+    assert (image[16 + 12, 0], image[16 + 11, 0]) == (9, 3)
+    assert not image[16:, 16:].any()
+    assert not image[13:16].any()

@@ -1,0 +1,122 @@
+"""What an engine tells of its steps, its device and its blocks is shown, and nothing where it does not tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvscope_app.session.request_times import RequestTimes
+from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.views.requests.columns import read_columns
+from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_app.window.status_bar import StatusBar, device_text
+from kvscope_telemetry.messages.telemetry import Counters, DeviceSample, RequestInfo, RequestRows
+from kvscope_telemetry.source import SERIES_FIELDS, Update
+from kvscope_telemetry.state.mirror import Mirror
+
+GPU = DeviceSample(epoch=7, time_ns=1, utilization=0.87, power_watts=212.4, temperature_celsius=64.0)
+
+
+def step(engine, **values):
+    """A frame with these numbers in its series."""
+    engine.frame()
+    series = engine.source.updates[-1].series
+    assert set(values) <= set(SERIES_FIELDS)
+    for name, value in values.items():
+        series[name][0] = value
+
+
+@pytest.fixture
+def view(session, qtbot):
+    made = ThroughputView(session)
+    qtbot.addWidget(made)
+    made.resize(500, 1200)
+    made.show()
+    return made
+
+
+def test_the_parts_of_a_step_have_a_panel_once_they_are_told(engine, session, view, poll):
+    engine.frame()
+    poll(session)
+    view.refresh_all()
+    assert not view.panels["step"].isVisible()
+    step(engine, schedule_ns=200_000, run_ns=9_000_000, forward_ns=8_000_000, commit_ns=300_000, record_ns=100_000)
+    poll(session)
+    view.refresh_all()
+    assert view.panels["step"].isVisible()
+    drawn = {name: values[np.isfinite(values)] for name, values in view._drawn["step"].values.items()}
+    if all(values.size for values in drawn.values()):  # the bin in progress is not drawn yet
+        assert drawn["forward_s"][-1] <= 0.008
+
+
+def test_a_device_that_tells_nothing_has_no_panels_and_one_that_does_has(engine, session, view, poll):
+    engine.heartbeat()
+    engine.source.updates.append(Update(samples=(DeviceSample(epoch=7, time_ns=1),)))
+    poll(session)
+    view.refresh_all()
+    assert not view.panels["busy"].isVisible()
+    assert not view.panels["power"].isVisible()
+    engine.source.updates.append(Update(samples=(GPU,)))
+    poll(session)
+    view.refresh_all()
+    assert view.panels["busy"].isVisible()
+    assert view.panels["power"].isVisible()
+
+
+def test_the_status_bar_tells_the_device_in_a_few_words(engine, session, poll, qtbot):
+    bar = StatusBar(session)
+    qtbot.addWidget(bar)
+    bar.refresh()
+    assert bar._labels["device"].text() == ""
+    engine.source.updates.append(Update(samples=(GPU,)))
+    poll(session)
+    bar.refresh()
+    assert bar._labels["device"].text() == "CPU 87 %  ·  212 W  ·  64 °C"
+    assert device_text(DeviceSample(epoch=1, time_ns=1, utilization=0.5), "cuda") == "GPU 50 %"
+    assert device_text(DeviceSample(epoch=1, time_ns=1), "cuda") == ""
+
+
+def test_blocks_that_went_and_were_copied_are_counted_in_the_memory_view(engine, session, poll, qtbot):
+    view = MemoryView(session)
+    qtbot.addWidget(view)
+    view.refresh()
+    assert "Evicted" not in view.details._rows
+    engine.frame(counters=Counters(admitted=3, evicted_blocks=1234, copied_blocks=1, preemptions=2))
+    poll(session)
+    view._detailed_s = 0.0
+    view.refresh()
+    assert view.details.value("Evicted") == "1\u202f234 blocks"
+    assert view.details.value("Copied on write") == "1 block"
+    assert view.details.value("Preempted") == "2 ×"
+
+
+def rows(number, state):
+    tokens = np.zeros(1, "<u4").tobytes()
+    return RequestRows(
+        number=np.array([number], "<u4").tobytes(),
+        state=np.array([state], "u1").tobytes(),
+        num_output_tokens=tokens,
+    )
+
+
+def test_a_request_waits_until_it_first_runs(make_engine):
+    times = RequestTimes()
+    times.add(rows(1, 0), 1_000)
+    assert times.started_ns(np.array([1]))[0] < 0
+    times.add(rows(1, 1), 5_000)
+    times.add(rows(1, 1), 9_000)
+    assert times.started_ns(np.array([1]))[0] == 5_000
+    times.skip(rows(2, 1))  # it ran before anybody looked
+    times.add(rows(2, 1), 9_000)
+    assert times.started_ns(np.array([2]))[0] < 0
+
+
+def test_the_table_has_the_wait(make_engine):
+    mirror, times = Mirror(), RequestTimes()
+    mirror.apply(make_engine().source.updates[0])
+    info = RequestInfo(number=1, request_id="a", arrival_ns=1_000_000_000, num_prompt_tokens=3)
+    mirror.requests.apply((info,), RequestRows(), time_ns=1_000_000_000)
+    mirror.time_ns = 1_500_000_000
+    assert read_columns(mirror, times).queue_s[0] == pytest.approx(0.5)
+    times.add(rows(1, 1), 1_250_000_000)
+    assert read_columns(mirror, times).queue_s[0] == pytest.approx(0.25)
