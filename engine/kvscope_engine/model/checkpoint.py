@@ -13,6 +13,7 @@ import torch
 from kvscope_engine.model.json_file import read_json
 from kvscope_engine.model.progress import ProgressCallback
 from kvscope_engine.model.quiet import quiet_transformers
+from kvscope_engine.model.weight_segments import segment_a_weight
 from kvscope_telemetry.errors import BadInput
 
 CONFIG_FILE: Final = "config.json"
@@ -50,7 +51,7 @@ def load_weights(
 
     auto: Any = AutoModelForCausalLM
     try:
-        with quiet_transformers(progress, "load", detail):
+        with quiet_transformers(progress, "load", detail), segment_a_weight():
             model, report = auto.from_pretrained(
                 folder,
                 config=hf_config,

@@ -32,13 +32,16 @@ from kvscope_engine.model.layer_trace import LayerPlace, LayerTap, Rows, Trace
 from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
 
-EXACT: Final = 1e-3
-"""In float32, of any row: rounding gives 1e-5."""
-LOW_OVERALL: Final = 0.02
-LOW_WORST_ROW: Final = 0.15
-"""In 16 bits, of one layer given the same input: rounding gives 0.006 overall, a scale wrong by 5 % 0.04."""
-WHOLE_LOW: Final = 0.05
-"""Of what a layer gives in 16 bits, residual and all; three rows in four, for an expert may be chosen differently."""
+BOUNDS: Final = {torch.float32: 3e-4, torch.float16: 4e-3}
+LOW_BOUND: Final = 2e-2
+"""Of what attention gives in one layer, by the type of its numbers, as a share of its size. Measured of sound models:
+5e-6 in float32, 0.0011 in float16, 0.0086 in bfloat16; with a scale wrong by 5 %: 0.057 of a trained one."""
+ROW_SLACK: Final = 7.0
+"""A single token may be as much further off."""
+LAYER_SLACK: Final = 3.0
+"""And so may a whole layer, three tokens in four: the others may have gone to another expert."""
+JOINED_SLACK: Final = 3.0
+"""Joined layers round elsewhere; attention over sharp scores makes more of that."""
 
 
 def check_equals_eager(
@@ -81,7 +84,7 @@ def paged_trace(
     return tap.trace
 
 
-def first_fault(actual: Trace, expected: Trace) -> str:
+def first_fault(actual: Trace, expected: Trace, slack: float = 1.0) -> str:
     """Where two traces differ by more than rounding, in words; nothing when they do not."""
     assert actual.logits is not None and expected.logits is not None, "a script computes logits"
     parts: tuple[tuple[str, Rows, Rows, bool], ...] = (
@@ -93,8 +96,7 @@ def first_fault(actual: Trace, expected: Trace) -> str:
     for words, found, wanted, is_attention in parts:
         for layer in sorted(found.keys() & wanted.keys()):
             apart = difference(found[layer], wanted[layer])
-            is_exact = wanted[layer].dtype == torch.float32 and found[layer].dtype == torch.float32
-            if not _is_small(apart, is_exact, is_attention):
+            if not _is_small(apart, slack * BOUNDS.get(wanted[layer].dtype, LOW_BOUND), is_attention):
                 return f"{words} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"
     return ""
 
@@ -114,13 +116,12 @@ class _WatchedContext:
         return out
 
 
-def _is_small(apart: Difference, is_exact: bool, is_attention: bool) -> bool:
+def _is_small(apart: Difference, bound: float, is_attention: bool) -> bool:
     if not apart.is_number:
         return False
     if is_attention:
-        overall, worst = (EXACT, EXACT) if is_exact else (LOW_OVERALL, LOW_WORST_ROW)
-        return apart.overall <= overall and apart.worst_row <= worst
-    return apart.three_quarters <= (EXACT if is_exact else WHOLE_LOW)
+        return apart.overall <= bound and apart.worst_row <= ROW_SLACK * bound
+    return apart.three_quarters <= LAYER_SLACK * bound
 
 
 def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: Sequence[LayerPlace]) -> Trace:

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from kvscope_engine.model.eager_check import first_fault, paged_trace
+from kvscope_engine.model.eager_check import JOINED_SLACK, first_fault, paged_trace
 from kvscope_engine.model.fused_attention import attention_candidates
 from kvscope_engine.model.fused_layer import FusedLayer, layer_candidate
 from kvscope_engine.model.fused_mlp import mlp_candidate
@@ -150,7 +150,7 @@ def _whole(module: nn.Module, forced: Trace | None = None) -> Trace:
 def _fault(module: nn.Module, plain: Trace) -> str:
     """Where the model differs from what it was, in words; nothing when it does not."""
     try:
-        return first_fault(_whole(module, plain), plain)
+        return first_fault(_whole(module, plain), plain, JOINED_SLACK)
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine.model.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.eager_check import check_equals_eager
+from kvscope_engine.model.hf_config import position_limit
 from kvscope_engine.model.kv_storage import LayerShape
 from kvscope_engine.model.layer_trace import LayerPlace, Trace, decoder_layer_of
 from kvscope_telemetry.errors import BadInput
@@ -232,7 +233,8 @@ def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
     types = getattr(text_config, "layer_types", None)
     slides = [kind == "sliding_attention" for kind in types] if types else [False] * len(calls)
     is_lost = [slide and call.options.sliding_window is None for slide, call in zip(slides, calls, strict=False)]
-    never_passed = window is not None and not types and all(call.options.sliding_window is None for call in calls)
+    is_short = window is not None and window < (position_limit(text_config) or window + 1)
+    never_passed = is_short and not types and all(call.options.sliding_window is None for call in calls)
     if any(is_lost) or never_passed:
         raise BadInput(f"its sliding window ({window}) is not passed to the attention function")
 
