@@ -129,9 +129,7 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops) -> PagedContext
     if sizes:
         query_start = torch.tensor(starts, dtype=torch.int32, device=device)
         prefill = PrefillBatch(tables[count:], lens[count:], max(ends[count:]), query_start, max(sizes))
-    slots = torch.tensor(
-        [_slot(p, index, storage.block_size) for p in step.pieces for index in range(p.start, p.end)]
-    )
+    slots = torch.tensor([_slot(p, index, storage.block_size) for p in step.pieces for index in range(p.start, p.end)])
     return PagedContext(storage, ops, slots.to(device), count, decode, prefill)
 
 

@@ -44,9 +44,7 @@ JOINED_SLACK: Final = 3.0
 """Joined layers round elsewhere; attention over sharp scores makes more of that."""
 
 
-def check_equals_eager(
-    module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace]
-) -> Trace | None:
+def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace]) -> Trace | None:
     """Raises BadInput naming the first layer that gives something else than transformers' eager attention.
 
     What each layer gives is returned, to be compared with; None where sliding windows were not the model's own.
@@ -91,7 +89,12 @@ def first_fault(actual: Trace, expected: Trace, slack: float = 1.0) -> str:
         ("the attention of layer", actual.attended, expected.attended, True),
         ("attention over blocks in layer", actual.heads, expected.heads, True),
         ("the input of layer", actual.inputs, expected.inputs, False),
-        ("the logits after layer", {len(expected.inputs): actual.logits}, {len(expected.inputs): expected.logits}, False),
+        (
+            "the logits after layer",
+            {len(expected.inputs): actual.logits},
+            {len(expected.inputs): expected.logits},
+            False,
+        ),
     )
     for words, found, wanted, is_attention in parts:
         for layer in sorted(found.keys() & wanted.keys()):
@@ -157,7 +160,9 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 def _short_windows(module: nn.Module) -> Iterator[bool]:
     """Sliding windows of a few tokens inside, wherever a configuration or a layer says how long; whether there are any."""
     changed: list[tuple[Any, int]] = []
-    for holder in {id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", None))}.values():
+    for holder in {
+        id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", None))
+    }.values():
         window = getattr(holder, "sliding_window", None)
         if isinstance(window, int) and window > SHORT_WINDOW:
             changed.append((holder, window))

@@ -190,7 +190,9 @@ class _CountingWatch(TorchDispatchMode):
     def check(self, attention: nn.Module) -> None:
         """Called from inside the attention module's forward."""
         if self._num_counts != self._before.get(id(attention), self._num_counts):
-            raise BadInput("its attention counts its tokens itself, which are no positions where sequences share a batch")
+            raise BadInput(
+                "its attention counts its tokens itself, which are no positions where sequences share a batch"
+            )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._num_counts += func.overloadpacket is torch.ops.aten.arange

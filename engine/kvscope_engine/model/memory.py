@@ -13,7 +13,6 @@ import torch
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.device import free_bytes
 from kvscope_engine.model.device_memory import CudaMemory, DeviceMemory
-from kvscope_engine.model.fuse import weights_bytes
 from kvscope_engine.model.hook_check import check_hook
 from kvscope_engine.model.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.memory_plan import MemoryPlan
@@ -72,7 +71,7 @@ def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory,
         total=memory.total_bytes,
         utilization=config.gpu_memory_utilization,
         others=max(0, memory.total_bytes - memory.free_bytes() - held),
-        weights=max(held, weights_bytes(loaded.module)),
+        weights=held,
         activations=profile.activations,
         logits=profile.logits,
         reserves=step_reserves(config, loaded),

@@ -68,6 +68,8 @@ class Indexing(TorchFunctionMode):
             return _get(args[0], args[1])
         if func is torch.Tensor.__setitem__ and args[0].device.type == "cuda":
             return _set(*args)
+        if func is torch.Tensor.contiguous and args[0].device.type == "cuda":
+            return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
         return func(*args, **(kwargs or {}))
 
 
@@ -144,11 +146,15 @@ def shape_true_ops() -> Ops:
 @pytest.fixture
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A context in which a GPU of so many bytes is there, but computes nothing: proofs find no difference."""
-    from kvscope_engine.model import eager_check, trial
+    from kvscope_engine.model import eager_check, fuse, hook_check, trial
     from kvscope_engine.model.agreement import Difference
+    from kvscope_engine.model.layer_trace import Trace
 
     @contextmanager
-    def gpu(total_bytes: int) -> Iterator[FakeGpu]:
+    def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:
+        if not runs_proofs:
+            monkeypatch.setattr(hook_check, "check_equals_eager", lambda *_: None)
+            monkeypatch.setattr(fuse, "paged_trace", lambda *_: Trace(logits=torch.empty(1)))
         monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
         monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
         monkeypatch.setattr(eager_check, "ops_for", lambda _: shape_true_ops())

@@ -1,9 +1,9 @@
-"""What a GPU's memory holds at each moment of a start, for models of 8 and 14 billion parameters: it fits, or is refused."""
+"""What a GPU's memory holds at each moment of a start, for 8 and 14 billion parameters: it fits, or is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.hook_check import check_hook
 from kvscope_engine.model.kv_storage import KVStorage, block_bytes
 from kvscope_engine.model.loader import LoadedModel, _check_gpu_memory, _make_ready
-from kvscope_engine.model.memory import num_blocks_for, plan_memory
+from kvscope_engine.model.memory import plan_memory
+from kvscope_engine.model.memory_plan import MemoryPlan, StepReserves
 from kvscope_engine.model.names import ModelName
 from kvscope_engine.model.ready_to_run import make_ready_to_run
 from kvscope_engine.model.support import blueprint
@@ -21,6 +22,8 @@ from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages import ModelInfo
 
 GIB = 1 << 30
+CONTEXT_BYTES = 500 << 20
+"""As the rehearsal's card has it."""
 CARDS = {24: int(23.6 * GIB), 48: int(47.5 * GIB), 80: int(79.1 * GIB)}
 """What torch says of cards sold as so many GB."""
 SHAPES: dict[str, dict[str, Any]] = {
@@ -79,9 +82,7 @@ def load(name: str) -> LoadedModel:
         max_model_len=config.max_position_embeddings,
     )
     device = torch.device("cuda:0")
-    return LoadedModel(
-        module, config, None, info, frozenset(), device, torch.bfloat16, config.max_position_embeddings
-    )
+    return LoadedModel(module, config, None, info, frozenset(), device, torch.bfloat16, config.max_position_embeddings)
 
 
 def no_init() -> Any:
@@ -91,58 +92,78 @@ def no_init() -> Any:
     return no_init_weights()
 
 
-@dataclass
-class Start:
-    """Bytes held at the moments of a start."""
-
-    weights: int
-    peak_of_joining: int
-    joined: int
-    largest_layer: int
-    num_blocks: int = 0
-    kv: int = 0
-    step: int = 0
-    allowed: int = 0
-    others: int = 0
+def test_8b_starts_on_24_gb_and_14b_on_48(rehearsed: Callable[..., Any]) -> None:
+    for name, smallest in (("llama-8b", 24), ("qwen3-14b", 48)):
+        with rehearsed(CARDS[smallest], runs_proofs=name == "llama-8b") as gpu:
+            loaded = load(name)
+            _check_joining(gpu, loaded)
+            _check_kv(gpu, loaded)
 
 
-def start(card: Any, name: str, config: EngineConfig = CONFIG) -> Start:
-    """Load, join, profile, take the KV cache."""
-    loaded = load(name)
-    weights = card.held_bytes()
+def _check_joining(gpu: Any, loaded: LoadedModel) -> None:
+    """Never more than a layer beyond the weights, and afterwards no more than they."""
+    weights = gpu.held_bytes()
     layers: Any = loaded.module.get_submodule("model.layers")
     largest = max(sum(p.nbytes for p in layer.parameters()) for layer in layers)
-    card.restart_peak()
-    fused = make_ready_to_run(loaded.module)
-    assert fused.layers == loaded.num_layers
-    found = Start(weights, card.peak_bytes(), card.held_bytes(), largest)
-    one_block = block_bytes([c.shape for c in check_hook(loaded.module)], config.block_size, loaded.dtype)
-    plan = plan_memory(config, loaded, card, one_block)
-    found.num_blocks = num_blocks_for(config, loaded, card)
-    before = card.held_bytes()
-    storage = KVStorage.for_model(loaded, found.num_blocks, config.block_size)
-    found.kv = card.held_bytes() - before
-    found.step = plan.activations + plan.logits + plan.reserves.attention_partials + plan.reserves.graphs
-    found.allowed, found.others = plan.allowed, plan.others
+    gpu.restart_peak()
+    assert make_ready_to_run(loaded.module).layers == loaded.num_layers
+    assert gpu.peak_bytes() <= weights + 1.2 * largest
+    assert gpu.held_bytes() <= 1.001 * weights
+    assert gpu.peak_bytes() + CONTEXT_BYTES <= gpu.total_bytes
+
+
+def _check_kv(gpu: Any, loaded: LoadedModel) -> None:
+    """Blocks take what a step leaves of the share that may be used, on this card and on larger ones."""
+    one_block = block_bytes([c.shape for c in check_hook(loaded.module)], CONFIG.block_size, loaded.dtype)
+    plan = plan_memory(CONFIG, loaded, gpu, one_block)
+    plan.check("it", "cuda:0")
+    before = gpu.held_bytes()
+    storage = KVStorage.for_model(loaded, plan.kv // one_block, CONFIG.block_size)
+    step = plan.activations + plan.logits + plan.reserves.attention_partials + plan.reserves.graphs
+    taken = CONTEXT_BYTES + gpu.held_bytes() + step
+    assert gpu.held_bytes() - before == pytest.approx(plan.kv, rel=0.01)
+    assert 0.95 * plan.allowed <= taken <= plan.allowed
+    assert plan.activations > 1 << 28, "a step of 8,192 tokens was run"
+    for total in CARDS.values():
+        larger = replace(plan, total=total)
+        assert larger.fits == (total >= gpu.total_bytes)
     storage.close()
-    return found
 
 
-@pytest.mark.parametrize(("name", "card"), [("llama-8b", 24), ("llama-8b", 48), ("llama-8b", 80), ("qwen3-14b", 48), ("qwen3-14b", 80)])
-def test_a_start_fits_and_uses_what_it_may(name: str, card: int, rehearsed: Callable[..., Any]) -> None:
-    with rehearsed(CARDS[card]) as gpu:
-        found = start(gpu, name)
-    assert found.peak_of_joining <= found.weights + 1.2 * found.largest_layer
-    assert found.joined <= 1.001 * found.weights
-    taken = found.others + found.joined + found.kv + found.step
-    assert 0.95 * found.allowed <= taken <= found.allowed
-    assert found.peak_of_joining + found.others <= CARDS[card]
+def test_what_is_missing_is_said_by_name(rehearsed: Callable[..., Any]) -> None:
+    plan = MemoryPlan(
+        total=CARDS[24],
+        utilization=0.9,
+        others=CONTEXT_BYTES,
+        weights=20 * GIB,
+        activations=GIB,
+        logits=GIB // 5,
+        reserves=StepReserves(graphs=GIB // 4),
+        staging=0,
+        kv_min=2 << 20,
+    )
+    assert not plan.fits
+    with pytest.raises(KvscopeError) as refused:
+        plan.check("some/model", "cuda:0")
+    assert str(refused.value) == (
+        "no memory for model 'some/model': it needs 21.5 GiB (weights 20.0 GiB, activations 1.0 GiB, logits 0.2 GiB,"
+        " graphs 0.2 GiB, KV cache 2.0 MiB), 20.8 GiB of the 23.6 GiB of cuda:0 may be used"
+        " (--gpu-memory-utilization 0.9, others hold 0.5 GiB): free some, or give --gpu-memory-utilization 0.94"
+    )
+    with pytest.raises(KvscopeError, match=r"a GPU of \d+\.\d GiB holds it, this one a model whose weights take"):
+        replace(plan, weights=28 * GIB).check("some/model", "cuda:0")
+    replace(plan, weights=16 * GIB).check("some/model", "cuda:0")
 
 
-def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(rehearsed: Callable[..., Any]) -> None:
-    config = hf_config("qwen3-14b")
-    plan = blueprint(config, "qwen3-14b")
-    name = ModelName("hub", "Qwen/Qwen3-14B")
+def test_14b_on_24_gb_is_refused_before_it_is_loaded(rehearsed: Callable[..., Any]) -> None:
+    plan = blueprint(hf_config("qwen3-14b"), "qwen3-14b")
     with rehearsed(CARDS[24]) as gpu, pytest.raises(KvscopeError) as refused:
-        _check_gpu_memory(plan, name, torch.bfloat16, gpu, CONFIG)
-    assert str(refused.value) == ""
+        _check_gpu_memory(plan, ModelName("hub", "Qwen/Qwen3-14B"), torch.bfloat16, gpu, CONFIG)
+    assert str(refused.value) == (
+        "no memory for model 'Qwen/Qwen3-14B': its 14.8 billion parameters take 27.5 GiB alone, 20.8 GiB of the"
+        " 23.6 GiB of the GPU may be used: a step and some KV cache included, a model of about 9 billion fits there, and"
+        " this one a GPU of 36.8 GiB"
+    )
+    with rehearsed(CARDS[24]) as gpu:
+        small = blueprint(hf_config("llama-8b"), "llama-8b")
+        _check_gpu_memory(small, ModelName("hub", "some/8B"), torch.bfloat16, gpu, CONFIG)
