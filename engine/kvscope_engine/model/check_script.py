@@ -86,7 +86,7 @@ def check_block_size(device: torch.device) -> int:
 
 
 def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, ...]:
-    """From position 0 on; at the last positions the model was made for; and across where scaling of positions starts."""
+    """From position 0 on; at the last positions the model was made for; across where scaling of positions starts."""
     text_config = config.get_text_config(decoder=True)
     limit = position_limit(text_config) or UNKNOWN_LIMIT
     size = check_block_size(device)

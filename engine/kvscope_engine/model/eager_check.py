@@ -84,7 +84,9 @@ def paged_trace(
 
 def first_fault(actual: Trace, expected: Trace, slack: float = 1.0) -> str:
     """Where two traces differ by more than rounding, in words; nothing when they do not."""
-    assert actual.logits is not None and expected.logits is not None, "a script computes logits"
+    assert actual.logits is not None, "a script computes logits"
+    assert expected.logits is not None, "a script computes logits"
+    bound = slack * BOUNDS.get(next(iter(actual.heads.values())).dtype, LOW_BOUND)
     parts: tuple[tuple[str, Rows, Rows, bool], ...] = (
         ("the attention of layer", actual.attended, expected.attended, True),
         ("attention over blocks in layer", actual.heads, expected.heads, True),
@@ -99,7 +101,7 @@ def first_fault(actual: Trace, expected: Trace, slack: float = 1.0) -> str:
     for words, found, wanted, is_attention in parts:
         for layer in sorted(found.keys() & wanted.keys()):
             apart = difference(found[layer], wanted[layer])
-            if not _is_small(apart, slack * BOUNDS.get(wanted[layer].dtype, LOW_BOUND), is_attention):
+            if not _is_small(apart, bound, is_attention):
                 return f"{words} {layer}: {apart.overall:.3g} of its size, {apart.worst_row:.3g} of a token's"
     return ""
 
@@ -158,7 +160,7 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 
 @contextmanager
 def _short_windows(module: nn.Module) -> Iterator[bool]:
-    """Sliding windows of a few tokens inside, wherever a configuration or a layer says how long; whether there are any."""
+    """Sliding windows of a few tokens inside, wherever something says how long they are; whether there are any."""
     changed: list[tuple[Any, int]] = []
     for holder in {
         id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", None))

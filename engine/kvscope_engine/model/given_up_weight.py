@@ -1,4 +1,4 @@
-"""What stands where a weight was that is kept in another layout: shape, type and device, and nothing to compute with."""
+"""What stands where a weight was that is kept in another layout: its shape and type, and nothing to compute with."""
 
 from __future__ import annotations
 

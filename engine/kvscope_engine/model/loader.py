@@ -142,7 +142,8 @@ def _check_memory(
     plan: Blueprint, name: ModelName, dtype: torch.dtype, device: torch.device, config: EngineConfig
 ) -> None:
     if device.type == "cuda":
-        return _check_gpu_memory(plan, name, dtype, CudaMemory(device), config)
+        _check_gpu_memory(plan, name, dtype, CudaMemory(device), config)
+        return
     needed, free = plan.num_parameters * dtype.itemsize, free_bytes(device)
     if needed > free:
         raise KvscopeError(

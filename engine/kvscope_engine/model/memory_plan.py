@@ -5,6 +5,7 @@ Owns the sum: what is left of the share that the engine may take, after all that
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -92,12 +93,13 @@ class MemoryPlan:
         )
 
     def _way_out(self, asked: int) -> str:
-        least_total = (asked + self.others) / self.utilization
-        without = asked - self.activations - self.logits - self.reserves.graphs
-        if without > self.total - self.others:
-            return f"a GPU of {gib(least_total)} holds it, this one a model whose weights take {gib(self._weights_that_fit())}"
-        if asked <= self.total - self.others:
-            return f"free some, or give --gpu-memory-utilization {min(1.0, (asked + self.others) / self.total + 0.005):.2f}"
+        there = self.total - self.others
+        if asked - self.activations - self.logits - self.reserves.graphs > there:
+            size, weights = gib((asked + self.others) / self.utilization), gib(self._weights_that_fit())
+            return f"a GPU of {size} holds it, this one a model whose weights take {weights}"
+        if asked <= there:
+            share = math.ceil(100 * (asked + self.others) / self.total) / 100
+            return f"free some, or give --gpu-memory-utilization {share:.2f}"
         return "free some, or give a smaller --max-num-batched-tokens, --max-num-seqs or model"
 
     def _weights_that_fit(self) -> int:

@@ -26,7 +26,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 4096,
-    "initializer_range": 0.4,
+    "initializer_range": 0.15,
 }
 
 
