@@ -16,7 +16,7 @@ class GivenUpWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, weight: torch.Tensor) -> GivenUpWeight:
-        made: GivenUpWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: GivenUpWeight = torch.Tensor._make_wrapper_subclass(
             cls, weight.shape, dtype=weight.dtype, device=weight.device
         )
         return made
@@ -25,5 +25,7 @@ class GivenUpWeight(torch.Tensor):
         return f"GivenUpWeight({list(self.shape)}, {self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise WeightGivenUp(f"{func} reads a weight that is packed: only its layer's forward can use it")

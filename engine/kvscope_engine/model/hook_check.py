@@ -178,11 +178,11 @@ def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
         register_attention()
 
 
-class _CountingWatch(TorchDispatchMode):
+class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses attention that counts its tokens itself: in a batch of several sequences those are no positions."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._num_counts = 0
         self._before: dict[int, int] = {}
         self._handles = [part.register_forward_pre_hook(self._enter) for part in model.modules()]

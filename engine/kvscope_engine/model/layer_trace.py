@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -79,7 +79,7 @@ class LayerTap:
             yield module.get_submodule(place.decoder_layer).register_forward_pre_hook(before, with_kwargs=True)
 
     def _given(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values = args[0] if args else kwargs.get("hidden_states")
+        values: Any = args[0] if args else kwargs.get("hidden_states")
         if not self._fits(values):
             return None
         self.keep(self.trace.inputs, layer, values)
@@ -89,7 +89,7 @@ class LayerTap:
         given = torch.stack([forced[rows] for rows in self.rows]).to(values.dtype)
         return ((given, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": given})
 
-    def _fits(self, values: Any) -> bool:
+    def _fits(self, values: Any) -> TypeGuard[torch.Tensor]:
         if not isinstance(values, torch.Tensor) or values.dim() != 3:
             return False
         return values.shape[:2] == (len(self.rows), max(map(len, self.rows)))

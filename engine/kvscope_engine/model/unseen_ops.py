@@ -29,11 +29,11 @@ UNSEEN: Final = frozenset(
 )
 
 
-class UnseenOps(TorchDispatchMode):
+class UnseenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Which of them run inside; in place or not is the same."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -133,11 +133,11 @@ def fuse_plain_linear() -> Any:
     return JoinedLinear
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of storages that operations made and that are still there, and the most there ever were."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.held = self.peak = 0
         self._known: set[int] = set()
 

@@ -25,11 +25,11 @@ CONTEXT_BYTES = 500 << 20
 """Taken by the driver for a process that uses CUDA."""
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages of tensors on the GPU as operations make them, and their ends."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.held = 0
         self.peak = 0
         self._known: set[int] = set()
