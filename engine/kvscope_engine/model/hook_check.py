@@ -201,7 +201,7 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __exit__(self, *error: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _enter(self, part: nn.Module, _: Any) -> None:
         self._before[id(part)] = self._num_counts

@@ -95,7 +95,12 @@ def test_a_packed_weight_can_be_looked_at_and_not_be_read() -> None:
         pytest.skip("this CPU has no packed layers")
     weight = PackedLinear(torch.randn(8, 4), None).weight
     assert (weight.shape, weight.dtype, weight.device.type) == ((8, 4), torch.float32, "cpu")
-    for read in (lambda: weight + 1, lambda: weight.float().sum(), lambda: torch.randn(2, 4) @ weight.t()):
+    reads: list[Callable[[], Any]] = [
+        lambda: weight + 1,
+        lambda: weight.float(),
+        lambda: torch.randn(2, 4) @ weight.t(),
+    ]
+    for read in reads:
         with pytest.raises(RuntimeError, match="reads a weight that is packed"):
             read()
 
