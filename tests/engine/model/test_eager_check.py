@@ -71,11 +71,12 @@ def widen_the_window(arguments: list[Any], options: dict[str, Any]) -> None:
 
 def shift_a_slot() -> Ops:
     ops = ops_for("cpu")
+    kv_write: Any = ops.kv_write
 
     def write(*args: Any) -> None:
         shifted = args[4].clone()
         shifted[-1] += 1
-        ops.kv_write(*args[:4], shifted, *args[5:])
+        kv_write(*args[:4], shifted, *args[5:])
 
     changed: Any = write
     return dataclasses.replace(ops, kv_write=changed)

@@ -97,7 +97,7 @@ def test_a_packed_weight_can_be_looked_at_and_not_be_read() -> None:
     assert (weight.shape, weight.dtype, weight.device.type) == ((8, 4), torch.float32, "cpu")
     reads: list[Callable[[], Any]] = [
         lambda: weight + 1,
-        lambda: weight.float(),
+        lambda: weight.double(),
         lambda: torch.randn(2, 4) @ weight.t(),
     ]
     for read in reads:
