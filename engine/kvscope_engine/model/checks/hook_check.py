@@ -1,22 +1,24 @@
 """Whether a model can run on our attention: found out by running it, not by a list of names.
 
 Owns the check at load. A tiny forward must reach the hook exactly once a layer, with nothing in its keywords that
-we do not do; a second one, paged and in two pieces, must give the logits of transformers' eager attention. What
-fails is refused with the name of the architecture, never run wrongly.
+we do not do; a few short sequences, paged and in pieces, must then give in every layer what transformers' eager
+attention gives (`eager_check`). What fails is refused with the name of the architecture, never run wrongly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine.model.checks.bad_weights import bad_weight
 from kvscope_engine.model.checks.eager_check import check_equals_eager
+from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of
 from kvscope_engine.model.checks.pass_on import pass_on
 from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
@@ -24,6 +26,7 @@ from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_telemetry.errors import BadInput
 
 NUM_TOKENS: Final = 5
+Found = TypeVar("Found")
 _SERVED_KEYWORDS: Final = frozenset({"paged", "scaling", "sliding_window", "softcap", "s_aux"})
 _HARMLESS_KEYWORDS: Final = frozenset(
     {
@@ -55,6 +58,7 @@ class LayerCall:
     shape: LayerShape
     num_query_heads: int
     options: AttentionOptions
+    place: LayerPlace
 
 
 class _NotPassedOnError(BadInput):
@@ -66,6 +70,8 @@ class _Recording:
     """Stands in for a `PagedContext`: keeps the calls, answers with zeros."""
 
     calls: list[LayerCall] = field(default_factory=list)
+    caller: str = ""
+    """Name of the attention module that calls."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -75,7 +81,8 @@ class _Recording:
         if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1] or query.shape[2] != key.shape[2]:
             raise BadInput(f"its heads do not match: query {_heads(query)}, key {_heads(key)}, value {_heads(value)}")
         shape = LayerShape(int(key.shape[1]), max(int(key.shape[2]), int(value.shape[2])))
-        self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options))
+        place = LayerPlace(layer, decoder_layer_of(self.caller), self.caller)
+        self.calls.append(LayerCall(layer, shape, int(query.shape[1]), options, place))
         return query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
 
 
@@ -88,12 +95,13 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
     if found is None:
         register_attention()
         try:
-            found = _checked(module)
+            found, trace = _checked(module)
         except torch.OutOfMemoryError:
             raise
         except (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
             raise _refusal(module, error) from error
         module.kvscope_layer_calls = found  # type: ignore[assignment]
+        module.kvscope_plain_trace = trace  # type: ignore[assignment]
     return found
 
 
@@ -106,7 +114,14 @@ def _refusal(module: nn.Module, error: Exception) -> BadInput:
     return BadInput(f"model architecture {type(module).__name__} is not supported: {' '.join(reason.split()):.300}")
 
 
-def _checked(module: nn.Module) -> tuple[LayerCall, ...]:
+def take_plain_trace(module: nn.Module) -> Trace | None:
+    """What each layer gave in the check, once, for whoever changes the model next; None when that is not known."""
+    trace: Trace | None = getattr(module, "kvscope_plain_trace", None)
+    module.kvscope_plain_trace = None  # type: ignore[assignment]
+    return trace
+
+
+def _checked(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
     config: Any = module.config
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput("it is an encoder-decoder, only decoders are")
@@ -119,8 +134,8 @@ def _checked(module: nn.Module) -> tuple[LayerCall, ...]:
         calls = _record(module)
     _check_once_a_layer(calls, int(text_config.num_hidden_layers))
     _check_windows(calls, text_config)
-    check_equals_eager(module, [call.shape for call in calls])
-    return tuple(calls)
+    shapes, places = [call.shape for call in calls], [call.place for call in calls]
+    return tuple(calls), _run_trial(lambda: check_equals_eager(module, shapes, places))
 
 
 def _check_layer_types(text_config: Any) -> None:
@@ -134,14 +149,20 @@ def _record(module: nn.Module) -> list[LayerCall]:
     recording = _Recording()
     device = next(module.parameters()).device
     positions = torch.arange(NUM_TOKENS, device=device)[None]
-    with torch.inference_mode(), _watched_hook():
-        try:
-            module(input_ids=positions + 1, position_ids=positions, use_cache=False, paged=recording)
-        except (TypeError, AttributeError, KeyError, IndexError, RuntimeError, ValueError) as error:
-            if isinstance(error, BadInput):
-                raise
-            raise BadInput(f"a trial run failed ({type(error).__name__}: {str(error)[:160]})") from error
+    with torch.inference_mode(), _watched_hook(module, recording):
+        _run_trial(lambda: module(input_ids=positions + 1, position_ids=positions, use_cache=False, paged=recording))
     return sorted(recording.calls, key=lambda call: call.layer)
+
+
+def _run_trial(run: Callable[[], Found]) -> Found:
+    """A foreign model raises what it likes: one line of it is enough."""
+    try:
+        return run()
+    except (BadInput, torch.OutOfMemoryError):
+        raise
+    except (TypeError, AttributeError, LookupError, RuntimeError, ValueError, AssertionError) as error:
+        line = " ".join(str(error).split())
+        raise BadInput(f"a trial run failed ({type(error).__name__}: {line:.160})") from error
 
 
 def _set_attention(module: nn.Module) -> None:
@@ -153,11 +174,14 @@ def _set_attention(module: nn.Module) -> None:
 
 
 @contextmanager
-def _watched_hook() -> Iterator[None]:
+def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
     """The registered hook, refusing keywords that would change attention and that we do not read."""
     from transformers import AttentionInterface
 
     from kvscope_engine.model.running.attention import paged_attention
+
+    names = {id(part): name for name, part in model.named_modules()}
+    counting = _CountingWatch(model)
 
     def watched(
         module: nn.Module,
@@ -168,13 +192,45 @@ def _watched_hook() -> Iterator[None]:
         **kwargs: Any,
     ) -> Any:
         _refuse_unknown(module, attention_mask, kwargs)
+        counting.check(module)
+        recording.caller = names.get(id(module), "")
         return paged_attention(module, query, key, value, attention_mask, **kwargs)
 
     AttentionInterface.register(ATTENTION_NAME, watched)
     try:
-        yield
+        with counting:
+            yield
     finally:
         register_attention()
+
+
+class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses attention that counts its tokens itself: in a batch of several sequences those are no positions."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._num_counts = 0
+        self._before: dict[int, int] = {}
+        self._handles = [part.register_forward_pre_hook(self._enter) for part in model.modules()]
+
+    def check(self, attention: nn.Module) -> None:
+        """Called from inside the attention module's forward."""
+        if self._num_counts != self._before.get(id(attention), self._num_counts):
+            raise BadInput(
+                "its attention counts its tokens itself, which are no positions where sequences share a batch"
+            )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._num_counts += func.overloadpacket is torch.ops.aten.arange
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _enter(self, part: nn.Module, _: Any) -> None:
+        self._before[id(part)] = self._num_counts
 
 
 def _refuse_unknown(module: nn.Module, mask: Any, kwargs: dict[str, Any]) -> None:
@@ -207,7 +263,8 @@ def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
     types = getattr(text_config, "layer_types", None)
     slides = [kind == "sliding_attention" for kind in types] if types else [False] * len(calls)
     is_lost = [slide and call.options.sliding_window is None for slide, call in zip(slides, calls, strict=False)]
-    never_passed = window is not None and not types and all(call.options.sliding_window is None for call in calls)
+    is_short = window is not None and window < (position_limit(text_config) or window + 1)
+    never_passed = is_short and not types and all(call.options.sliding_window is None for call in calls)
     if any(is_lost) or never_passed:
         raise BadInput(f"its sliding window ({window}) is not passed to the attention function")
 

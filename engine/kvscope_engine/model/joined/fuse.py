@@ -1,7 +1,8 @@
 """Making a loaded model cheaper to run: parts of known structure are replaced by fused ones, each proven first.
 
 Owns the order and the replacing. A module keeps its place and class; its `forward` becomes that of the fused part,
-held as its `kvscope_fused`, and the plain weights go. What cannot be proven equal stays as it came.
+held as its `kvscope_fused`, and the plain weights go, one part after the other: at no time are both there of more than
+one part. What cannot be proven equal stays as it came; at the end the whole model is compared with what it was.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import ref
 
 import torch
 from torch import nn
 
+from kvscope_engine.model.checks.eager_check import JOINED_SLACK, first_fault, paged_trace
+from kvscope_engine.model.checks.hook_check import check_hook, take_plain_trace
+from kvscope_engine.model.checks.layer_trace import Trace
 from kvscope_engine.model.checks.trial import Trial, run_trial
 from kvscope_engine.model.joined.fused_attention import attention_candidates
 from kvscope_engine.model.joined.fused_layer import FusedLayer, layer_candidate
 from kvscope_engine.model.joined.fused_mlp import mlp_candidate
 from kvscope_engine.model.joined.fused_norm import norm_candidates
 from kvscope_engine.model.joined.packed_linear import can_pack, pack_linears, packed_bytes
+from kvscope_telemetry.errors import BadInput
 
 LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
+_FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +43,17 @@ class Fused:
 
 
 def fuse_model(module: nn.Module) -> Fused:
-    """Replace what can be proven equal, in place. The model must run on our attention (`hook_check`)."""
-    parameter = next(module.parameters())
-    packed = can_pack(parameter.dtype, parameter.device)
-    trial = run_trial(module)
-    with torch.no_grad():
-        attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
-        mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
-        norms = _each(module, lambda part: _fuse_norm(part, trial))
-        layers = _each(module, lambda part: _fuse_layer(part, trial))
-        if packed:
-            pack_linears(module)
-        float32_residual = _keep_residual_in_float32(module, trial)
-    return Fused(attentions, mlps, norms, layers, packed, float32_residual)
+    """Replace what can be proven equal, in place; asked again, it says what was done.
+
+    Raises BadInput naming the architecture when its attention cannot be served (`hook_check`), or when the whole does
+    not give what it gave before.
+    """
+    found: Fused | None = getattr(module, "kvscope_joined", None)
+    if found is None:
+        check_hook(module)
+        found = _fuse(module)
+        module.kvscope_joined = found  # type: ignore[assignment]
+    return found
 
 
 def weights_bytes(module: nn.Module) -> int:
@@ -57,8 +62,34 @@ def weights_bytes(module: nn.Module) -> int:
     return sum(tensors.values()) + packed_bytes(module)
 
 
+def _fuse(module: nn.Module) -> Fused:
+    parameter = next(module.parameters())
+    packed = can_pack(parameter.dtype, parameter.device)
+    del parameter
+    plain = take_plain_trace(module) or _whole(module)
+    trial = run_trial(module)
+    with torch.no_grad():
+        attentions = _each(module, lambda part: _fuse_attention(part, trial, packed))
+        mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
+        norms = _each(module, lambda part: _fuse_norm(part, trial))
+        layers = _each(module, lambda part: _fuse_layer(part, trial))
+        if packed:
+            pack_linears(module, trial.calls.keys())
+    float32_residual = _keep_residual_in_float32(module, plain) if layers == len(check_hook(module)) else False
+    if not float32_residual:
+        fault = _fault(module, plain)
+        if fault:
+            raise BadInput(
+                f"model architecture {type(module).__name__} is not supported: its joined layers do not give what they"
+                f" gave before ({fault})"
+            )
+    return Fused(attentions, mlps, norms, layers, packed, float32_residual)
+
+
 def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
-    return sum(fuse(part) for part in list(module.modules()))
+    """Held weakly: a part that was given up with its parent is gone, and so are its weights."""
+    parts = [ref(part) for part in module.modules()]
+    return sum(fuse(part) for held in parts if (part := held()) is not None)
 
 
 def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:
@@ -96,19 +127,34 @@ def _fuse_layer(part: nn.Module, trial: Trial) -> bool:
     return True
 
 
-def _keep_residual_in_float32(module: nn.Module, trial: Trial) -> bool:
+def _keep_residual_in_float32(module: nn.Module, plain: Trace) -> bool:
     """Where all layers are fused, and whatever stands around them takes what they return then."""
+    if next(module.parameters()).dtype not in LOW_PRECISION:
+        return False
     parts = [getattr(part, "kvscope_fused", None) for part in module.modules()]
     layers = [part for part in parts if isinstance(part, FusedLayer)]
-    if next(module.parameters()).dtype not in LOW_PRECISION or len(layers) != len(trial.context.layers):
-        return False
     for layer in layers:
         layer.keeps_float32 = True
-    if trial.proves_as_a_whole(module):
+    if not _fault(module, plain):
         return True
     for layer in layers:
         layer.keeps_float32 = False
     return False
+
+
+def _whole(module: nn.Module, forced: Trace | None = None) -> Trace:
+    calls = check_hook(module)
+    return paged_trace(module, [call.shape for call in calls], [call.place for call in calls], forced)
+
+
+def _fault(module: nn.Module, plain: Trace) -> str:
+    """Where the model differs from what it was, in words; nothing when it does not."""
+    try:
+        return first_fault(_whole(module, plain), plain, JOINED_SLACK)
+    except torch.OutOfMemoryError:
+        raise
+    except _FAILURES as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
 
 
 def _replace(part: nn.Module, fused: Any, *given_up: str) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kvscope_engine.model.joined.fused_norm import FastRMSNorm, norm_eps
-from kvscope_engine.model.joined.packed_linear import fast_linear
+from kvscope_engine.model.joined.packed_linear import FastLinear, fast_linear
 from kvscope_engine.model.running.attention import AttentionOptions, PagedContext
 
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
@@ -26,19 +26,19 @@ class FusedAttention(nn.Module):
         self,
         attention: nn.Module,
         options: AttentionOptions,
+        products: tuple[FastLinear, FastLinear],
         *,
-        packed: bool,
         rotates: bool,
         norm: FastRMSNorm | None,
     ) -> None:
+        """`products` are that of q, k and v, and that of the output."""
         super().__init__()
-        projections = [getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj")]
+        projections: list[Any] = [getattr(attention, name) for name in ("q_proj", "k_proj")]
         self.layer = int(attention.layer_idx)  # type: ignore[arg-type]
         self.head_dim = int(attention.head_dim)  # type: ignore[arg-type]
-        self.num_query_heads, self.num_kv_heads = (p.out_features // self.head_dim for p in projections[:2])
+        self.num_query_heads, self.num_kv_heads = (p.out_features // self.head_dim for p in projections)
         self.num_rotated_heads = self.num_query_heads + self.num_kv_heads
-        self.qkv = fast_linear(projections, packed)
-        self.o = fast_linear([attention.o_proj], packed)  # type: ignore[list-item]
+        self.qkv, self.o = products
         self.options = options
         self.rotates = rotates
         self.norm = norm
@@ -86,15 +86,16 @@ def _tables(
 
 
 def attention_candidates(attention: nn.Module, options: AttentionOptions, packed: bool) -> Iterator[FusedAttention]:
-    """The forms `attention` may have, if it is made of the parts known here."""
-    projections = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    """The forms `attention` may have, if it is made of the parts known here. All share the same joined weights."""
+    projections: list[Any] = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     if not all(type(projection) is nn.Linear for projection in projections):
         return
     if not isinstance(getattr(attention, "head_dim", None), int):
         return
+    products = fast_linear(projections[:3], packed), fast_linear(projections[3:], packed)
     for norm in _norms(attention):
         for rotates in (True, False):
-            yield FusedAttention(attention, options, packed=packed, rotates=rotates, norm=norm)
+            yield FusedAttention(attention, options, products, rotates=rotates, norm=norm)
 
 
 def _norms(attention: nn.Module) -> Iterator[FastRMSNorm | None]:

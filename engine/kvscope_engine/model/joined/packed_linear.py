@@ -6,11 +6,14 @@ does not grow; only a weight that others share (an embedding tied to the head) s
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from typing import Final
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from kvscope_engine.model.joined.given_up_weight import GivenUpWeight
 
 BATCH_HINT: Final = 8
 """Tokens a call that the packed layout is chosen for; measured flat from 1 to 32."""
@@ -25,7 +28,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.num_bytes = weight.numel() * weight.itemsize
-        self.weight = weight.to("meta")  # of the right shape and type for those who only look
+        self.weight = GivenUpWeight(weight)
         self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -70,18 +73,21 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return _trial(dtype)
 
 
-def fast_linear(linears: list[nn.Linear], packed: bool) -> FastLinear:
+def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:
     """One layer whose output is that of `linears`, one after the other. All have the same input."""
     weight = linears[0].weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
     bias = _joined_bias(linears)
     return PackedLinear(weight, bias) if packed else JoinedLinear(weight, bias)
 
 
-def pack_linears(module: nn.Module) -> None:
-    """Replace every plain `nn.Linear` in `module` by a packed one."""
+def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
+    """Replace every plain `nn.Linear` that is among those `called` by a packed one.
+
+    One that was never called may have its weight read by somebody else instead, so it stays.
+    """
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
+            if type(child) is nn.Linear and child in called:
                 setattr(parent, name, PackedLinear(child.weight, child.bias))
 
 
@@ -90,7 +96,7 @@ def packed_bytes(module: nn.Module) -> int:
     return sum(child.num_bytes for child in module.modules() if isinstance(child, PackedLinear))
 
 
-def _joined_bias(linears: list[nn.Linear]) -> torch.Tensor | None:
+def _joined_bias(linears: Sequence[nn.Linear]) -> torch.Tensor | None:
     if all(linear.bias is None for linear in linears):
         return None
     biases: list[torch.Tensor] = [

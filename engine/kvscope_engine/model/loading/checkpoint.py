@@ -12,6 +12,7 @@ import torch
 
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.fetching.quiet import quiet_transformers
+from kvscope_engine.model.joined.weight_segments import segment_a_weight
 from kvscope_engine.model.loading.json_file import read_json
 from kvscope_engine.model.loading.shortage import is_no_memory
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -51,7 +52,7 @@ def load_weights(
 
     auto: Any = AutoModelForCausalLM
     try:
-        with quiet_transformers(progress, "load", detail):
+        with quiet_transformers(progress, "load", detail), segment_a_weight():
             model, report = auto.from_pretrained(
                 folder,
                 config=hf_config,

@@ -24,6 +24,8 @@ from kvscope_engine.model.loading.fingerprint import model_fingerprint
 from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, num_query_heads, read_config
 from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
 from kvscope_engine.model.loading.support import Blueprint, blueprint
+from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
+from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.running.host_memory import bound_compiled_products
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
@@ -99,7 +101,7 @@ def _load(
     hf_config = read_config(config_file)
     plan = blueprint(hf_config, name.text)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
-    _check_memory(plan, name, dtype, device)
+    _check_memory(plan, name, dtype, device, config)
     if name.kind == "dummy":
         module = random_model(hf_config, dtype, device, config.seed, progress)
     else:
@@ -140,13 +142,28 @@ def _default_folder(dtype: torch.dtype, progress: ProgressCallback) -> Path:
     return entry if is_intact(entry) else converted_gguf(default_gguf(progress), dtype, progress)
 
 
-def _check_memory(plan: Blueprint, name: ModelName, dtype: torch.dtype, device: torch.device) -> None:
+def _check_memory(
+    plan: Blueprint, name: ModelName, dtype: torch.dtype, device: torch.device, config: EngineConfig
+) -> None:
+    if device.type == "cuda":
+        _check_gpu_memory(plan, name, dtype, CudaMemory(device), config)
+        return
     needed, free = plan.num_parameters * dtype.itemsize, free_bytes(device)
     if needed > free:
         raise KvscopeError(
             f"no memory for model {name.text!r}: its weights in {dtype_name(dtype)} take {needed / 1e9:.1f} GB,"
             f" {free / 1e9:.1f} GB are free on {device}"
         )
+
+
+def _check_gpu_memory(
+    plan: Blueprint, name: ModelName, dtype: torch.dtype, memory: DeviceMemory, config: EngineConfig
+) -> None:
+    """Of what others leave of our share; where the KV cache's size is given, of all that is free."""
+    total, free = memory.total_bytes, memory.free_bytes()
+    is_sized = config.kv_memory_bytes is not None or config.num_gpu_blocks_override is not None
+    room = free if is_sized else min(free, int(total * config.gpu_memory_utilization) - (total - free))
+    check_weights_fit(name.text, plan.num_parameters, dtype.itemsize, max(room, 0), total, "the GPU")
 
 
 def _make_ready(module: torch.nn.Module) -> None:

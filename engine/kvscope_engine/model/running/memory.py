@@ -1,11 +1,11 @@
 """How many blocks fit: from the configuration, the model, and what the device has left.
 
-Owns that sum and its error messages; allocates nothing itself but the profile run on a GPU.
+Owns that sum and its error messages; allocates nothing itself but the profile run on a GPU. The model is to be as it
+will run, its parts joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -13,8 +13,11 @@ import torch
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.loading.device import free_bytes
-from kvscope_engine.model.running.kv_storage import MIB, LayerShape, block_bytes, storage_dtype
-from kvscope_engine.model.running.profile_run import peak_workspace_bytes
+from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
+from kvscope_engine.model.memory.memory_plan import MemoryPlan
+from kvscope_engine.model.memory.step_reserves import step_reserves
+from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
+from kvscope_engine.model.running.profile_run import step_profile
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -25,15 +28,17 @@ MAX_DEFAULT_CPU_BYTES: Final = 512 * MIB
 DEFAULT_CPU_SHARE: Final = 0.25
 
 
-def num_blocks_for(config: EngineConfig, loaded: LoadedModel) -> int:
-    """Blocks of the pool.
+def num_blocks_for(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> int:
+    """Blocks of the pool; `memory` is that of the GPU, where there is one.
 
     Raises BadInput when what was asked for is more than is free, KvscopeError when nothing fits at all; both with
     the numbers.
     """
+    if memory is None and loaded.device.type == "cuda":
+        memory = CudaMemory(loaded.device)
     layers = [call.shape for call in check_hook(loaded.module)]
     one_block = block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
-    free = free_bytes(loaded.device)
+    free = free_bytes(loaded.device) if memory is None else memory.free_bytes()
     if config.num_gpu_blocks_override is not None:
         return _checked(config.num_gpu_blocks_override, one_block, free, loaded.device, "--num-gpu-blocks-override")
     if config.kv_memory_bytes is not None:
@@ -43,14 +48,36 @@ def num_blocks_for(config: EngineConfig, loaded: LoadedModel) -> int:
                 f" {one_block} bytes with this model"
             )
         return _checked(config.kv_memory_bytes // one_block, one_block, free, loaded.device, "--kv-memory")
-    room = _default_bytes(config, loaded, layers, free)
+    if memory is not None:
+        plan = plan_memory(config, loaded, memory, one_block)
+        plan.check(loaded.info.name, str(loaded.device))
+        return plan.kv // one_block
+    room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
     if room < one_block:
         raise KvscopeError(
             f"no memory for the KV cache: {max(room, 0) / MIB:.0f} MiB are left for it on {loaded.device}"
             f" ({free / MIB:.0f} MiB free), one block takes {one_block / MIB:.2f} MiB;"
             " free some, or give --kv-memory, a smaller model or --dtype bfloat16"
         )
-    return int(room // one_block)
+    return room // one_block
+
+
+def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory, one_block: int) -> MemoryPlan:
+    """Where the GPU's memory goes; a full step is run to know. `one_block` is what a block of the KV cache takes."""
+    memory.release_unused()
+    profile = step_profile(config, loaded, memory)
+    held = memory.held_bytes()
+    return MemoryPlan(
+        total=memory.total_bytes,
+        utilization=config.gpu_memory_utilization,
+        others=max(0, memory.total_bytes - memory.free_bytes() - held),
+        weights=held,
+        activations=profile.activations,
+        logits=profile.logits,
+        reserves=step_reserves(config, loaded),
+        staging=2 * STAGING_BYTES if config.host_kv_memory_bytes else 0,
+        kv_min=one_block,
+    )
 
 
 def _checked(num_blocks: int, one_block: int, free: int, device: torch.device, option: str) -> int:
@@ -60,12 +87,3 @@ def _checked(num_blocks: int, one_block: int, free: int, device: torch.device, o
             f" {num_blocks * one_block / MIB:.0f} MiB in all: {free / MIB:.0f} MiB are free on {device}"
         )
     return num_blocks
-
-
-def _default_bytes(config: EngineConfig, loaded: LoadedModel, layers: Sequence[LayerShape], free: int) -> int:
-    if loaded.device.type != "cuda":
-        return int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
-    total = torch.cuda.mem_get_info(loaded.device)[1]
-    allowed = int(total * config.gpu_memory_utilization) - (total - free)
-    staging = 2 * STAGING_BYTES if config.host_kv_memory_bytes else 0
-    return allowed - staging - peak_workspace_bytes(config, loaded, layers)

@@ -1,23 +1,35 @@
-"""What the largest step needs beside weights and KV, found by running one on the GPU before blocks are allocated."""
+"""What the largest step needs beside weights and KV, found by running one on the GPU before blocks are allocated.
+
+Owns that run and what it measures, by name. Runs the model as it will be: its parts joined.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.memory.device_memory import DeviceMemory
 from kvscope_engine.model.running.attention import AttentionOptions
-from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_engine.model.running.forward import Forward
 from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
 
 DEFAULT_BATCHED_TOKENS: Final = 8192
-CUDA_GRAPH_BYTES: Final = 512 << 20
-"""Kept for graphs and the kernels' own partial results, which the profile does not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """Peak bytes of a full step over what is held before it."""
+
+    activations: int
+    logits: int
+    """Beyond the activations: of the head, and of what sampling makes of it."""
 
 
 class _NoAttention:
@@ -32,37 +44,35 @@ class _NoAttention:
         return query.new_zeros(*query.shape[:2], value.shape[-1])
 
 
-def peak_workspace_bytes(config: EngineConfig, loaded: LoadedModel, layers: Sequence[LayerShape]) -> int:
-    """Peak bytes of a full step over what is held before it, and what graphs will take.
-
-    Raises KvscopeError when not even that step fits.
-    """
-    tokens = min(config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS, loaded.max_model_len * config.max_num_seqs)
+def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> StepProfile:
+    """Run the largest step. Raises KvscopeError when not even that step fits."""
+    most = config.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS, config.max_num_seqs)
+    tokens = min(most, loaded.max_model_len * config.max_num_seqs)
     samples = min(config.max_num_seqs, tokens)
-    device = loaded.device
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    forward = Forward(loaded.module)
+    ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
+    positions = torch.arange(tokens, device=loaded.device) % loaded.max_model_len
+    rows = torch.arange(samples, device=loaded.device)
     try:
-        _run(loaded, tokens, samples, layers)
+        activations = _peak(memory, lambda: forward.fill(ids, positions, _NoAttention()))  # type: ignore[arg-type]
+        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, _NoAttention(), rows)))  # type: ignore[arg-type]
     except torch.OutOfMemoryError as error:
         raise KvscopeError(
-            f"no memory for a step of {tokens} tokens on {device}: give a smaller --max-num-batched-tokens"
+            f"no memory for a step of {tokens} tokens on {loaded.device}: give a smaller --max-num-batched-tokens"
         ) from error
-    peak = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    return int(peak) + CUDA_GRAPH_BYTES
+    finally:
+        memory.release_unused()
+    return StepProfile(activations, max(0, whole - activations))
 
 
 @torch.inference_mode()
-def _run(loaded: LoadedModel, tokens: int, samples: int, layers: Sequence[LayerShape]) -> None:
-    """The forward and what sampling makes of its logits: float32 copies of them."""
-    positions = torch.arange(tokens, device=loaded.device)[None] % loaded.max_model_len
-    rows = torch.arange(samples, device=loaded.device)
-    logits = loaded.module(
-        input_ids=torch.zeros_like(positions),
-        position_ids=positions,
-        use_cache=False,
-        logits_to_keep=rows,
-        paged=_NoAttention(),
-    ).logits
+def _peak(memory: DeviceMemory, run: Callable[[], object]) -> int:
+    before = memory.held_bytes()
+    memory.restart_peak()
+    run()
+    return memory.peak_bytes() - before
+
+
+def _sample(logits: torch.Tensor) -> None:
+    """What sampling makes of logits: float32 copies of them."""
     logits.float().softmax(-1).cumsum(-1)

@@ -149,7 +149,7 @@ def test_only_plain_linears_are_packed() -> None:
     x = torch.randn(3, 8)
     with torch.inference_mode():
         expected = module(x)
-        pack_linears(module)
+        pack_linears(module, set(module.modules()))
         torch.testing.assert_close(module(x), expected)
     kinds = [type(part) for part in module.modules() if not isinstance(part, nn.Sequential)]
     assert kinds == [PackedLinear, Special, PackedLinear]

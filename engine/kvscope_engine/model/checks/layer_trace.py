@@ -1,0 +1,102 @@
+"""What each layer was given and gave, token by token, however the tokens were batched.
+
+Owns the hooks that see it. Each layer may be given what it was given in another run, so that a difference is that of
+one layer alone: rounding does not add up over the layers, and a small fault is not hidden by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+
+Rows = dict[int, torch.Tensor]
+"""Tensors of a layer, (rows of all tokens, ...), by layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """Where a layer is in the model: names of the decoder layer and of the attention in it."""
+
+    layer: int
+    decoder_layer: str
+    attention: str
+
+
+@dataclass(slots=True)
+class Trace:
+    """Of all tokens of a script; what a layer does not show is left out."""
+
+    inputs: Rows = field(default_factory=dict)
+    attended: Rows = field(default_factory=dict)
+    """What attention modules returned; a joined layer calls none."""
+    heads: Rows = field(default_factory=dict)
+    """What attention over blocks returned, (rows, heads, dim); eager attention shows none."""
+    logits: torch.Tensor | None = None
+
+
+class LayerTap:
+    """Fills a `Trace` while the model runs; the rows of the batch that runs next are told to it."""
+
+    def __init__(self, num_rows: int, forced: Trace | None = None) -> None:
+        self.trace = Trace()
+        self.rows: list[list[int]] = []
+        """Of each sequence of the batch; what the batch holds beyond is padding."""
+        self._num_rows = num_rows
+        self._forced = forced
+
+    def keep(self, into: Rows, layer: int, values: torch.Tensor) -> None:
+        """(sequences, tokens, ...) of the present batch."""
+        if layer not in into:
+            into[layer] = values.new_zeros(self._num_rows, *values.shape[2:])
+        for rows, kept in zip(self.rows, values, strict=True):
+            into[layer][rows] = kept[: len(rows)]
+
+    @contextmanager
+    def attached(self, module: nn.Module, places: Sequence[LayerPlace]) -> Iterator[None]:
+        """Watch these layers inside."""
+        with ExitStack() as stack:
+            for place in places:
+                for handle in self._hooks(module, place):
+                    stack.callback(handle.remove)
+            yield
+
+    def _hooks(self, module: nn.Module, place: LayerPlace) -> Iterator[Any]:
+        def before(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self._given(place.layer, args, kwargs)
+
+        def after(part: nn.Module, args: Any, output: Any) -> None:
+            result = output[0] if isinstance(output, tuple) else output
+            if self._fits(result):
+                self.keep(self.trace.attended, place.layer, result)
+
+        yield module.get_submodule(place.attention).register_forward_hook(after)
+        if place.decoder_layer != place.attention:
+            yield module.get_submodule(place.decoder_layer).register_forward_pre_hook(before, with_kwargs=True)
+
+    def _given(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values: Any = args[0] if args else kwargs.get("hidden_states")
+        if not self._fits(values):
+            return None
+        self.keep(self.trace.inputs, layer, values)
+        forced = None if self._forced is None else self._forced.inputs.get(layer)
+        if forced is None:
+            return None
+        given = torch.stack([forced[rows] for rows in self.rows]).to(values.dtype)
+        return ((given, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": given})
+
+    def _fits(self, values: Any) -> TypeGuard[torch.Tensor]:
+        if not isinstance(values, torch.Tensor) or values.dim() != 3:
+            return False
+        return values.shape[:2] == (len(self.rows), max(map(len, self.rows)))
+
+
+def decoder_layer_of(attention: str) -> str:
+    """`model.layers.3` for `model.layers.3.self_attn`: up to the last number; itself when it holds none."""
+    parts = attention.split(".")
+    numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[-1] + 1]) if numbers else attention

@@ -1,0 +1,18 @@
+"""What is done to a loaded model before it runs, in the order in which each step can still be proven.
+
+Owns that order: our attention is put in and proven, then parts are joined and the whole is proven again. Whatever else
+changes the model, such as its head, belongs between the two: afterwards plain weights are gone.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.joined.fuse import Fused, fuse_model
+
+
+def make_ready_to_run(module: nn.Module) -> Fused:
+    """In place; asked again, it says what was done. Raises BadInput naming an architecture that cannot be served."""
+    check_hook(module)
+    return fuse_model(module)

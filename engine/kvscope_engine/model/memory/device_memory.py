@@ -1,0 +1,67 @@
+"""What a device's memory is asked: how much there is, how much is free, what we hold, and what we held at most.
+
+Owns the questions, so that a start can be rehearsed with answers of a device that is not there. Knows no model.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from kvscope_engine.model.loading.device import free_bytes
+
+
+class DeviceMemory(Protocol):
+    """A GPU's memory, as an engine on it sees it."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the whole device."""
+
+    def free_bytes(self) -> int:
+        """That anybody can take now; what torch keeps for us is not free."""
+
+    def held_bytes(self) -> int:
+        """Taken by our tensors."""
+
+    def restart_peak(self) -> None:
+        """Forget what was held at most so far."""
+
+    def peak_bytes(self) -> int:
+        """Held at most since then."""
+
+    def release_unused(self) -> None:
+        """Give back what torch keeps for us and no tensor uses."""
+
+
+class CudaMemory:
+    """A CUDA device, by torch's allocator and the driver."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the whole device."""
+        return int(torch.cuda.mem_get_info(self._device)[1])
+
+    def free_bytes(self) -> int:
+        """By the driver."""
+        return free_bytes(self._device)
+
+    def held_bytes(self) -> int:
+        """By torch's count."""
+        return int(torch.cuda.memory_allocated(self._device))
+
+    def restart_peak(self) -> None:
+        """Forget what was held at most so far."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self) -> int:
+        """By torch's count."""
+        return int(torch.cuda.max_memory_allocated(self._device))
+
+    def release_unused(self) -> None:
+        """Give cached segments back to the driver."""
+        torch.cuda.empty_cache()

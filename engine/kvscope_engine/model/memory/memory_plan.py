@@ -1,0 +1,124 @@
+"""Where a GPU's memory goes, by name, and what is said when it does not suffice.
+
+Owns the sum: what is left of the share that the engine may take, after all that a step needs, is for the KV cache.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_engine.model.running.kv_storage import MIB
+from kvscope_telemetry.errors import KvscopeError
+
+GIB: Final = 1 << 30
+WEIGHTS_SHARE: Final = 0.85
+"""Of what may be used: what weights leave the rest of a working engine, as a rule of thumb."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReserves:
+    """Bytes that a step takes beside what a profile of it shows."""
+
+    attention_partials: int = 0
+    """Partial results of attention over splits of a long sequence."""
+    graphs: int = 0
+    """Captured graphs, with the tensors that they read and write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of a device by what takes them, all of them together at most `allowed`."""
+
+    total: int
+    utilization: float
+    others: int
+    """Other programs, and what the driver keeps for ours."""
+    weights: int
+    activations: int
+    """Of the largest step, at its peak."""
+    logits: int
+    """What the head gives and sampling makes of it, beyond that."""
+    reserves: StepReserves
+    staging: int
+    """Buffers through which blocks go to host memory."""
+    kv_min: int
+    """The least that is of use."""
+
+    @property
+    def allowed(self) -> int:
+        """What may be taken, by everybody."""
+        return int(self.total * self.utilization)
+
+    @property
+    def needed(self) -> int:
+        """All but the KV cache and other programs."""
+        step = self.activations + self.logits + self.reserves.attention_partials + self.reserves.graphs
+        return self.weights + step + self.staging
+
+    @property
+    def kv(self) -> int:
+        """What is left for the KV cache; negative when something is missing."""
+        return self.allowed - self.others - self.needed
+
+    @property
+    def fits(self) -> bool:
+        """Whether a KV cache of some use is left."""
+        return self.kv >= self.kv_min
+
+    def parts(self) -> str:
+        """Each of them in words, on one line."""
+        named = {
+            "weights": self.weights,
+            "activations": self.activations,
+            "logits": self.logits,
+            "attention's partial results": self.reserves.attention_partials,
+            "graphs": self.reserves.graphs,
+            "staging": self.staging,
+            "KV cache": max(self.kv, self.kv_min),
+        }
+        return ", ".join(f"{name} {gib(size)}" for name, size in named.items() if size)
+
+    def check(self, model: str, device: str) -> None:
+        """Raise KvscopeError, on one line, with what is needed, what there is, and what would help."""
+        if self.fits:
+            return
+        asked = self.needed + self.kv_min
+        room = self.allowed - self.others
+        raise KvscopeError(
+            f"no memory for model {model!r}: it needs {gib(asked)} ({self.parts()}),"
+            f" {gib(room)} of the {gib(self.total)} of {device} may be used"
+            f" (--gpu-memory-utilization {self.utilization:g}, others hold {gib(self.others)}): {self._way_out(asked)}"
+        )
+
+    def _way_out(self, asked: int) -> str:
+        there = self.total - self.others
+        if asked - self.activations - self.logits - self.reserves.graphs > there:
+            size, weights = gib((asked + self.others) / self.utilization), gib(self._weights_that_fit())
+            return f"a GPU of {size} holds it, this one a model whose weights take {weights}"
+        if asked <= there:
+            share = math.ceil(100 * (asked + self.others) / self.total) / 100
+            return f"free some, or give --gpu-memory-utilization {share:.2f}"
+        return "free some, or give a smaller --max-num-batched-tokens, --max-num-seqs or model"
+
+    def _weights_that_fit(self) -> int:
+        """With what a step of this model takes beside them."""
+        return max(0, self.allowed - self.others - (self.needed - self.weights) - self.kv_min)
+
+
+def check_weights_fit(name: str, num_parameters: int, itemsize: int, room: int, total: int, device: str) -> None:
+    """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `room`."""
+    needed = num_parameters * itemsize
+    if needed > room:
+        raise KvscopeError(
+            f"no memory for model {name!r}: its {num_parameters / 1e9:.1f} billion parameters take {gib(needed)} alone,"
+            f" {gib(room)} of the {gib(total)} of {device} may be used: a step and some KV cache included, a model of"
+            f" about {WEIGHTS_SHARE * room / itemsize / 1e9:.0f} billion fits there, and this one a GPU of"
+            f" {gib(needed / WEIGHTS_SHARE * total / max(room, 1))}"
+        )
+
+
+def gib(num_bytes: int | float) -> str:
+    """In GiB, or MiB where that would say nothing."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / MIB:.1f} MiB"

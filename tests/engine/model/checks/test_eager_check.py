@@ -1,0 +1,159 @@
+"""The check at load notices what would make paged attention wrong, in 32 and in 16 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kvscope_engine.model.checks import eager_check
+from kvscope_engine.model.checks.check_script import check_block_size, check_sequences, check_steps
+from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_kernels import Ops, ops_for
+from kvscope_telemetry.errors import BadInput
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.15,
+}
+
+
+def make(dtype: torch.dtype = torch.float32, model_type: str = "mistral", **changes: Any) -> nn.Module:
+    """A tiny random model whose attention is neither flat nor a single token's."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM
+    config = AutoConfig.for_model(model_type, **(SIZES | {"sliding_window": 1024} | changes))
+    model: nn.Module = auto.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    return model
+
+
+def with_attention(change: Callable[[list[Any], dict[str, Any]], None]) -> Ops:
+    """The operations of a CPU, attention being called with changed arguments."""
+
+    def changed(attend: Any) -> Any:
+        def call(*args: Any, **options: Any) -> torch.Tensor:
+            arguments = list(args)
+            change(arguments, options)
+            result: torch.Tensor = attend(*arguments, **options)
+            return result
+
+        return call
+
+    ops = ops_for("cpu")
+    return dataclasses.replace(ops, decode=changed(ops.decode), prefill=changed(ops.prefill))
+
+
+def swap_two_blocks(arguments: list[Any], options: dict[str, Any]) -> None:
+    arguments[3] = arguments[3][:, [0, 2, 1]]
+
+
+def scale_by_more(arguments: list[Any], options: dict[str, Any]) -> None:
+    options["scale"] *= 1.05
+
+
+def widen_the_window(arguments: list[Any], options: dict[str, Any]) -> None:
+    options["sliding_window"] += 1
+
+
+def shift_a_slot() -> Ops:
+    ops = ops_for("cpu")
+    kv_write: Any = ops.kv_write
+
+    def write(*args: Any) -> None:
+        shifted = args[4].clone()
+        shifted[-1] += 1
+        kv_write(*args[:4], shifted, *args[5:])
+
+    changed: Any = write
+    return dataclasses.replace(ops, kv_write=changed)
+
+
+def lose_a_split() -> Ops:
+    """Of a decode, the tokens before the last block."""
+    ops = ops_for("cpu")
+    size = check_block_size(torch.device("cpu"))
+
+    def decode(*args: Any, **options: Any) -> torch.Tensor:
+        options["sliding_window"] = size
+        return ops.decode(*args, **options)
+
+    changed: Any = decode
+    return dataclasses.replace(ops, decode=changed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sound_model_is_served(dtype: torch.dtype) -> None:
+    assert len(check_hook(make(dtype))) == 2
+    assert len(check_hook(make(dtype, "gemma2", query_pre_attn_scalar=16))) == 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "ops",
+    [with_attention(swap_two_blocks), with_attention(scale_by_more), with_attention(widen_the_window), shift_a_slot()],
+    ids=["swapped blocks", "scale", "window", "slot"],
+)
+def test_a_fault_of_attention_is_noticed(ops: Ops, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_check, "ops_for", lambda _: ops)
+    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+        check_hook(make(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_lost_split_of_a_decode_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_check, "ops_for", lambda _: lose_a_split())
+    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+        check_hook(make(dtype, sliding_window=None))
+
+
+def test_windows_are_short_in_the_check_alone() -> None:
+    module = make()
+    calls = check_hook(module)
+    assert {call.options.sliding_window for call in calls} == {1024}
+    assert module.config.sliding_window == 1024  # type: ignore[union-attr]
+
+
+def test_a_position_far_out_that_is_taken_wrongly_is_noticed() -> None:
+    """Positions beyond 4,000 come out as 4,000: nothing a short sequence from 0 on would show."""
+    module: Any = make()
+    rotary = module.model.rotary_emb
+    forward = rotary.forward
+    is_paged = [False]
+    rotary.forward = lambda x, position_ids: forward(x, position_ids.clamp(max=4000) if is_paged[0] else position_ids)
+
+    def before(part: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        is_paged[0] = kwargs.get("paged") is not None
+
+    module.register_forward_pre_hook(before, with_kwargs=True)
+    with pytest.raises(BadInput, match="does not give what eager attention gives"):
+        check_hook(module)
+
+
+def test_the_script_covers_what_the_check_claims() -> None:
+    config: Any = make(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, **ORIGINAL}).config
+    sequences = check_sequences(config, torch.device("cpu"))
+    steps = list(check_steps(sequences))
+    size = check_block_size(torch.device("cpu"))
+    assert sum(sequence.length > 2 * size for sequence in sequences) == 2
+    assert int(sequences[1].positions[-1]) == 4095
+    assert int(sequences[2].positions[0]) < 1024 <= int(sequences[2].positions[-1])
+    assert [step.num_single_token for step in steps] == [0, 1]
+    computed = sorted(row for step in steps for row in step.rows)
+    assert computed == list(range(sum(sequence.length for sequence in sequences)))
+
+
+ORIGINAL = {"original_max_position_embeddings": 1024}

@@ -1,0 +1,170 @@
+"""A GPU that is not there: shapes and types alone, and a ledger of what its memory would hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kvscope_kernels import Ops
+
+GIB = 1 << 30
+DEVICE = torch.device("cuda:0")
+GRANULE = 512
+"""Bytes that an allocation is rounded up to, as torch's allocator does."""
+CONTEXT_BYTES = 500 << 20
+"""Taken by the driver for a process that uses CUDA."""
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages of tensors on the GPU as operations make them, and their ends."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held = 0
+        self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
+                self._count(leaf.untyped_storage())
+        return result
+
+    def restart_peak(self) -> None:
+        """Of what is held from now on."""
+        self.peak = self.held
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = -(-storage.nbytes() // GRANULE) * GRANULE
+        self._known.add(key)
+        self.held += size
+        self.peak = max(self.peak, self.held)
+        weakref.finalize(storage, self._end, key, size)
+
+    def _end(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.held -= size
+
+
+class Indexing(TorchFunctionMode):
+    """Indexing by other means: torch's own asks the driver first which device is current, and there is none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__ and args[0].device.type == "cuda":
+            return _get(args[0], args[1])
+        if func is torch.Tensor.__setitem__ and args[0].device.type == "cuda":
+            return _set(*args)
+        if func is torch.Tensor.contiguous and args[0].device.type == "cuda":
+            return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
+        return func(*args, **(kwargs or {}))
+
+
+def _get(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    view, picked = _view(tensor, index)
+    return torch.ops.aten.index(view, picked) if any(p is not None for p in picked) else view
+
+
+def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    view, picked = _view(tensor, index)
+    if any(p is not None for p in picked):
+        torch.ops.aten.index_put_(view, picked, value)
+    elif isinstance(value, torch.Tensor):
+        view.copy_(value)
+    else:
+        view.fill_(value)
+
+
+def _view(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """What slices, numbers and None make of it, and what is left to pick by tensors, an axis each."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(part is Ellipsis for part in parts):
+        at = next(i for i, part in enumerate(parts) if part is Ellipsis)
+        missing = tensor.dim() - sum(part is not None for part in parts) + 1
+        parts[at : at + 1] = [slice(None)] * missing
+    axis, picked = 0, list[torch.Tensor | None]()
+    for part in parts:
+        if part is None:
+            tensor = tensor.unsqueeze(axis)
+        elif isinstance(part, int):
+            tensor = tensor.select(axis, part)
+            continue
+        elif isinstance(part, slice):
+            tensor = torch.ops.aten.slice(tensor, axis, part.start, part.stop, part.step or 1)
+        else:
+            rows = part if isinstance(part, torch.Tensor) else torch.tensor(part)
+            picked += [None] * (axis - len(picked)) + [rows.to(tensor.device)]
+        axis += 1
+    return tensor, picked
+
+
+@dataclass
+class FakeGpu:
+    """A card of `total_bytes`, as a `DeviceMemory`."""
+
+    total_bytes: int
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def free_bytes(self) -> int:
+        return self.total_bytes - CONTEXT_BYTES - self.ledger.held
+
+    def held_bytes(self) -> int:
+        return self.ledger.held
+
+    def restart_peak(self) -> None:
+        self.ledger.restart_peak()
+
+    def peak_bytes(self) -> int:
+        return self.ledger.peak
+
+    def release_unused(self) -> None:
+        """Nothing is kept that no tensor uses."""
+
+
+def shape_true_ops() -> Ops:
+    """Stand-ins for the kernels: results of the right shape, and nothing else."""
+
+    def attend(query: torch.Tensor, *_: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        return torch.empty_like(query) if out is None else out
+
+    return Ops(kv_write=lambda *a, **k: None, copy_blocks=lambda *a, **k: None, decode=attend, prefill=attend)
+
+
+@pytest.fixture
+def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A context in which a GPU of so many bytes is there, but computes nothing: proofs find no difference."""
+    from kvscope_engine.model.checks import eager_check, hook_check, trial
+    from kvscope_engine.model.checks.agreement import Difference
+    from kvscope_engine.model.checks.layer_trace import Trace
+    from kvscope_engine.model.joined import fuse
+
+    @contextmanager
+    def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:
+        if not runs_proofs:
+            monkeypatch.setattr(hook_check, "check_equals_eager", lambda *_: None)
+            monkeypatch.setattr(fuse, "_whole", lambda *_: Trace())
+            monkeypatch.setattr(fuse, "_fault", lambda *_: "")
+        monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
+        monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
+        monkeypatch.setattr(eager_check, "ops_for", lambda _: shape_true_ops())
+        card = FakeGpu(total_bytes)
+        with ExitStack() as stack:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(card.ledger)
+            stack.enter_context(Indexing())
+            yield card
+
+    return gpu

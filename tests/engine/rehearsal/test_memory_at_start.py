@@ -1,0 +1,179 @@
+"""What a GPU's memory holds at each moment of a start, for 8 and 14 billion parameters: it fits, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.fetching.names import ModelName
+from kvscope_engine.model.loading.loader import LoadedModel, _check_gpu_memory, _make_ready
+from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.loading.support import blueprint
+from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves
+from kvscope_engine.model.running.kv_storage import KVStorage, block_bytes
+from kvscope_engine.model.running.memory import plan_memory
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.telemetry import ModelInfo
+
+GIB = 1 << 30
+CONTEXT_BYTES = 500 << 20
+"""As the rehearsal's card has it."""
+CARDS = {24: int(23.6 * GIB), 48: int(47.5 * GIB), 80: int(79.1 * GIB)}
+"""What torch says of cards sold as so many GB."""
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+    },
+    "qwen3-14b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+    },
+}
+CONFIG = EngineConfig(model="any")
+
+
+def hf_config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    shape = dict(SHAPES[name])
+    return AutoConfig.for_model(shape.pop("model_type"), **shape, tie_word_embeddings=False)
+
+
+def load(config: Any, name: str) -> LoadedModel:
+    """As the loader leaves a model: on the GPU, our attention in it."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with torch.device("cuda:0"), no_init():
+        module = auto.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+    _make_ready(module)
+    info = ModelInfo(
+        name=name,
+        architecture=type(module).__name__,
+        dtype="bfloat16",
+        num_layers=config.num_hidden_layers,
+        num_query_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        num_parameters=0,
+        max_model_len=config.max_position_embeddings,
+    )
+    device = torch.device("cuda:0")
+    return LoadedModel(module, config, None, info, frozenset(), device, torch.bfloat16, config.max_position_embeddings)
+
+
+def no_init() -> Any:
+    """Weights are not filled: there is nothing to fill."""
+    from transformers.initialization import no_init_weights
+
+    return no_init_weights()
+
+
+def test_8b_starts_on_24_gb_and_14b_on_48(rehearsed: Callable[..., Any]) -> None:
+    for name, smallest in (("llama-8b", 24), ("qwen3-14b", 48)):
+        with rehearsed(CARDS[smallest], runs_proofs=False) as gpu:
+            loaded = load(hf_config(name), name)
+            if name == "llama-8b":  # the other's joining is rehearsed below, of fewer layers
+                _check_joining(gpu, loaded)
+            _check_kv(gpu, loaded)
+
+
+def test_proofs_take_little_beside_the_weights(rehearsed: Callable[..., Any]) -> None:
+    """Of four layers of the larger shape: what is kept of a layer's run is small beside the layer."""
+    config = hf_config("qwen3-14b")
+    config.num_hidden_layers = 4
+    config.layer_types = config.layer_types[:4]
+    with rehearsed(CARDS[24]) as gpu:
+        loaded = load(config, "qwen3-14b")
+        _check_joining(gpu, loaded)
+
+
+def _check_joining(gpu: Any, loaded: LoadedModel) -> None:
+    """Never more than a layer beyond the weights, and afterwards no more than they."""
+    weights = gpu.held_bytes()
+    layers: Any = loaded.module.get_submodule("model.layers")
+    largest = max(sum(p.nbytes for p in layer.parameters()) for layer in layers)
+    gpu.restart_peak()
+    assert make_ready_to_run(loaded.module).layers == loaded.num_layers
+    assert gpu.peak_bytes() <= weights + 1.2 * largest
+    assert gpu.held_bytes() <= 1.001 * weights
+    assert gpu.peak_bytes() + CONTEXT_BYTES <= gpu.total_bytes
+
+
+def _check_kv(gpu: Any, loaded: LoadedModel) -> None:
+    """Blocks take what a step leaves of the share that may be used, on this card and on larger ones."""
+    one_block = block_bytes([c.shape for c in check_hook(loaded.module)], CONFIG.block_size, loaded.dtype)
+    plan = plan_memory(CONFIG, loaded, gpu, one_block)
+    plan.check("it", "cuda:0")
+    before = gpu.held_bytes()
+    storage = KVStorage.for_model(loaded, plan.kv // one_block, CONFIG.block_size)
+    step = plan.activations + plan.logits + plan.reserves.attention_partials + plan.reserves.graphs
+    taken = CONTEXT_BYTES + gpu.held_bytes() + step
+    assert gpu.held_bytes() - before == pytest.approx(plan.kv, rel=0.01)
+    assert 0.95 * plan.allowed <= taken <= plan.allowed
+    assert plan.activations > 1 << 28, "a step of 8,192 tokens was run"
+    for total in CARDS.values():
+        larger = replace(plan, total=total)
+        assert larger.fits == (total >= gpu.total_bytes)
+    storage.close()
+
+
+def test_what_is_missing_is_said_by_name(rehearsed: Callable[..., Any]) -> None:
+    plan = MemoryPlan(
+        total=CARDS[24],
+        utilization=0.9,
+        others=CONTEXT_BYTES,
+        weights=20 * GIB,
+        activations=GIB,
+        logits=GIB // 5,
+        reserves=StepReserves(graphs=GIB // 4),
+        staging=0,
+        kv_min=2 << 20,
+    )
+    assert not plan.fits
+    with pytest.raises(KvscopeError) as refused:
+        plan.check("some/model", "cuda:0")
+    assert str(refused.value) == (
+        "no memory for model 'some/model': it needs 21.5 GiB (weights 20.0 GiB, activations 1.0 GiB, logits 0.2 GiB,"
+        " graphs 0.2 GiB, KV cache 2.0 MiB), 20.8 GiB of the 23.6 GiB of cuda:0 may be used"
+        " (--gpu-memory-utilization 0.9, others hold 0.5 GiB): free some, or give --gpu-memory-utilization 0.93"
+    )
+    with pytest.raises(KvscopeError, match=r"a GPU of \d+\.\d GiB holds it, this one a model whose weights take"):
+        replace(plan, weights=28 * GIB).check("some/model", "cuda:0")
+    replace(plan, weights=16 * GIB).check("some/model", "cuda:0")
+
+
+def test_14b_on_24_gb_is_refused_before_it_is_loaded(rehearsed: Callable[..., Any]) -> None:
+    plan = blueprint(hf_config("qwen3-14b"), "qwen3-14b")
+    with rehearsed(CARDS[24]) as gpu, pytest.raises(KvscopeError) as refused:
+        _check_gpu_memory(plan, ModelName("hub", "Qwen/Qwen3-14B"), torch.bfloat16, gpu, CONFIG)
+    assert str(refused.value) == (
+        "no memory for model 'Qwen/Qwen3-14B': its 14.8 billion parameters take 27.5 GiB alone, 20.8 GiB of the"
+        " 23.6 GiB of the GPU may be used: a step and some KV cache included, a model of about 9 billion fits there,"
+        " and this one a GPU of 36.8 GiB"
+    )
+    with rehearsed(CARDS[24]) as gpu:
+        small = blueprint(hf_config("llama-8b"), "llama-8b")
+        _check_gpu_memory(small, ModelName("hub", "some/8B"), torch.bfloat16, gpu, CONFIG)
