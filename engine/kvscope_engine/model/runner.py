@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvscope_engine.model.attention import DecodeBatch, PagedContext, PrefillBatch
 from kvscope_engine.model.decode_graphs import DecodeGraphs
+from kvscope_engine.model.float32_head import use_float32_logits
 from kvscope_engine.model.forward import Forward
 from kvscope_engine.model.fuse import fuse_model, weights_bytes
 from kvscope_engine.model.hook_check import check_hook
@@ -46,6 +47,7 @@ class ModelRunner:
         if loaded.device.type == "cpu":
             keep_freed_memory()
         check_hook(loaded.module)
+        use_float32_logits(loaded.module)
         self.fused = fuse_model(loaded.module)
         self.weights_bytes = weights_bytes(loaded.module)
         self._model = Forward(loaded.module)
