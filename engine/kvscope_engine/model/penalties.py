@@ -55,6 +55,10 @@ class Penalties:
         self._forget_finished()
         return PenaltyInputs(places_tensor, said_tensor, each_tensor)
 
+    def forget(self, request: Request) -> None:
+        """Whatever was counted of it."""
+        self._counts.pop(request.number, None)
+
     def _counts_of(self, request: Request) -> _TokenCounts:
         counts = self._counts.get(request.number)
         if counts is None:

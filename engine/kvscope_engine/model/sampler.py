@@ -34,12 +34,17 @@ class Sampler:
         """What `run` needs of the requests, put into `buffer`. `vocab_size` is that of the logits."""
         return sampling_inputs(requests, self._eos, vocab_size or self._vocab_size, self._penalties, buffer)
 
+    def forget(self, request: Request) -> None:
+        """Whatever was counted of it."""
+        self._penalties.forget(request)
+
     def run(self, logits: torch.Tensor, inputs: SamplingInputs) -> tuple[list[int], list[TokenLogprobs | None]]:
         """logits (num_requests, vocabulary) -> a token a request, and log-probabilities: empty when none are asked.
 
         `logits` may be changed.
         """
         logits = logits.float()
+        assert logits.shape[1] == inputs.vocab_size, f"logits of {inputs.vocab_size} tokens: {tuple(logits.shape)}"
         raw = RawLogprobs(logits, inputs.logprobs) if inputs.logprobs is not None else None
         if inputs.penalties is not None:
             apply_penalties(logits, inputs.penalties)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvscope_engine.model.penalties import PenaltyInputs, Penalties
+from kvscope_engine.model.penalties import Penalties, PenaltyInputs
 from kvscope_engine.model.random_numbers import uniforms
 from kvscope_engine.model.step_buffer import StepBuffer
 from kvscope_engine.model.token_filter import FilterInputs, filter_inputs, has_filter
@@ -54,6 +54,8 @@ class SamplingInputs:
     """A batch's options as tensors; None where nobody asks."""
 
     num_rows: int
+    vocab_size: int
+    """Columns of the logits."""
     penalties: PenaltyInputs | None
     forbidden: torch.Tensor | None
     """Places, row * vocabulary + token, of ends of sequence that come too early."""
@@ -73,6 +75,7 @@ def sampling_inputs(
     drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
     return SamplingInputs(
         num_rows=len(requests),
+        vocab_size=vocab_size,
         penalties=penalties.inputs(requests, vocab_size, buffer),
         forbidden=buffer.put(_places(early, eos_token_ids, vocab_size)) if early else None,
         draw=_draw_inputs(requests, drawn, vocab_size, buffer) if drawn else None,
