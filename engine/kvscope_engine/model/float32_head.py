@@ -27,7 +27,7 @@ PART: Final = 1024
 class Float32Head(nn.Module):
     """`x @ weight.T + bias` in float32 from weights and inputs of 16 bits."""
 
-    def __init__(self, weight: nn.Parameter, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = weight

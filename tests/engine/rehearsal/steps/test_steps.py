@@ -59,14 +59,11 @@ def service_plans() -> dict[str, StepPlan]:
         f"{count} decodes to {length}": StepPlan(
             tuple(decode(number, length - number % 5, **greedy) for number in range(count)), count
         )
-        for count in (1, 2, 3, 5, 7, 8)
-        for length in (6, 17, 100, 700, 1000)
+        for count, length in ((1, 6), (1, 1000), (3, 17), (8, 700))
     }
     plans |= {
         f"chunk of {count} at {start}": StepPlan((chunk(1, start, count, samples, **greedy),), 0)
-        for count in (2, 3, 5, 9, 17, 33, 100, 130, 500)
-        for start in (0, 11, 256)
-        for samples in (False, True)
+        for count, start, samples in ((2, 11, False), (5, 0, True), (33, 256, True), (500, 0, False))
     }
     plans |= {
         f"{count} decodes beside chunks": StepPlan(
@@ -77,7 +74,7 @@ def service_plans() -> dict[str, StepPlan]:
             ),
             count,
         )
-        for count in (1, 2, 3, 6)
+        for count in (1, 3)
     }
     plans["copy on write"] = StepPlan((decode(1, 40, **greedy),), 1, ((3, 5), (1, 2)))
     return plans
@@ -99,18 +96,18 @@ def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: b
 
 
 @pytest.mark.parametrize("options", EVERYTHING.values(), ids=EVERYTHING)
-@pytest.mark.parametrize("others", [{"temperature": 0.0}, {"seed": 5}])
-def test_no_option_reads_anything_but_the_result(fake_gpu: Any, options: dict[str, Any], others: Any) -> None:
+def test_no_option_reads_anything_but_the_result(fake_gpu: Any, options: dict[str, Any]) -> None:
     runner = fake_gpu.make_runner(enforce_eager=True)
-    plan = StepPlan((decode(1, 20, **options), decode(2, 30, **others), decode(3, 25, **options)), 3)
+    plan = StepPlan((decode(1, 20, **options), decode(2, 30, temperature=0.0), decode(3, 25, **options)), 3)
     fake_gpu.seen.clear()
     result = runner.run(plan)
     assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1)
     assert bool(result.logprobs) == (options.get("logprobs") is not None)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize(
+    ("kv_dtype", "enforce_eager"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.int8, True)]
+)
 def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dtype, enforce_eager: bool) -> None:
     """By the keys that Triton itself looks its kernels up with."""
     runner = fake_gpu.make_runner(kv_dtype=kv_dtype, enforce_eager=enforce_eager)
@@ -160,7 +157,7 @@ def test_more_counts_than_the_buffer_holds_go_up_on_their_own(fake_gpu: Any) -> 
 def test_the_rehearsal_notices_what_it_is_for(fake_gpu: Any) -> None:
     """A read on the host, operands of two devices, and a launch on the wrong device."""
     there = torch.zeros(4, device="cuda:0")
-    with pytest.raises(Exception, match="data-dependent|DataDependent|_local_scalar_dense"):
+    with pytest.raises(Exception, match=r"data-dependent|DataDependent|_local_scalar_dense"):
         there.max().item()
     with pytest.raises(RuntimeError, match="device"):
         there + torch.zeros(4)
