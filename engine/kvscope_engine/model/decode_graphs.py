@@ -122,7 +122,7 @@ class DecodeGraphs:
     def _put(self, inputs: StepInputs | None, shape: GraphShape) -> StepTensors:
         tensors = put_decodes(inputs, shape.size, shape.length, self._block_size, self._buffer)
         assert tensors.decode is not None, "decodes were put"
-        address = tensors.decode.block_tables.storage_offset()
+        address = int(tensors.decode.block_tables.storage_offset())
         assert self._addresses.setdefault(shape, address) == address, "a graph reads fixed addresses"
         return tensors
 

@@ -39,7 +39,7 @@ def put_inputs(inputs: StepInputs, buffer: StepBuffer) -> StepTensors:
     """A step as it is, for running eagerly."""
     count = inputs.num_decodes
     decode = prefill = None
-    flat = [buffer.put(array) for array in (inputs.input_ids, inputs.positions, inputs.slot_mapping)]
+    flat = buffer.put(inputs.input_ids), buffer.put(inputs.positions), buffer.put(inputs.slot_mapping)
     if count:
         tables, seq_lens = _tables(inputs.block_tables[:count], buffer), buffer.put(inputs.seq_lens[:count])
         decode = DecodeBatch(tables, seq_lens, int(inputs.seq_lens[:count].max()))
