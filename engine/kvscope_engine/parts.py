@@ -135,10 +135,17 @@ def _assemble(
         preemption=config.preemption,
     )
     progress(Progress(stage="warm up"))
-    runner = ModelRunner(loaded, storage, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_batched)
+    runner = ModelRunner(
+        loaded,
+        storage,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_batched,
+        enforce_eager=config.enforce_eager,
+    )
+    runner.warm_up(progress)
     hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
     progress(Progress(stage="ready"))
-    notes = [mover.note] if mover is not None and mover.note else []
+    notes = [*runner.notes, *([mover.note] if mover is not None and mover.note else [])]
     for note in notes:
         scheduler.note(note, time.monotonic_ns())
     return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes)
