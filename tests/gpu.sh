@@ -18,7 +18,7 @@ export PYTHONPATH
 # Nor need pytest's plugins be: the options that only they know would be errors under --strict-config.
 set -- tests/kernels
 if "$PYTHON" -c 'import msgspec, transformers' 2>/dev/null; then
-    set -- "$@" tests/engine/model/tiers tests/engine/model/virtual_memory
+    set -- "$@" tests/engine/model/tiers tests/engine/model/virtual_memory tests/engine/test_engine_on_gpu.py
 else
     echo "Only the kernels are tested: the engine needs msgspec and transformers beside torch."
 fi

@@ -60,6 +60,8 @@ class EngineConfig:
     allocator: str = "paged"
     """How a request gets its blocks. All but `paged` place a request's blocks in a row and share none: no prefix
     caching."""
+    enforce_eager: bool = False
+    """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
     seed: int = 0
     """For requests that bring none."""
     num_threads: int | None = None

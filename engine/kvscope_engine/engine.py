@@ -19,6 +19,7 @@ from kvscope_engine.completion import Completion, collect
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
+from kvscope_engine.memory_shortage import run_with_shortages
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.outputs import OutputStream
@@ -113,8 +114,11 @@ class Engine:
         self.step_count += 1
         if self._parts.threads is not None:
             self._parts.threads.look()
-        result = self._parts.runner.run(plan)
+        outcome = run_with_shortages(self._parts.runner, plan)
+        plan, result = outcome.plan, outcome.result
         ran_ns = time.monotonic_ns()
+        for request in outcome.failed:
+            self._finish(request, self._streams[request.number], "error", ran_ns, outcome.reason)
         self._parts.scheduler.rate.observe(plan, result.forward_ns / 1e9)
         self._commit(plan, result, ran_ns)
         committed_ns = time.monotonic_ns()
@@ -253,9 +257,11 @@ class Engine:
             if reason is not None:
                 self._finish(item.request, stream, reason, now_ns)
 
-    def _finish(self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int) -> None:
+    def _finish(
+        self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int, error: str = ""
+    ) -> None:
         self._parts.scheduler.finish(request, reason, now_ns)
-        stream.finish(reason, now_ns)
+        stream.finish(reason, now_ns, error)
 
     def _idle(self) -> list[Tokens | Finished]:
         self._record_idle()

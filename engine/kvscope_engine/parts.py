@@ -17,6 +17,7 @@ import torch
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.memory import num_blocks_for
@@ -35,8 +36,6 @@ from kvscope_telemetry.sockets.host_id import host_id
 
 PUT_AWAY_S = 20.0
 """For what is cached to reach a file that is kept: nobody waits for an engine's end for longer."""
-CPU_BATCHED_TOKENS = 512
-GPU_BATCHED_TOKENS = 8192
 
 
 @dataclass(slots=True)
@@ -138,7 +137,7 @@ def _assemble(
         num_disk=mover.num_disk_places if mover is not None else 0,
         space=space,
     )
-    max_batched = _max_batched_tokens(config, loaded)
+    max_batched = max_batched_tokens(config, loaded.device.type)
     scheduler = Scheduler(
         pool,
         make_allocation(config.allocator, pool, max_model_len=loaded.max_model_len, mapper=memory),
@@ -148,10 +147,17 @@ def _assemble(
         mover=mover,
         preemption=config.preemption,
     )
-    runner = ModelRunner(loaded, storage, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=max_batched)
+    runner = ModelRunner(
+        loaded,
+        storage,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_batched,
+        enforce_eager=config.enforce_eager,
+    )
+    runner.warm_up(progress)
     hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
     progress(Progress(stage="ready"))
-    notes = [mover.note] if mover is not None and mover.note else []
+    notes = [*runner.notes, *([mover.note] if mover is not None and mover.note else [])]
     for note in notes:
         scheduler.note(note, time.monotonic_ns())
     return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes)
@@ -160,13 +166,6 @@ def _assemble(
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
     """Only a file that is kept is ever read by another engine."""
     return f"{loaded.info.name};{loaded.fingerprint}" if config.keep_disk_kv else ""
-
-
-def _max_batched_tokens(config: EngineConfig, loaded: LoadedModel) -> int:
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    default = GPU_BATCHED_TOKENS if loaded.device.type == "cuda" else CPU_BATCHED_TOKENS
-    return max(default, config.max_num_seqs)
 
 
 def _hello(

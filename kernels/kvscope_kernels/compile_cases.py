@@ -8,7 +8,7 @@ from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import DotTiles, attention_constants, decode_tiles, prefill_tiles
 from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
-from kvscope_kernels.offline_compile import Launch
+from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
 from kvscope_kernels.triton_language import Kernel
@@ -25,7 +25,7 @@ _CACHES: Final = frozenset({"k_cache", "v_cache"})
 _EIGHT_BITS: Final = {INT8: "*i8", E4M3: "*fp8e4nv", E4M3_BITS: "*u8"}
 _FORMAT_NAMES: Final = {AS_IS: "", INT8: " int8", E4M3: " fp8", E4M3_BITS: " fp8 bits"}
 _SCALES: Final = ("k_scale", "v_scale", "scale_stride_b", "scale_stride_s", "scale_stride_h")
-_UNALIGNED: Final = frozenset({"scale", "softcap", "window", "num_splits", "table_stride"})
+_UNALIGNED: Final = frozenset({"scale", "softcap", "window"})
 
 
 class Heads(NamedTuple):
@@ -187,7 +187,7 @@ def _launch(
     form = constants.get("KV_FORMAT", AS_IS)
     if isinstance(form, int) and form != AS_IS:
         arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[form])
-    aligned = frozenset(name for name in names if name not in _UNALIGNED)
+    aligned = frozenset(name for name in names if name not in _UNALIGNED) - varying_arguments(kernel)
     warps, stages, registers = tiles[4:] if tiles else (4, 3, None)
     return Launch(
         name=name,

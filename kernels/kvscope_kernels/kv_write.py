@@ -13,7 +13,7 @@ from kvscope_kernels.kv_formats import (
     quantize_rows,
     scale_strides,
 )
-from kvscope_kernels.triton_language import cdiv, jit, next_power_of_2, require_triton, tl
+from kvscope_kernels.triton_language import cdiv, jit_varying, next_power_of_2, require_triton, tl
 
 _MAX_TILE_ELEMENTS = 2048  # of one program, for keys and again for values
 
@@ -85,7 +85,7 @@ def write_constants(num_kv_heads: int, head_dim: int, value_dim: int, block_size
     }
 
 
-@jit
+@jit_varying(pointers=("slot_mapping",))
 def _kv_write_kernel(
     key: tl.tensor,
     value: tl.tensor,

@@ -11,6 +11,7 @@ UNBOUNDED: Final = 2**31 - 1
 
 _MIN_SPLIT_TILES = 2
 _MAX_SPLIT_TOKENS = 512  # bounds what one program does, so that one long request cannot hold up the batch
+_MAX_SPLITS = 64  # of a large batch: each of its requests has partial results for the parts of the longest
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 
 
@@ -101,7 +102,8 @@ def plan_splits(max_visible: int, num_heads_in_batch: int, tile_n: int, num_proc
     many short requests is as many equal programs, the empty ones of which leave at once.
     """
     wanted = cdiv(_PROGRAMS_PER_MULTIPROCESSOR * num_processors, num_heads_in_batch)
-    tokens = min(cdiv(max(max_visible, 1), wanted), _MAX_SPLIT_TOKENS)
+    longest = max(_MAX_SPLIT_TOKENS, cdiv(max_visible, _MAX_SPLITS))
+    tokens = min(cdiv(max(max_visible, 1), wanted), longest)
     tokens = max(cdiv(tokens, tile_n), _MIN_SPLIT_TILES) * tile_n
     return SplitPlan(cdiv(max(max_visible, 1), tokens), tokens)
 

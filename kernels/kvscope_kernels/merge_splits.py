@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kvscope_kernels.launch import padded_dim
-from kvscope_kernels.triton_language import jit, tl
+from kvscope_kernels.triton_language import jit_varying, tl
 
 _TILE_S = 16  # splits joined at once
 
@@ -42,7 +42,7 @@ def merge_constants(num_heads: int, value_dim: int) -> dict[str, int]:
     return {"NUM_HEADS": num_heads, "VALUE_DIM": value_dim, "TILE_S": _TILE_S, "TILE_V": padded_dim(value_dim)}
 
 
-@jit
+@jit_varying(numbers=("split_tokens", "num_splits"), pointers=("seq_lens",))
 def _merge_splits_kernel(
     partial: tl.tensor,
     partial_lse: tl.tensor,

@@ -4,10 +4,10 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvscope_kernels.triton_language import Kernel, require_triton
 
@@ -69,6 +69,12 @@ class Resources:
         if self.num_resident == 0:
             found.append("does not fit a multiprocessor")
         return found
+
+
+def varying_arguments(kernel: Kernel) -> frozenset[str]:
+    """Those that the launcher takes as they come, without looking at their value or alignment."""
+    parameters: Sequence[Any] = getattr(kernel, "params", ())
+    return frozenset(p.name for p in parameters if p.do_not_specialize or p.do_not_specialize_on_alignment)
 
 
 def compile_for(launch: Launch, capability: int) -> Resources:

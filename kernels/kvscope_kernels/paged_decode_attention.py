@@ -12,7 +12,7 @@ from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_s
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles, num_multiprocessors, plan_splits
 from kvscope_kernels.merge_splits import merge_splits
-from kvscope_kernels.triton_language import is_interpreting, jit, require_triton, tl
+from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
 
 _CALL_WORTH_ELEMENTS = 1 << 17  # keys and values read in the time of one more torch call, on one CPU thread
 
@@ -118,7 +118,7 @@ def paged_decode_attention(
     return out
 
 
-@jit
+@jit_varying(numbers=("split_tokens", "num_splits", "table_stride"), pointers=("block_tables", "seq_lens"))
 def _paged_decode_attention_kernel(
     query: tl.tensor,
     k_cache: tl.tensor,

@@ -11,7 +11,7 @@ from kvscope_kernels.host_lengths import Lengths, similar_groups
 from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, compute_capability, prefill_tiles
-from kvscope_kernels.triton_language import cdiv, is_interpreting, jit, require_triton, tl
+from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
 
 _CALL_WORTH_ELEMENTS = 1 << 21  # of query times keys, in the time of one more torch call, on one CPU thread
 
@@ -120,7 +120,7 @@ def paged_prefill_attention(
     return out
 
 
-@jit
+@jit_varying(numbers=("table_stride",), pointers=("block_tables", "query_start", "seq_lens"))
 def _paged_prefill_attention_kernel(
     query: tl.tensor,
     k_cache: tl.tensor,

@@ -16,7 +16,7 @@ except ImportError:  # a CPU-only installation: kernels are defined, never launc
     triton = None
     tl = SimpleNamespace(constexpr=lambda value: value, tensor=None)  # what is read as kernels are defined
 
-__all__ = ["Kernel", "cdiv", "is_interpreting", "jit", "next_power_of_2", "require_triton", "tl"]
+__all__ = ["Kernel", "cdiv", "is_interpreting", "jit", "jit_varying", "next_power_of_2", "require_triton", "tl"]
 
 
 class Kernel(Protocol):
@@ -37,10 +37,24 @@ def require_triton() -> None:
 
 def jit(function: Callable[..., Any]) -> Kernel:
     """`triton.jit`, typed; without Triton, a kernel that refuses to launch."""
-    if triton is None:
-        return _AbsentKernel()
-    kernel: Kernel = triton.jit(function)
-    return kernel
+    return jit_varying()(function)
+
+
+def jit_varying(*, numbers: tuple[str, ...] = (), pointers: tuple[str, ...] = ()) -> Callable[..., Kernel]:
+    """The same for a kernel some of whose arguments differ from launch to launch.
+
+    Triton compiles again for each kind of value: for 1, for multiples of 16, and for others. Not for `numbers`, nor
+    for the alignment of `pointers`, which must be read in no larger pieces than their elements.
+    """
+
+    def make(function: Callable[..., Any]) -> Kernel:
+        if triton is None:
+            return _AbsentKernel()
+        options = {"do_not_specialize": list(numbers), "do_not_specialize_on_alignment": list(pointers)}
+        kernel: Kernel = triton.jit(**options)(function)
+        return kernel
+
+    return make
 
 
 def is_interpreting() -> bool:

@@ -16,7 +16,7 @@ def test_splits_cover_all_that_is_visible(visible: int, heads: int, tile_n: int,
     assert plan.num_splits * plan.split_tokens >= visible
     assert (plan.num_splits - 1) * plan.split_tokens < max(visible, 1)
     assert plan.split_tokens % tile_n == 0
-    assert 2 * tile_n <= plan.split_tokens <= 512
+    assert 2 * tile_n <= plan.split_tokens <= max(512, visible // 64 + tile_n), "a part is short, or one of 64"
 
 
 @pytest.mark.parametrize(

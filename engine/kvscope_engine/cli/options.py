@@ -53,6 +53,12 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         help=f"of the random numbers of requests that bring no seed (without it: {DEFAULTS.seed})",
     )
     group.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        default=None,
+        help="on a GPU: run every step without CUDA graphs (slower; starts sooner and takes less memory)",
+    )
+    group.add_argument(
         "--num-threads",
         type=whole_number,
         metavar="N",

@@ -31,7 +31,7 @@ def test_every_field_has_its_option() -> None:
         *("--num-gpu-blocks-override", "12", "--kv-memory", "1MiB", "--no-enable-prefix-caching"),
         *("--allocator", "paged", "--seed", "5", "--num-threads", "1"),
         *("--kv-host-memory", "2MiB", "--kv-disk", "3MiB", "--kv-disk-path", "kv.bin", "--kv-disk-keep"),
-        *("--preemption", "swap"),
+        *("--preemption", "swap", "--enforce-eager"),
     )
     assert found == EngineConfig(
         model="m",
@@ -53,6 +53,7 @@ def test_every_field_has_its_option() -> None:
         disk_kv_path="kv.bin",
         keep_disk_kv=True,
         preemption="swap",
+        enforce_eager=True,
     )
     same = [
         field.name

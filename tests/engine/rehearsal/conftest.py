@@ -116,6 +116,7 @@ class FakeGpu:
     """A card of `total_bytes`, as a `DeviceMemory`."""
 
     total_bytes: int
+    num_multiprocessors: int = 128
     ledger: Ledger = field(default_factory=Ledger)
 
     def free_bytes(self) -> int:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from torch import nn
 
 from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.joined.float32_head import use_float32_logits
 from kvscope_engine.model.joined.fuse import Fused, fuse_model
 
 
 def make_ready_to_run(module: nn.Module) -> Fused:
     """In place; asked again, it says what was done. Raises BadInput naming an architecture that cannot be served."""
     check_hook(module)
+    use_float32_logits(module)
     return fuse_model(module)

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from kvscope_engine.model.loading.device import free_bytes
+from kvscope_kernels.launch import num_multiprocessors
 
 
 class DeviceMemory(Protocol):
@@ -18,6 +19,10 @@ class DeviceMemory(Protocol):
     @property
     def total_bytes(self) -> int:
         """Of the whole device."""
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """What a kernel is spread over: how far attention is split hangs on it."""
 
     def free_bytes(self) -> int:
         """That anybody can take now; what torch keeps for us is not free."""
@@ -45,6 +50,11 @@ class CudaMemory:
     def total_bytes(self) -> int:
         """Of the whole device."""
         return int(torch.cuda.mem_get_info(self._device)[1])
+
+    @property
+    def num_multiprocessors(self) -> int:
+        """By the driver."""
+        return num_multiprocessors(self._device)
 
     def free_bytes(self) -> int:
         """By the driver."""

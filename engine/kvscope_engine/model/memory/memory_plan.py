@@ -24,7 +24,9 @@ class StepReserves:
     attention_partials: int = 0
     """Partial results of attention over splits of a long sequence."""
     graphs: int = 0
-    """Captured graphs, with the tensors that they read and write."""
+    """Captured graphs, with the tensors that they read and write, and the buffer of a step's inputs."""
+    sampling: int = 0
+    """What sampling with every option makes of a full batch's logits, these included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class MemoryPlan:
     activations: int
     """Of the largest step, at its peak."""
     logits: int
-    """What the head gives and sampling makes of it, beyond that."""
+    """What the head gives and sampling made of it, beyond that: as profiled, with a plain sampler."""
     reserves: StepReserves
     staging: int
     """Buffers through which blocks go to host memory."""
@@ -52,9 +54,14 @@ class MemoryPlan:
         return int(self.total * self.utilization)
 
     @property
+    def sampling(self) -> int:
+        """Of the logits and all that is made of them: as profiled, or as reckoned where that is more."""
+        return max(self.logits, self.reserves.sampling)
+
+    @property
     def needed(self) -> int:
         """All but the KV cache and other programs."""
-        step = self.activations + self.logits + self.reserves.attention_partials + self.reserves.graphs
+        step = self.activations + self.sampling + self.reserves.attention_partials + self.reserves.graphs
         return self.weights + step + self.staging
 
     @property
@@ -72,7 +79,7 @@ class MemoryPlan:
         named = {
             "weights": self.weights,
             "activations": self.activations,
-            "logits": self.logits,
+            "logits and sampling": self.sampling,
             "attention's partial results": self.reserves.attention_partials,
             "graphs": self.reserves.graphs,
             "staging": self.staging,
@@ -94,7 +101,7 @@ class MemoryPlan:
 
     def _way_out(self, asked: int) -> str:
         there = self.total - self.others
-        if asked - self.activations - self.logits - self.reserves.graphs > there:
+        if asked - self.activations - self.sampling - self.reserves.graphs > there:
             size, weights = gib((asked + self.others) / self.utilization), gib(self._weights_that_fit())
             return f"a GPU of {size} holds it, this one a model whose weights take {weights}"
         if asked <= there:

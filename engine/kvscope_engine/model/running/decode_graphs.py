@@ -1,7 +1,9 @@
-"""CUDA graphs of decode steps: one a padded batch size, captured at the start, replayed from then on.
+"""CUDA graphs of decode steps: one a padded batch size and length, captured at the start, replayed from then on.
 
-Owns the static tensors that a graph reads and writes. A batch is padded to the next captured size with sequences
-of length 0 that write to slot -1; batches larger than the largest are not for this file.
+Owns the graphs and the one tensor of logits that all of them write. A batch is padded to the next captured size with
+sequences of length 0 that write to slot -1; its longest sequence chooses the length that launches are shaped for, so
+that short requests do not pay for a long context. What fits no graph, and every step with prefills in it, runs
+eagerly: such a step is as long as its prefill, and the decodes beside it are back in a graph with the next one.
 """
 
 from __future__ import annotations
@@ -11,20 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from kvscope_engine.model.running.attention import DecodeBatch, PagedContext
-from kvscope_engine.model.running.step_inputs import StepInputs, pad_decodes
+from kvscope_engine.model.running.step_buffer import StepBuffer
+from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes
 
 SMALL_SIZES: Final = (1, 2, 4, 8)
 SIZE_STEP: Final = 8
 MAX_SIZE: Final = 256
-NUM_WARM_UPS: Final = 2
+FIRST_LENGTH: Final = 2048
+LENGTH_FACTOR: Final = 8
 
-Forward = Callable[[torch.Tensor, torch.Tensor, PagedContext], torch.Tensor]
-"""(input_ids, positions, context) -> logits, (batch, vocabulary)."""
+Forward = Callable[[StepTensors], torch.Tensor]
+"""Logits (batch, vocabulary) of a step of decodes."""
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -34,100 +36,99 @@ def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return (*sorted(sizes), largest)
 
 
-def padded_size(sizes: tuple[int, ...], num_single_token: int) -> int | None:
-    """The smallest captured size that holds `num_single_token`; None when none does."""
-    index = bisect_left(sizes, num_single_token)
+def captured_lengths(max_tokens: int) -> tuple[int, ...]:
+    """Lengths that get graphs, each eight times the last, up to what a request can have."""
+    lengths = []
+    length = FIRST_LENGTH
+    while length < max_tokens:
+        lengths.append(length)
+        length *= LENGTH_FACTOR
+    return (*lengths, max_tokens)
+
+
+def padded_size(sizes: tuple[int, ...], count: int) -> int | None:
+    """The smallest of ascending `sizes` that holds `count`; None when none does."""
+    index = bisect_left(sizes, count)
     return sizes[index] if index < len(sizes) else None
 
 
-@dataclass(slots=True)
-class StaticInputs:
-    """The tensors that graphs read, made for the largest size; a smaller graph reads their first rows."""
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    """What one graph was captured for."""
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    block_tables: torch.Tensor
-    seq_lens: torch.Tensor
-
-    @classmethod
-    def allocate(cls, size: int, max_blocks: int, device: torch.device) -> StaticInputs:
-        """Padding alone: nothing is written or attended to."""
-        return cls(
-            input_ids=torch.zeros(size, dtype=torch.int64, device=device),
-            positions=torch.zeros(size, dtype=torch.int64, device=device),
-            slot_mapping=torch.full((size,), -1, dtype=torch.int64, device=device),
-            block_tables=torch.zeros(size, max_blocks, dtype=torch.int32, device=device),
-            seq_lens=torch.zeros(size, dtype=torch.int32, device=device),
-        )
-
-    def fill(self, padded: StepInputs) -> None:
-        """Copy a padded step into the first rows."""
-        for target, source in (
-            (self.input_ids, padded.input_ids),
-            (self.positions, padded.positions),
-            (self.slot_mapping, padded.slot_mapping),
-            (self.block_tables, padded.block_tables),
-            (self.seq_lens, padded.seq_lens),
-        ):
-            _copy(target, source)
+    size: int
+    length: int
 
 
 class DecodeGraphs:
-    """Replays decode steps. Captures every size when made, largest first, so that all share one memory pool."""
+    """Replays decode steps. Captures every shape when made, largest first, so that all share one memory pool."""
 
     def __init__(
         self,
         forward: Forward,
-        make_context: Callable[[torch.Tensor, DecodeBatch], PagedContext],
+        buffer: StepBuffer,
         *,
         max_num_seqs: int,
-        max_blocks: int,
-        max_model_len: int,
-        device: torch.device,
+        max_tokens: int,
+        block_size: int,
     ) -> None:
         self.sizes = captured_sizes(max_num_seqs)
-        self._max_blocks = max_blocks
-        self._max_model_len = max_model_len
-        self._inputs = StaticInputs.allocate(self.sizes[-1], max_blocks, device)
+        self.lengths = captured_lengths(max_tokens)
+        self._block_size = block_size
         self._forward = forward
-        self._make_context = make_context
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._buffer = buffer
+        self._logits: torch.Tensor | None = None
+        self._graphs: dict[GraphShape, Any] = {}
+        self._addresses: dict[GraphShape, int] = {}
         self._pool: Any = None
-        for size in reversed(self.sizes):
-            self._graphs[size] = self._capture(size)
 
-    def run(self, inputs: StepInputs) -> torch.Tensor | None:
-        """Logits of a step of decodes alone, (num_single_token, vocabulary), valid until the next; None: too large."""
-        size = padded_size(self.sizes, inputs.num_tokens)
-        if size is None or inputs.block_tables.shape[1] > self._max_blocks:
-            return None
-        self._inputs.fill(pad_decodes(inputs, size, self._max_blocks))
-        graph, logits = self._graphs[size]
-        graph.replay()
-        return logits[: inputs.num_tokens]
+    @property
+    def shapes(self) -> list[GraphShape]:
+        """All that are captured, the largest first."""
+        return [GraphShape(size, length) for length in reversed(self.lengths) for size in reversed(self.sizes)]
 
-    def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Warm-up runs compile kernels and fill caches outside the graph, on a stream of their own."""
-        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(NUM_WARM_UPS):
-                self._run_eagerly(size)
-        torch.cuda.current_stream().wait_stream(stream)
+    def capture(self, shape: GraphShape) -> None:
+        """The largest shape first. Raises what CUDA or the model raise."""
+        self._buffer.begin()
+        tensors = self._put(None, shape)
+        self._buffer.send()
+        self._forward_into_logits(tensors)  # outside the graph, where libraries may allocate what they keep
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._run_eagerly(size)
+            self._forward_into_logits(tensors)
         self._pool = self._pool or graph.pool()
-        return graph, logits
+        self._graphs[shape] = graph
 
-    def _run_eagerly(self, size: int) -> torch.Tensor:
-        """A context of its own each time: what layers share must be made inside the graph that reads it."""
-        inputs = self._inputs
-        decode = DecodeBatch(inputs.block_tables[:size], inputs.seq_lens[:size], self._max_model_len)
-        context = self._make_context(inputs.slot_mapping[:size], decode)
-        return self._forward(inputs.input_ids[:size], inputs.positions[:size], context)
+    def shape_of(self, inputs: StepInputs) -> GraphShape | None:
+        """The smallest graph for a step of decodes alone; None: there is none."""
+        if inputs.num_single_token != inputs.num_tokens or len(inputs.sample_rows) != inputs.num_tokens:
+            return None
+        size = padded_size(self.sizes, inputs.num_tokens)
+        length = padded_size(self.lengths, int(inputs.seq_lens.max()))
+        shape = GraphShape(size, length) if size is not None and length is not None else None
+        return shape if shape in self._graphs else None
 
+    def put(self, inputs: StepInputs, shape: GraphShape) -> None:
+        """A step into the buffer, where its graph reads it: the first thing that is put there."""
+        self._put(inputs, shape)
 
-def _copy(target: torch.Tensor, source: NDArray[Any]) -> None:
-    target[: len(source)].copy_(torch.from_numpy(np.ascontiguousarray(source)), non_blocking=True)
+    def replay(self, shape: GraphShape, num_rows: int) -> torch.Tensor:
+        """Logits (num_rows, vocabulary), valid until the next replay."""
+        assert self._logits is not None, "nothing was captured"
+        self._graphs[shape].replay()
+        return self._logits[:num_rows]
+
+    def _put(self, inputs: StepInputs | None, shape: GraphShape) -> StepTensors:
+        tensors = put_decodes(inputs, shape.size, shape.length, self._block_size, self._buffer)
+        assert tensors.decode is not None, "decodes were put"
+        address = int(tensors.decode.block_tables.storage_offset())
+        assert self._addresses.setdefault(shape, address) == address, "a graph reads fixed addresses"
+        return tensors
+
+    def _forward_into_logits(self, tensors: StepTensors) -> None:
+        """All graphs write the first rows of one tensor; what else they allocate they share."""
+        logits = self._forward(tensors)
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        self._logits[: len(logits)].copy_(logits)

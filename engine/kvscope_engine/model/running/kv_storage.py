@@ -125,7 +125,11 @@ class KVStorage:
         """Copy whole blocks, (from, to), in every layer; all are read before any is written."""
         if not pairs:
             return
-        sources, targets = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
+        self.copy_rows(torch.tensor(pairs, dtype=torch.int64, device=self.device))
+
+    def copy_rows(self, pairs: torch.Tensor) -> None:
+        """The same for pairs (n, 2) int64 on the storage's device: two launches a tensor of `block_tensors`."""
+        sources, targets = pairs.unbind(1)
         for tensor in self.block_tensors:
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 

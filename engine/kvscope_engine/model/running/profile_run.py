@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.memory.device_memory import DeviceMemory
+from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.running.attention import AttentionOptions
 from kvscope_engine.model.running.forward import Forward
 from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
-
-DEFAULT_BATCHED_TOKENS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,7 @@ class _NoAttention:
 
 def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> StepProfile:
     """Run the largest step. Raises KvscopeError when not even that step fits."""
-    most = config.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS, config.max_num_seqs)
-    tokens = min(most, loaded.max_model_len * config.max_num_seqs)
+    tokens = min(max_batched_tokens(config, loaded.device.type), loaded.max_model_len * config.max_num_seqs)
     samples = min(config.max_num_seqs, tokens)
     forward = Forward(loaded.module)
     ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)

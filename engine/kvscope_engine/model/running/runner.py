@@ -7,126 +7,150 @@ its tokens, it must not know.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from kvscope_engine.model.checks.hook_check import check_hook
-from kvscope_engine.model.joined.fuse import fuse_model, weights_bytes
-from kvscope_engine.model.running.attention import DecodeBatch, PagedContext, PrefillBatch
-from kvscope_engine.model.running.decode_graphs import DecodeGraphs
+from kvscope_engine.model.joined.fuse import weights_bytes
+from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
+from kvscope_engine.model.running.attention import PagedContext
+from kvscope_engine.model.running.decode_graphs import DecodeGraphs, GraphShape
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
-from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs
+from kvscope_engine.model.running.step_buffer import StepBuffer
+from kvscope_engine.model.running.step_inputs import TableRows, build_inputs
+from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
+from kvscope_engine.model.running.warm_up import warm_up
 from kvscope_engine.model.sampling.sampler import Sampler
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_kernels import ops_for
 from kvscope_telemetry.messages.commands import TokenLogprobs
+from kvscope_telemetry.messages.telemetry import Progress
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
 
 
 class ModelRunner:
-    """A model, its KV storage and the sampler, ready to run steps. Prepares the model when made (fuses, captures).
+    """A model, its KV storage and the sampler, ready to run steps. Prepares the model when made (fuses).
 
-    Raises BadInput for a model whose attention cannot be served.
+    Raises BadInput for a model whose attention cannot be served. `warm_up` before the first request, on a GPU.
     """
 
     def __init__(
-        self, loaded: LoadedModel, storage: KVStorage, *, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        loaded: LoadedModel,
+        storage: KVStorage,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enforce_eager: bool = False,
     ) -> None:
         self._storage = storage
         self._device = loaded.device
         self._ops = ops_for(loaded.device.type)
         if loaded.device.type == "cpu":
             keep_freed_memory()
-        check_hook(loaded.module)
-        self.fused = fuse_model(loaded.module)
+        self.fused = make_ready_to_run(loaded.module)
         self.weights_bytes = weights_bytes(loaded.module)
+        self.notes: list[str] = []
+        """What is not as it was asked for, a line each."""
         self._model = Forward(loaded.module)
+        self._vocab_size = logits_width(loaded)
         self._sampler = Sampler(loaded.eos_token_ids, loaded.info.vocab_size)
-        max_blocks = -(-loaded.max_model_len // storage.block_size)
-        self._rows = TableRows(max_num_seqs, min(max_blocks, storage.num_blocks))
-        self._graphs = self._capture(max_num_seqs, max_blocks, loaded.max_model_len)
+        limits = StepLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_request_tokens=min(loaded.max_model_len, storage.num_blocks * storage.block_size),
+            block_size=storage.block_size,
+        )
+        self._limits = limits
+        self._rows = TableRows(max_num_seqs, min(limits.max_request_blocks, storage.num_blocks))
+        self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits))
+        self._graphs: DecodeGraphs | None = None
+        if loaded.device.type == "cuda" and not enforce_eager:
+            self._graphs = DecodeGraphs(
+                self._run_eagerly,
+                self._buffer,
+                max_num_seqs=max_num_seqs,
+                max_tokens=limits.max_request_tokens,
+                block_size=storage.block_size,
+            )
+
+    @torch.inference_mode()
+    def warm_up(self, progress: Callable[[Progress], None]) -> None:
+        """Compile every kernel that service can need and capture the graphs; on a CPU there is nothing to do."""
+        if self._device.type == "cpu":
+            return
+        failure = warm_up(self._limits, self._run_eagerly, self._sampler, self._buffer, self._graphs, progress)
+        if failure:
+            self._graphs = None
+            torch.cuda.empty_cache()
+            self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""
-        self._storage.copy_blocks(plan.copies)
         inputs = build_inputs(plan, self._rows, self._storage.block_size)
+        sampled = [item.request for item in plan.scheduled if item.samples]
+        shape = self._graphs.shape_of(inputs) if self._graphs is not None else None
+        buffer = self._buffer
+        buffer.begin()
+        tensors = None
+        if shape is not None and self._graphs is not None:
+            self._graphs.put(inputs, shape)
+        else:
+            tensors = put_inputs(inputs, buffer)
+        sampling = self._sampler.inputs(sampled, buffer, self._vocab_size)
+        pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
+        buffer.send()
+        if pairs is not None:
+            self._storage.copy_rows(pairs)
         timer = _Timer(self._device)
-        logits = self._forward(inputs)
+        logits = self._forward(tensors, shape, len(sampled))
         timer.stop()
-        sampled = [item for item in plan.scheduled if item.samples]
         if logits is None:
             return StepResult((None,) * len(plan.scheduled), forward_ns=timer.elapsed_ns())
-        token_ids, logprobs = self._sampler.sample(logits, [item.request for item in sampled])
+        token_ids, logprobs = self._sampler.run(logits, sampling)
         return StepResult(
             token_ids=_spread(plan.scheduled, token_ids),
             logprobs=_spread_logprobs(plan.scheduled, logprobs),
             forward_ns=timer.elapsed_ns(),
         )
 
+    def recover(self) -> None:
+        """After a step that ran out of memory: what it left is over, and memory that is only kept is given back."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
     def close(self) -> None:
         """Drop every tensor."""
         self._graphs = None
         del self._model
 
-    def _forward(self, inputs: StepInputs) -> torch.Tensor | None:
+    def _forward(self, tensors: StepTensors | None, shape: GraphShape | None, num_samples: int) -> torch.Tensor | None:
         """Logits of the sampled rows, (num_samples, vocabulary); None when nothing is sampled."""
-        keeps_all = len(inputs.sample_rows) == inputs.num_tokens
-        if self._graphs is not None and keeps_all and inputs.num_single_token == inputs.num_tokens:
-            logits = self._graphs.run(inputs)
-            if logits is not None:
-                return logits
-        ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
-        context = self._context(inputs)
-        if not len(inputs.sample_rows):
-            self._model.fill(ids, positions, context)
+        if tensors is None:
+            assert shape is not None, "a step without tensors has a graph"
+            assert self._graphs is not None, "and its graph is there"
+            return self._graphs.replay(shape, num_samples)
+        if not num_samples:
+            self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
             return None
-        rows = None if keeps_all else self._to_device(inputs.sample_rows)
-        return self._model.logits(ids, positions, context, rows)
+        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors), tensors.sample_rows)
 
-    def _context(self, inputs: StepInputs) -> PagedContext:
-        """Tensors of a step, its decodes and its prefills apart."""
-        count = inputs.num_single_token
-        tables, seq_lens = self._to_device(inputs.block_tables), self._to_device(inputs.seq_lens)
-        decode = prefill = None
-        if count:
-            decode = DecodeBatch(tables[:count], seq_lens[:count], int(inputs.seq_lens[:count].max()))
-        if count < len(inputs.seq_lens):
-            query_start = inputs.query_start[count:] - inputs.query_start[count]
-            prefill = PrefillBatch(
-                block_tables=tables[count:],
-                seq_lens=seq_lens[count:],
-                max_seq_len=int(inputs.seq_lens[count:].max()),
-                query_start=self._to_device(query_start),
-                max_query_len=int(np.diff(query_start).max()),
-            )
-        slots = self._to_device(inputs.slot_mapping)
-        return PagedContext(self._storage, self._ops, slots, count, decode, prefill)
+    def _run_eagerly(self, tensors: StepTensors) -> torch.Tensor:
+        """Logits of all rows. A context of its own each time: what layers share is made in the graph that reads it."""
+        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors))
 
-    def _capture(self, max_num_seqs: int, max_blocks: int, max_model_len: int) -> DecodeGraphs | None:
-        if self._device.type != "cuda":
-            return None
-        with torch.inference_mode():
-            return DecodeGraphs(
-                self._model.logits,
-                lambda slots, decode: PagedContext(self._storage, self._ops, slots, len(decode.seq_lens), decode, None),
-                max_num_seqs=max_num_seqs,
-                max_blocks=max_blocks,
-                max_model_len=max_model_len,
-                device=self._device,
-            )
-
-    def _to_device(self, array: NDArray[Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+    def _context(self, tensors: StepTensors) -> PagedContext:
+        decode, prefill = tensors.decode, tensors.prefill
+        return PagedContext(self._storage, self._ops, tensors.slot_mapping, tensors.num_single_token, decode, prefill)
 
 
 class _Timer:

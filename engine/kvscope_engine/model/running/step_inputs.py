@@ -6,8 +6,7 @@ tables again. Knows no tensors and no policy: a row is right whatever happened t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from kvscope_engine.policy.request import Request
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
-Number = TypeVar("Number", np.int32, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,24 +128,6 @@ def build_inputs(plan: StepPlan, rows: TableRows, block_size: int) -> StepInputs
     )
 
 
-def pad_decodes(inputs: StepInputs, size: int, max_blocks: int) -> StepInputs:
-    """A step of decodes alone, as `size` sequences: those added write nowhere (slot -1) and attend to nothing."""
-    count = len(inputs.seq_lens)
-    assert inputs.num_single_token == count == inputs.num_tokens <= size, "only decodes are padded"
-    tables = np.zeros((size, max_blocks), np.int32)
-    tables[:count, : inputs.block_tables.shape[1]] = inputs.block_tables[:, :max_blocks]
-    return replace(
-        inputs,
-        input_ids=_padded(inputs.input_ids, size, 0),
-        positions=_padded(inputs.positions, size, 0),
-        slot_mapping=_padded(inputs.slot_mapping, size, -1),
-        block_tables=tables,
-        seq_lens=_padded(inputs.seq_lens, size, 0),
-        query_start=np.arange(size + 1, dtype=np.int32),
-        num_single_token=size,
-    )
-
-
 def _token_ids(scheduled: tuple[Scheduled, ...], num_single_token: int, num_tokens: int) -> Int64:
     ids: list[int] = []
     for item in scheduled[:num_single_token]:
@@ -163,9 +143,3 @@ def _token_ids(scheduled: tuple[Scheduled, ...], num_single_token: int, num_toke
 def _slots(table: Int32, row_of_token: Int64, positions: Int64, block_size: int) -> Int64:
     blocks, offsets = np.divmod(positions, block_size)
     return table[row_of_token, blocks].astype(np.int64) * block_size + offsets
-
-
-def _padded(values: NDArray[Number], size: int, fill: int) -> NDArray[Number]:
-    padded = np.full(size, fill, values.dtype)
-    padded[: len(values)] = values
-    return padded

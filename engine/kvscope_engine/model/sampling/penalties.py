@@ -5,43 +5,59 @@ Owns those counts: they follow from a request's tokens, so preemption cannot hur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 MAX_IDLE: Final = 64
 
 
+@dataclass(frozen=True, slots=True)
+class PenaltyInputs:
+    """The tokens that a batch has seen, as places in its logits."""
+
+    places: torch.Tensor
+    """(n,) int64, row * vocabulary + token; each once."""
+    num_said: torch.Tensor
+    """(n,) float32, how often it was generated."""
+    options: torch.Tensor
+    """(3, n) float32: repetition, presence and frequency penalty of each one's request."""
+
+
 class Penalties:
-    """Lowers the logits of tokens that were seen, row by row, where a request asks for it."""
+    """What each request has said, for the logits of tokens that were seen."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _TokenCounts] = {}
 
-    def apply(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
-        """`logits` (num_requests, vocabulary), float32, changed in place."""
+    def inputs(self, requests: Sequence[Request], vocab_size: int, buffer: StepBuffer) -> PenaltyInputs | None:
+        """What has been seen, put into `buffer`; None when no request asks for a penalty."""
         rows = [row for row, request in enumerate(requests) if has_penalty(request.sampling)]
         if not rows:
-            return
+            return None
         counts = [self._counts_of(requests[row]) for row in rows]
         sizes = [count.size for count in counts]
-        options = [requests[row].sampling for row in rows]
-        where = (
-            _tensor(np.repeat(rows, sizes), logits),
-            _tensor(np.concatenate([count.token_ids for count in counts]), logits),
-        )
-        said = _tensor(np.concatenate([count.num_said for count in counts]), logits)
-        repetition, presence, frequency = _each_token(options, sizes, logits)
-        values = logits[where]
-        values = torch.where(values > 0, values / repetition, values * repetition)
-        logits[where] = values - frequency * said - presence * (said > 0)
+        places, places_tensor = buffer.reserve((sum(sizes),), np.int64)
+        said, said_tensor = buffer.reserve((sum(sizes),), np.float32)
+        np.concatenate([count.token_ids for count in counts], out=places)
+        np.concatenate([count.num_said for count in counts], out=said)
+        places += np.repeat(np.array(rows, np.int64) * vocab_size, sizes)
+        each, each_tensor = buffer.reserve((3, sum(sizes)), np.float32)
+        each[...] = np.repeat(_options(requests[row].sampling for row in rows), sizes, axis=1)
         self._forget_finished()
+        return PenaltyInputs(places_tensor, said_tensor, each_tensor)
+
+    def forget(self, request: Request) -> None:
+        """Whatever was counted of it."""
+        self._counts.pop(request.number, None)
 
     def _counts_of(self, request: Request) -> _TokenCounts:
         counts = self._counts.get(request.number)
@@ -100,13 +116,16 @@ def has_penalty(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
 
 
-def _each_token(
-    options: Sequence[SamplingParams], sizes: Sequence[int], like: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    rows = np.array([(o.repetition_penalty, o.presence_penalty, o.frequency_penalty) for o in options], np.float32)
-    repetition, presence, frequency = _tensor(np.repeat(rows, sizes, axis=0), like).unbind(1)
-    return repetition, presence, frequency
+def apply_penalties(logits: torch.Tensor, inputs: PenaltyInputs) -> None:
+    """`logits` (num_requests, vocabulary), float32, changed in place."""
+    repetition, presence, frequency = inputs.options.unbind(0)
+    flat = logits.view(-1)
+    values = flat.index_select(0, inputs.places)
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    flat.index_copy_(0, inputs.places, values - frequency * inputs.num_said - presence * (inputs.num_said > 0))
 
 
-def _tensor(array: NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).to(like.device)
+def _options(options: Iterable[SamplingParams]) -> NDArray[np.float32]:
+    """(3, n)."""
+    rows = [(o.repetition_penalty, o.presence_penalty, o.frequency_penalty) for o in options]
+    return np.ascontiguousarray(np.array(rows, np.float32).T)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.vocabulary_pieces import sums
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -28,26 +29,93 @@ def has_filter(sampling: SamplingParams) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
-def thresholds(logits: torch.Tensor, weights: torch.Tensor, options: Sequence[SamplingParams]) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class FilterGroup:
+    """Rows of which equally many of the largest logits are looked at."""
+
+    size: int
+    is_final: bool
+    """Whether nobody asks if these were enough."""
+    rows: list[int]
+    where: torch.Tensor
+    """The same rows, (n,) int64."""
+    top_k: torch.Tensor
+    """(n,) int64; 0 keeps all."""
+    top_p: torch.Tensor
+    """(n,) float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterInputs:
+    """The batch's filters as tensors."""
+
+    log_min_p: torch.Tensor
+    """(n,) float32; -inf keeps all."""
+    groups: list[FilterGroup]
+    """Of rows with top-k or top-p, smallest first. On a GPU those that top-k does not bound are sorted whole."""
+
+
+def filter_inputs(options: Sequence[SamplingParams], vocab_size: int, buffer: StepBuffer) -> FilterInputs:
+    """Put into `buffer`."""
+    with np.errstate(divide="ignore"):
+        log_min_p = np.log(np.array([option.min_p for option in options], np.float32))
+    sizes = [size for size in SORTED_SIZES if size < vocab_size] + [vocab_size]
+    groups = _by_size(options, sizes, is_final=buffer.is_on_device)
+    return FilterInputs(
+        buffer.put(log_min_p),
+        [_group(size, rows, options, vocab_size, buffer) for size, rows in groups.items() if rows],
+    )
+
+
+def _group(
+    size: int, rows: list[int], options: Sequence[SamplingParams], vocab_size: int, buffer: StepBuffer
+) -> FilterGroup:
+    return FilterGroup(
+        size,
+        buffer.is_on_device or size == vocab_size,
+        rows,
+        buffer.put(np.array(rows, np.int64)),
+        buffer.put(np.array([_effective_top_k(options[row], vocab_size) for row in rows], np.int64)),
+        buffer.put(np.array([options[row].top_p for row in rows], np.float64)),
+    )
+
+
+def thresholds(
+    logits: torch.Tensor,
+    weights: torch.Tensor,
+    options: Sequence[SamplingParams],
+    inputs: FilterInputs,
+) -> torch.Tensor:
     """logits (n, vocabulary), float32 and divided by the temperature -> (n,): tokens at or above are kept.
 
     `weights` are exp(logit - the row's largest).
     """
-    vocabulary = logits.shape[1]
-    floors = _min_p_floors(logits, options)
+    floors = logits.amax(-1) + inputs.log_min_p
     result = floors.clone()
-    sizes = [size for size in SORTED_SIZES if size < vocabulary] + [vocabulary]
-    groups = _by_size(options, sizes)
-    for size, wider in zip(sizes, [*sizes[1:], vocabulary], strict=True):
-        rows = groups[size]
-        if rows:
-            where = torch.tensor(rows, device=logits.device)
-            part = _Rows(logits[where], weights[where], floors[where], [options[row] for row in rows])
-            found, is_enough = _top_thresholds(part, size)
-            result[where] = found
-            if size < vocabulary:
-                groups[wider] += [row for row, enough in zip(rows, is_enough.tolist(), strict=True) if not enough]
+    pending = list(inputs.groups)
+    while pending:
+        group = pending.pop(0)
+        part = _Rows(
+            logits.index_select(0, group.where),
+            weights.index_select(0, group.where),
+            floors.index_select(0, group.where),
+            [options[row] for row in group.rows],
+        )
+        found, is_enough = _top_thresholds(part, group)
+        result.index_copy_(0, group.where, found)
+        if is_enough is not None:
+            pending = _with_wider(pending, group, is_enough.tolist(), logits.shape[1])
     return result
+
+
+def _with_wider(pending: list[FilterGroup], group: FilterGroup, is_enough: list[bool], vocab: int) -> list[FilterGroup]:
+    """Rows that need a longer look, each in a group of the next size."""
+    left = torch.tensor([index for index, enough in enumerate(is_enough) if not enough], dtype=torch.int64)
+    if not len(left):
+        return pending
+    size = next((size for size in SORTED_SIZES if group.size < size < vocab), vocab)
+    rows = [group.rows[index] for index in left.tolist()]
+    return [*pending, FilterGroup(size, size == vocab, rows, group.where[left], group.top_k[left], group.top_p[left])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,41 +128,45 @@ class _Rows:
     options: list[SamplingParams]
 
 
-def _min_p_floors(logits: torch.Tensor, options: Sequence[SamplingParams]) -> torch.Tensor:
-    """The largest logit plus log(min_p); without min-p -inf, which keeps all."""
-    with np.errstate(divide="ignore"):
-        shares = np.log(np.array([option.min_p for option in options], np.float32))
-    return logits.amax(-1) + torch.from_numpy(shares).to(logits.device)
-
-
-def _by_size(options: Sequence[SamplingParams], sizes: list[int]) -> dict[int, list[int]]:
-    """Rows with top-k or top-p by how many of their largest logits are looked at first."""
+def _by_size(options: Sequence[SamplingParams], sizes: list[int], *, is_final: bool) -> dict[int, list[int]]:
+    """Rows with top-k or top-p by how many of their largest logits are looked at, first or (`is_final`) at all."""
     groups: dict[int, list[int]] = {size: [] for size in sizes}
     for row, option in enumerate(options):
         top_k = _effective_top_k(option, sizes[-1])
         if top_k or option.top_p < 1.0:
-            groups[next(size for size in sizes if top_k < size)].append(row)
+            whole = is_final and not top_k
+            groups[sizes[-1] if whole else next(size for size in sizes if top_k < size)].append(row)
     return groups
 
 
-def _top_thresholds(rows: _Rows, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Thresholds (n,) from the `size` largest logits of each row, and (n,) whether those were enough to know."""
-    top_k = torch.tensor([_effective_top_k(option, rows.logits.shape[1]) for option in rows.options])
-    top_k = top_k.to(rows.logits.device)
+def _top_thresholds(rows: _Rows, group: FilterGroup) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Thresholds (n,) from the largest logits of each row, and (n,) whether those were enough to know.
+
+    None: they are. On a GPU, where asking would mean waiting: all that lies beyond equals the last of top-k, and
+    a threshold keeps equals; their weight is in the sum over the whole row.
+    """
+    top_k, size = group.top_k, group.size
+    is_whole = size >= rows.logits.shape[1]
     largest = rows.logits.topk(size).values
-    kept = largest >= torch.maximum(rows.floors, _kth_values(largest, top_k))[:, None]
+    limits = torch.maximum(rows.floors, _kth_values(largest, top_k))[:, None]
+    kept = largest >= limits
     cumulative = ((largest - largest[:, :1]).double().exp_() * kept).cumsum(-1)
-    total = cumulative[:, -1] if bool((top_k > 0).all()) else _totals(rows, cumulative[:, -1], top_k)
-    wanted = torch.tensor([o.top_p for o in rows.options], dtype=torch.float64, device=total.device) * total
+    is_partial = group.is_final and not is_whole
+    total = sums(rows.weights * (rows.logits >= limits)) if is_partial else _totals(rows, cumulative[:, -1], top_k)
+    wanted = group.top_p * total
     is_reached_before = pad(cumulative, (1, -1)) >= wanted[:, None]
     last = ((kept & ~is_reached_before).sum(-1) - 1).clamp_(min=0)
-    is_enough = ~kept[:, -1] | ((top_k == 0) & (cumulative[:, -1] >= wanted))
-    return largest.gather(-1, last[:, None])[:, 0], is_enough
+    found = largest.gather(-1, last[:, None])[:, 0]
+    if group.is_final:
+        return found, None
+    return found, ~kept[:, -1] | ((top_k == 0) & (cumulative[:, -1] >= wanted))
 
 
 def _totals(rows: _Rows, sums_of_largest: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     """(n,) float64, the weight of all that min-p and top-k leave: what top-p is a share of."""
     weights = rows.weights
+    if all(_effective_top_k(option, weights.shape[1]) for option in rows.options):
+        return sums_of_largest
     if any(option.min_p for option in rows.options):
         weights = weights * (rows.logits >= rows.floors[:, None])
     return torch.where(top_k > 0, sums_of_largest, sums(weights))

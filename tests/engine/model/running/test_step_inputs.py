@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from kvscope_engine.model.running.decode_graphs import StaticInputs, captured_sizes, padded_size
-from kvscope_engine.model.running.step_inputs import TableRows, build_inputs, pad_decodes
+from kvscope_engine.model.running.decode_graphs import captured_lengths, captured_sizes, padded_size
+from kvscope_engine.model.running.step_buffer import StepBuffer
+from kvscope_engine.model.running.step_inputs import TableRows, build_inputs
+from kvscope_engine.model.running.step_tensors import put_decodes
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -83,38 +86,32 @@ def change_table(table: list[int], rng: np.random.Generator) -> None:
 def test_padding_writes_nowhere_and_attends_to_nothing() -> None:
     requests = [make_request(number, [1] * 9, [5 + number], [number, 3 + number, 6]) for number in (1, 2, 3)]
     plan = StepPlan(tuple(Scheduled(request, 9, 1, True) for request in requests), num_single_token=3)
-    padded = pad_decodes(build_inputs(plan, TableRows(4, 3), BLOCK_SIZE), size=8, max_blocks=5)
+    inputs = build_inputs(plan, TableRows(4, 3), BLOCK_SIZE)
+    padded = put_decodes(inputs, 8, 20, BLOCK_SIZE, StepBuffer(torch.device("cpu"), 0))
     assert padded.input_ids.tolist() == [6, 7, 8, 0, 0, 0, 0, 0]
     assert padded.positions.tolist() == [9, 9, 9, 0, 0, 0, 0, 0]
     assert padded.slot_mapping.tolist() == [25, 25, 25, -1, -1, -1, -1, -1]
-    assert padded.seq_lens.tolist() == [10, 10, 10, 0, 0, 0, 0, 0]
-    assert padded.block_tables.shape == (8, 5)
-    assert padded.block_tables[1].tolist() == [2, 5, 6, 0, 0]
+    assert padded.decode is not None
+    assert padded.decode.seq_lens.tolist() == [10, 10, 10, 0, 0, 0, 0, 0]
+    assert padded.decode.block_tables.shape == (8, 16), "a multiple of 16"
+    assert padded.decode.block_tables[1, :3].tolist() == [2, 5, 6]
+    assert padded.decode.max_seq_len == 20
     assert padded.num_single_token == 8
-    assert padded.sample_rows.tolist() == [0, 1, 2]
 
 
 def test_prefills_are_not_padded() -> None:
     request = make_request(1, [1, 2], [], [0])
     inputs = build_inputs(StepPlan((Scheduled(request, 0, 2, True),), 0), TableRows(1, 4), BLOCK_SIZE)
     with pytest.raises(AssertionError, match="only decodes"):
-        pad_decodes(inputs, 8, 4)
+        put_decodes(inputs, 8, 16, BLOCK_SIZE, StepBuffer(torch.device("cpu"), 0))
 
 
-def test_static_inputs_take_a_padded_step_into_their_first_rows() -> None:
-    import torch
-
-    request = make_request(1, [1] * 5, [9], [3, 1])
-    inputs = build_inputs(StepPlan((Scheduled(request, 5, 1, True),), 1), TableRows(1, 4), BLOCK_SIZE)
-    static = StaticInputs.allocate(4, 3, torch.device("cpu"))
-    addresses = [static.input_ids.data_ptr(), static.block_tables.data_ptr()]
-    static.seq_lens.fill_(77)
-    static.fill(pad_decodes(inputs, 2, 3))
-    assert static.seq_lens.tolist() == [6, 0, 77, 77]
-    assert static.slot_mapping.tolist() == [5, -1, -1, -1]
-    assert static.input_ids.tolist() == [9, 0, 0, 0]
-    assert static.block_tables[0].tolist() == [3, 1, 0]
-    assert addresses == [static.input_ids.data_ptr(), static.block_tables.data_ptr()]
+@pytest.mark.parametrize(
+    ("max_tokens", "lengths"),
+    [(100, (100,)), (2048, (2048,)), (5000, (2048, 5000)), (131072, (2048, 16384, 131072))],
+)
+def test_captured_lengths(max_tokens: int, lengths: tuple[int, ...]) -> None:
+    assert captured_lengths(max_tokens) == lengths
 
 
 @pytest.mark.parametrize(

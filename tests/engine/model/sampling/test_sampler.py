@@ -11,9 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.random_numbers import uniforms
 from kvscope_engine.model.sampling.sampler import Sampler
-from kvscope_engine.model.sampling.token_filter import thresholds
+from kvscope_engine.model.sampling.token_filter import filter_inputs, thresholds
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -141,11 +142,39 @@ def test_a_row_alone_gives_what_it_gives_in_the_batch() -> None:
         assert together == alone == backwards[::-1]
 
 
+class DeviceBuffer(StepBuffer):
+    """A CPU's buffer that claims to be a GPU's, so that nothing may be asked of the device."""
+
+    @property
+    def is_on_device(self) -> bool:
+        return True
+
+
+def thresholds_of(logits: torch.Tensor, weights: torch.Tensor, options: Sequence[SamplingParams]) -> torch.Tensor:
+    """Asking how far to look, as on a CPU; without asking, as on a GPU, it is the same but for a sum's last bit."""
+    found = []
+    for kind in (StepBuffer, DeviceBuffer):
+        inputs = filter_inputs(options, logits.shape[1], kind(torch.device("cpu"), 0))
+        found.append(thresholds(logits, weights, options, inputs))
+    kept = [(logits >= one[:, None]).sum(-1) for one in found]
+    assert int((kept[0] - kept[1]).abs().max()) <= 1
+    return found[0]
+
+
+def test_ties_past_the_largest_that_are_looked_at_are_weighed_without_asking() -> None:
+    logits = torch.full((2, 3000), -1.0)
+    logits[:, :500] = 2.0
+    logits[:, 0] = 3.0
+    options = [SamplingParams(top_k=3, top_p=0.5), SamplingParams(top_k=3, top_p=0.001)]
+    weights = (logits - 3.0).exp()
+    assert thresholds_of(logits, weights, options).tolist() == [2.0, 3.0]
+
+
 def test_equal_logits_at_the_border_are_all_kept() -> None:
     logits = torch.zeros(3, 3000)
     options = [SamplingParams(top_k=3), SamplingParams(top_k=1500), SamplingParams(top_p=0.01)]
     weights = torch.ones_like(logits)
-    assert thresholds(logits, weights, options).tolist() == [0.0, 0.0, 0.0]
+    assert thresholds_of(logits, weights, options).tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0, 50.0])
@@ -155,7 +184,7 @@ def test_wide_nuclei_are_found_whatever_has_to_be_sorted(temperature: float) -> 
     logits = rng.normal(0, 4, (6, 5000)).astype(np.float32) / np.float32(temperature)
     options = [SamplingParams(top_p=p, min_p=m) for p in (0.1, 0.9, 0.9999) for m in (0.0, 0.001)]
     weights = np.exp(logits - logits.max(1, keepdims=True))
-    found = thresholds(torch.from_numpy(logits), torch.from_numpy(weights), options)
+    found = thresholds_of(torch.from_numpy(logits), torch.from_numpy(weights), options)
     for row, option, threshold in zip(logits, options, found.tolist(), strict=True):
         request = make_request(1, top_p=option.top_p, min_p=option.min_p)
         request.prompt_token_ids.clear()
@@ -180,7 +209,7 @@ def test_filters_keep_what_those_of_transformers_keep(
     processor: Any = getattr(transformers, name)(**argument)
     expected = processor(None, logits.clone()) > -torch.inf
     weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    found = thresholds(logits, weights, [SamplingParams(**options)] * 20)
+    found = thresholds_of(logits, weights, [SamplingParams(**options)] * 20)
     assert torch.equal(logits >= found[:, None], expected)
 
 

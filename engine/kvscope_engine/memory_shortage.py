@@ -1,0 +1,72 @@
+"""A step for which a device's memory did not suffice: tried again, then without its prefills, before anyone gives up.
+
+Owns what is tried, and who ends. A plan may be run again: writing the same keys and values, and copying to a block
+that was free, come to the same twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.request import Request
+
+
+class StepRunner(Protocol):
+    """Runs steps; see `model.runner.ModelRunner`."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step."""
+
+    def recover(self) -> None:
+        """After a step that ran out of memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What was run in the end."""
+
+    plan: StepPlan
+    result: StepResult
+    failed: tuple[Request, ...] = ()
+    """Planned and not run: each ends with the `reason`."""
+    reason: str = ""
+
+
+def run_with_shortages(runner: StepRunner, plan: StepPlan) -> StepOutcome:
+    """Run a plan, or as much of it as there is memory for. Other failures are raised: nobody knows what they left."""
+    reason = ""
+    for part in (plan, plan, _decodes_of(plan)):
+        if not part.scheduled:
+            continue
+        try:
+            result = runner.run(part)
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            reason = f"no memory for a step of {part.num_tokens} tokens ({_first_line(error)})"
+            runner.recover()
+        else:
+            left = plan.scheduled[len(part.scheduled) :]
+            return StepOutcome(part, result, tuple(item.request for item in left), reason if left else "")
+    failed = tuple(item.request for item in plan.scheduled)
+    return StepOutcome(StepPlan((), 0), StepResult(()), failed, reason)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether memory ran out. A CPU's allocator says so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _decodes_of(plan: StepPlan) -> StepPlan:
+    """Without prefills, which take by far the most; empty when that is the whole plan."""
+    if plan.num_single_token == len(plan.scheduled):
+        return StepPlan((), 0)
+    return StepPlan(plan.scheduled[: plan.num_single_token], plan.num_single_token, plan.copies)
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{(str(error).splitlines() or [type(error).__name__])[0]:.160}"

@@ -1,0 +1,125 @@
+"""Bytes that steps take on a device beside weights, KV and the model's own activations. Plain arithmetic.
+
+Owns the sizes of what the runner allocates once, and what sampling makes of a step's logits, so that a plan of the
+memory can ask before there is a runner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.memory.memory_plan import StepReserves
+from kvscope_engine.model.running.decode_graphs import captured_lengths, captured_sizes
+from kvscope_engine.model.running.step_tensors import inputs_bytes
+from kvscope_kernels.launch import decode_tiles, plan_splits
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loading.loader import LoadedModel
+
+CPU_BATCHED_TOKENS: Final = 512
+GPU_BATCHED_TOKENS: Final = 8192
+GRAPH_BYTES: Final = 256 << 20
+"""Of all graphs together, beside the tensors that they read and write: their nodes, and what they keep between them."""
+SAMPLING_INPUT_BYTES: Final = 1 << 20
+"""Of a step's buffer, for what sampling needs of the requests. More than that goes up in copies of its own."""
+SAMPLING_ROW_BYTES: Final = 256
+FLOAT32_BYTES: Final = 4
+SAMPLING_BYTES_A_LOGIT: Final = 48
+"""What sampling with every option holds at once for one logit: raw log-probabilities and scaled logits (4 each),
+weights (4), sorted values and their places (12), sums in double precision (16), and masks (8)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step that service can ask for."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_request_tokens: int
+    """What the pool can hold of one request, at most the model's length."""
+    block_size: int
+
+    @property
+    def max_request_blocks(self) -> int:
+        """Blocks of the longest request."""
+        return -(-self.max_request_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """Attention heads of a model's widest layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    element_bytes: int
+
+
+def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
+    """Tokens of the largest step: what was asked for, or what suits the device."""
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    return max(GPU_BATCHED_TOKENS if device_type == "cuda" else CPU_BATCHED_TOKENS, config.max_num_seqs)
+
+
+def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors: int) -> StepReserves:
+    """What stays taken for steps, beside what a profile of one shows, before it is known what the pool holds."""
+    limits = StepLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+        max_request_tokens=loaded.max_model_len,
+        block_size=config.block_size,
+    )
+    heads = HeadShape(
+        num_heads=loaded.num_query_heads,
+        num_kv_heads=loaded.num_kv_heads,
+        head_dim=loaded.head_dim,
+        element_bytes=loaded.dtype.itemsize,
+    )
+    graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_logits_bytes(limits, logits_width(loaded))
+    return StepReserves(
+        attention_partials=split_partials_bytes(limits, heads, num_multiprocessors),
+        graphs=graphs + step_buffer_bytes(limits),
+        sampling=sampling_bytes(limits, logits_width(loaded)),
+    )
+
+
+def step_buffer_bytes(limits: StepLimits) -> int:
+    """Bytes of a step's buffer, on the host and again on the device."""
+    tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+    inputs = inputs_bytes(tokens, limits.max_num_seqs, limits.max_request_tokens, limits.block_size)
+    return inputs + SAMPLING_INPUT_BYTES + SAMPLING_ROW_BYTES * limits.max_num_seqs
+
+
+def graph_logits_bytes(limits: StepLimits, vocab_size: int) -> int:
+    """Bytes of the one tensor of logits that all graphs write."""
+    return FLOAT32_BYTES * captured_sizes(limits.max_num_seqs)[-1] * vocab_size
+
+
+def split_partials_bytes(limits: StepLimits, heads: HeadShape, num_multiprocessors: int) -> int:
+    """Bytes of the largest decode's partial results: of one layer, whose room the next one takes over."""
+    sizes = {*captured_sizes(limits.max_num_seqs), limits.max_num_seqs}
+    lengths = captured_lengths(limits.max_request_tokens)
+    return max(_partials(size, length, heads, num_multiprocessors) for size in sizes for length in lengths)
+
+
+def sampling_bytes(limits: StepLimits, vocab_size: int) -> int:
+    """Bytes that sampling with every option takes of a full batch's logits, these included."""
+    rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return (SAMPLING_BYTES_A_LOGIT + FLOAT32_BYTES) * rows * vocab_size
+
+
+def logits_width(loaded: LoadedModel) -> int:
+    """Columns of a model's logits: those of its head, which may be padded past the vocabulary."""
+    module: Any = loaded.module
+    head = module.get_output_embeddings()
+    return int(getattr(head, "out_features", loaded.info.vocab_size))
+
+
+def _partials(size: int, length: int, heads: HeadShape, num_multiprocessors: int) -> int:
+    group = heads.num_heads // heads.num_kv_heads
+    tiles = decode_tiles(heads.head_dim, heads.head_dim, group, heads.element_bytes)
+    plan = plan_splits(length, size * heads.num_kv_heads, tiles.tile_n, num_multiprocessors)
+    return FLOAT32_BYTES * size * heads.num_heads * plan.num_splits * (heads.head_dim + 1)

@@ -1,0 +1,101 @@
+"""A step's arrays as the tensors that the model is run on, by way of the step's buffer.
+
+Owns their order in the buffer and the rule that keeps kernels from being compiled twice: tables are a multiple of 16
+wide, and decodes and prefills have arrays of their own, so that each starts at the same alignment in every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvscope_engine.model.running.attention import DecodeBatch, PrefillBatch
+from kvscope_engine.model.running.step_buffer import StepBuffer, aligned_bytes
+from kvscope_engine.model.running.step_inputs import StepInputs
+
+WIDTH_STEP: Final = 16
+"""Columns: Triton compiles a kernel again for a row length that 16 does not divide."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What the model and its attention read."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    num_single_token: int
+    decode: DecodeBatch | None
+    prefill: PrefillBatch | None
+    sample_rows: torch.Tensor | None
+    """None when every row is sampled, or none is."""
+
+
+def put_inputs(inputs: StepInputs, buffer: StepBuffer) -> StepTensors:
+    """A step as it is, for running eagerly."""
+    count = inputs.num_single_token
+    decode = prefill = None
+    flat = buffer.put(inputs.input_ids), buffer.put(inputs.positions), buffer.put(inputs.slot_mapping)
+    if count:
+        tables, seq_lens = _tables(inputs.block_tables[:count], buffer), buffer.put(inputs.seq_lens[:count])
+        decode = DecodeBatch(tables, seq_lens, int(inputs.seq_lens[:count].max()))
+    if count < len(inputs.seq_lens):
+        query_start = inputs.query_start[count:] - inputs.query_start[count]
+        prefill = PrefillBatch(
+            block_tables=_tables(inputs.block_tables[count:], buffer),
+            seq_lens=buffer.put(inputs.seq_lens[count:]),
+            max_seq_len=int(inputs.seq_lens[count:].max()),
+            query_start=buffer.put(query_start),
+            max_query_len=int(np.diff(query_start).max()),
+        )
+    is_some = 0 < len(inputs.sample_rows) < inputs.num_tokens
+    rows = buffer.put(inputs.sample_rows) if is_some else None
+    return StepTensors(*flat, count, decode, prefill, rows)
+
+
+def put_decodes(inputs: StepInputs | None, size: int, length: int, block_size: int, buffer: StepBuffer) -> StepTensors:
+    """A step of decodes alone, padded to `size` sequences of up to `length` tokens: the shapes of one graph.
+
+    Sequences that are added write nowhere (slot -1) and attend to nothing; without `inputs` all are of that kind.
+    What a table holds behind a sequence's last block is never read, so it is not written either.
+    """
+    count = 0 if inputs is None else len(inputs.seq_lens)
+    assert inputs is None or inputs.num_single_token == count == inputs.num_tokens <= size, "only decodes are padded"
+    ids, input_ids = buffer.reserve((size,), np.int64)
+    places, positions = buffer.reserve((size,), np.int64)
+    slots, slot_mapping = buffer.reserve((size,), np.int64)
+    lengths, seq_lens = buffer.reserve((size,), np.int32)
+    tables, block_tables = buffer.reserve((size, table_width(length, block_size)), np.int32)
+    for array, fill in ((ids, 0), (places, 0), (slots, -1), (lengths, 0)):
+        array[count:] = fill
+    if inputs is not None:
+        ids[:count], places[:count] = inputs.input_ids, inputs.positions
+        slots[:count], lengths[:count] = inputs.slot_mapping, inputs.seq_lens
+        tables[:count, : inputs.block_tables.shape[1]] = inputs.block_tables
+    decode = DecodeBatch(block_tables, seq_lens, length)
+    return StepTensors(input_ids, positions, slot_mapping, size, decode, None, None)
+
+
+def table_width(length: int, block_size: int) -> int:
+    """Columns of a table for `length` tokens."""
+    return -(-length // (block_size * WIDTH_STEP)) * WIDTH_STEP
+
+
+def inputs_bytes(num_tokens: int, num_seqs: int, length: int, block_size: int) -> int:
+    """Bytes of the largest step's tensors in a buffer."""
+    tables = 4 * num_seqs * table_width(length, block_size)
+    each = aligned_bytes(*[8 * num_tokens] * 3, tables, *[4 * (num_seqs + 1)] * 4, 8 * num_seqs)
+    return each + aligned_bytes(1)  # decodes and prefills begin arrays of their own
+
+
+def _tables(tables: NDArray[Any], buffer: StepBuffer) -> torch.Tensor:
+    if not buffer.is_on_device:
+        return buffer.put(tables)
+    width = -(-tables.shape[1] // WIDTH_STEP) * WIDTH_STEP
+    array, tensor = buffer.reserve((len(tables), width), np.int32)
+    array[:, : tables.shape[1]] = tables
+    return tensor

@@ -1,0 +1,141 @@
+"""Before the first request on a GPU: every kernel that service can need is compiled, and the graphs are captured.
+
+Owns which steps are tried. They write nowhere and attend to nothing, so that no block of the pool need be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+import torch
+
+from kvscope_engine.model.memory.step_memory import StepLimits
+from kvscope_engine.model.running.attention import DecodeBatch, PrefillBatch
+from kvscope_engine.model.running.decode_graphs import DecodeGraphs
+from kvscope_engine.model.running.step_buffer import StepBuffer
+from kvscope_engine.model.running.step_tensors import StepTensors, table_width
+from kvscope_engine.model.sampling.sampler import Sampler
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Progress
+
+STAGE: Final = "warm up"
+LONGEST_RUN: Final = 128
+"""Queries from which on prefill's tiles do not grow."""
+EVERY_OPTION: Final = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
+    SamplingParams(temperature=0.7, top_p=0.9, seed=1, min_tokens=1),
+    SamplingParams(temperature=0.7, seed=1, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+)
+
+Run = Callable[[StepTensors], torch.Tensor]
+"""Logits of all rows of a step."""
+
+
+def warm_up(
+    limits: StepLimits,
+    run: Run,
+    sampler: Sampler,
+    buffer: StepBuffer,
+    graphs: DecodeGraphs | None,
+    progress: Callable[[Progress], None],
+) -> str:
+    """Try all; returns why graphs could not be captured, empty when they were or none are wanted."""
+    steps = list(idle_steps(limits))
+    total = len(steps) + (len(graphs.shapes) if graphs is not None else 0)
+    logits = None
+    for done, step in enumerate(steps):
+        progress(Progress(stage=STAGE, detail="kernels", done=done, total=total))
+        buffer.begin()
+        tensors = step(buffer)
+        buffer.send()
+        logits = run(tensors)
+    if logits is not None:
+        _sample(logits, sampler, buffer)
+    return _capture(graphs, len(steps), total, progress) if graphs is not None else ""
+
+
+def idle_steps(limits: StepLimits) -> Iterator[Callable[[StepBuffer], StepTensors]]:
+    """Steps that between them launch every variant of every kernel: tiles of prefill grow with the longest run."""
+    num_queries = 1
+    most = min(limits.max_num_batched_tokens, LONGEST_RUN)
+    while num_queries < most:
+        yield _prefill_step(num_queries, 0)
+        num_queries *= 2
+    yield _prefill_step(most, 0)
+    yield _prefill_step(min(2, most), 1)
+    for length in dict.fromkeys((1, limits.max_request_tokens)):  # in one part, and in several to be merged
+        for num_rows in dict.fromkeys((1, min(2, limits.max_num_seqs))):
+            yield _decode_step(num_rows, length, limits.block_size)
+
+
+def _decode_step(num_rows: int, length: int, block_size: int) -> Callable[[StepBuffer], StepTensors]:
+    def put(buffer: StepBuffer) -> StepTensors:
+        flat = _idle_tokens(num_rows, buffer)
+        return StepTensors(*flat, num_rows, _idle_decodes(num_rows, length, block_size, buffer), None, None)
+
+    return put
+
+
+def _prefill_step(num_queries: int, num_single_token: int) -> Callable[[StepBuffer], StepTensors]:
+    """Tokens that belong to no sequence, launched as if one had them all."""
+
+    def put(buffer: StepBuffer) -> StepTensors:
+        flat = _idle_tokens(num_single_token + num_queries, buffer)
+        prefill = PrefillBatch(
+            block_tables=buffer.put(np.zeros((1, table_width(1, 1)), np.int32)),
+            seq_lens=buffer.put(np.zeros(1, np.int32)),
+            max_seq_len=num_queries,
+            query_start=buffer.put(np.zeros(2, np.int32)),
+            max_query_len=num_queries,
+        )
+        decode = _idle_decodes(num_single_token, 1, 1, buffer) if num_single_token else None
+        return StepTensors(*flat, num_single_token, decode, prefill, None)
+
+    return put
+
+
+def _idle_tokens(num_tokens: int, buffer: StepBuffer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    zeros = np.zeros(num_tokens, np.int64)
+    return buffer.put(zeros), buffer.put(zeros), buffer.put(np.full(num_tokens, -1, np.int64))
+
+
+def _idle_decodes(num_rows: int, length: int, block_size: int, buffer: StepBuffer) -> DecodeBatch:
+    tables = buffer.put(np.zeros((num_rows, table_width(length, block_size)), np.int32))
+    return DecodeBatch(tables, buffer.put(np.zeros(num_rows, np.int32)), length)
+
+
+def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
+    """With every option, so that no library is loaded in service either."""
+    requests = [
+        Request(
+            number=-1 - index,
+            request_id=STAGE,
+            prompt_token_ids=[0],
+            sampling=sampling,
+            max_tokens=1,
+            arrival_ns=0,
+        )
+        for index, sampling in enumerate(EVERY_OPTION)
+    ]
+    zeros = logits.new_zeros(len(requests), logits.shape[1])
+    buffer.begin()
+    inputs = sampler.inputs(requests, buffer, logits.shape[1])
+    buffer.send()
+    sampler.run(zeros, inputs)
+    for request in requests:
+        sampler.forget(request)
+
+
+def _capture(graphs: DecodeGraphs, done: int, total: int, progress: Callable[[Progress], None]) -> str:
+    try:
+        for index, shape in enumerate(graphs.shapes):
+            detail = f"CUDA graph of {shape.size} requests of {shape.length} tokens"
+            progress(Progress(stage=STAGE, detail=detail, done=done + index, total=total))
+            graphs.capture(shape)
+    except RuntimeError as error:  # torch.OutOfMemoryError among them
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
+    return ""

@@ -1,0 +1,112 @@
+"""What sampling needs of the requests: numbers and rows, decided on the host and sent up with the step.
+
+Owns which rows ask for what. All branches of sampling are taken on these, never on what the device has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvscope_engine.model.running.step_buffer import StepBuffer
+from kvscope_engine.model.sampling.penalties import Penalties, PenaltyInputs
+from kvscope_engine.model.sampling.random_numbers import uniforms
+from kvscope_engine.model.sampling.token_filter import FilterInputs, filter_inputs, has_filter
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+MIN_TEMPERATURE: Final = 1e-5
+"""Below it the most likely token is taken, as vLLM does: dividing by less overflows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobInputs:
+    """Rows whose log-probabilities are asked for, and how many of the largest each."""
+
+    rows: list[int]
+    counts: list[int]
+    where: torch.Tensor
+    """The same rows, (len(rows),) int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawInputs:
+    """Rows that are drawn at random."""
+
+    where: torch.Tensor | None
+    """(n,) int64; None when all are."""
+    temperatures: torch.Tensor
+    """(n, 1) float32."""
+    uniforms: torch.Tensor
+    """(n,) float64."""
+    options: list[SamplingParams]
+    filter: FilterInputs | None
+    """None when nothing is filtered."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """A batch's options as tensors; None where nobody asks."""
+
+    num_rows: int
+    vocab_size: int
+    """Columns of the logits."""
+    penalties: PenaltyInputs | None
+    forbidden: torch.Tensor | None
+    """Places, row * vocabulary + token, of ends of sequence that come too early."""
+    draw: DrawInputs | None
+    logprobs: LogprobInputs | None
+
+
+def sampling_inputs(
+    requests: Sequence[Request],
+    eos_token_ids: Sequence[int],
+    vocab_size: int,
+    penalties: Penalties,
+    buffer: StepBuffer,
+) -> SamplingInputs:
+    """Everything put into `buffer`, which the caller sends."""
+    early = [row for row, request in enumerate(requests) if _is_early(request)] if eos_token_ids else []
+    drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
+    return SamplingInputs(
+        num_rows=len(requests),
+        vocab_size=vocab_size,
+        penalties=penalties.inputs(requests, vocab_size, buffer),
+        forbidden=buffer.put(_places(early, eos_token_ids, vocab_size)) if early else None,
+        draw=_draw_inputs(requests, drawn, vocab_size, buffer) if drawn else None,
+        logprobs=_logprob_inputs(requests, buffer),
+    )
+
+
+def _draw_inputs(requests: Sequence[Request], rows: list[int], vocab_size: int, buffer: StepBuffer) -> DrawInputs:
+    drawn = [requests[row] for row in rows]
+    options = [request.sampling for request in drawn]
+    seeds = [request.number if request.sampling.seed is None else request.sampling.seed for request in drawn]
+    return DrawInputs(
+        where=None if len(rows) == len(requests) else buffer.put(np.array(rows, np.int64)),
+        temperatures=buffer.put(np.array([[option.temperature] for option in options], np.float32)),
+        uniforms=buffer.put(uniforms(seeds, [len(request.output_token_ids) for request in drawn])),
+        options=options,
+        filter=filter_inputs(options, vocab_size, buffer) if any(map(has_filter, options)) else None,
+    )
+
+
+def _logprob_inputs(requests: Sequence[Request], buffer: StepBuffer) -> LogprobInputs | None:
+    asked = {row: r.sampling.logprobs for row, r in enumerate(requests) if r.sampling.logprobs is not None}
+    if not asked:
+        return None
+    rows = list(asked)
+    return LogprobInputs(rows, list(asked.values()), buffer.put(np.array(rows, np.int64)))
+
+
+def _places(rows: list[int], tokens: Sequence[int], vocab_size: int) -> NDArray[Any]:
+    return (np.array(rows, np.int64)[:, None] * vocab_size + np.array(tokens, np.int64)).reshape(-1)
+
+
+def _is_early(request: Request) -> bool:
+    return len(request.output_token_ids) < request.sampling.min_tokens

@@ -1,0 +1,286 @@
+"""A GPU that is not there: tensors without data on `cuda:0`, kernels that are only written down.
+
+torch's fake tensors refuse operands of different devices and raise where data are read on the host. Launches of
+Triton kernels are stood in for by a list of what they were given, with the key under which Triton would have looked
+for a compiled kernel; a CUDA graph is a name; whatever crosses between host and device is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvscope_engine.model.running import runner, step_buffer
+from kvscope_engine.model.running.attention import ATTENTION_NAME, register_attention
+from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
+from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.sampling import logprobs, sampler
+
+GPU: Final = torch.device("cuda:0")
+CAPABILITY: Final = 90
+NUM_MULTIPROCESSORS: Final = 132
+VOCABULARY: Final = 4000
+
+
+@dataclass
+class Seen:
+    """What a stretch of work did."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    """Triton's, by kernel."""
+    replays: int = 0
+    read_backs: int = 0
+    uploads: int = 0
+    compiled: set[str] = field(default_factory=set)
+    """Keys of kernels that had to be compiled."""
+
+    def clear(self) -> None:
+        """Forget all but what is compiled."""
+        self.launches.clear()
+        self.replays = self.read_backs = self.uploads = 0
+
+
+class Crossings(TorchDispatchMode):
+    """Counts copies between host and device."""
+
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            self._seen.uploads += source.device.type == "cpu" and result.device.type == "cuda"
+            self._seen.read_backs += source.device.type == "cuda" and result.device.type == "cpu"
+        return result
+
+
+class Indexing(TorchFunctionMode):
+    """Indexing and copying as dispatched operations: Python's own ask CUDA which device is current."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        if func is torch.Tensor.__getitem__:
+            return indexed(*args)
+        if func is torch.Tensor.__setitem__:
+            value = args[2] if isinstance(args[2], torch.Tensor) else torch.full((), args[2])
+            return aten.copy_.default(indexed(args[0], args[1]), value)
+        if func is torch.Tensor.copy_:
+            return aten.copy_.default(args[0], args[1])
+        if func is torch.Tensor.__invert__:
+            return aten.bitwise_not.default(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def indexed(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """Slices, numbers, None, an ellipsis and tensors."""
+    aten, axis = torch.ops.aten, 0
+    tensors: list[torch.Tensor | None] = []
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(part is Ellipsis for part in parts):
+        at = next(place for place, part in enumerate(parts) if part is Ellipsis)
+        missing = tensor.dim() - sum(part is not None and part is not Ellipsis for part in parts)
+        parts[at : at + 1] = [slice(None)] * missing
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            tensors += [None] * (axis - len(tensors)) + [part]
+            axis += 1
+        elif part is None:
+            tensor, axis = aten.unsqueeze.default(tensor, axis), axis + 1
+        elif isinstance(part, slice):
+            tensor, axis = aten.slice.Tensor(tensor, axis, part.start, part.stop, part.step or 1), axis + 1
+        else:
+            tensor = aten.select.int(tensor, axis, part)
+    return aten.index.Tensor(tensor, tensors) if tensors else tensor
+
+
+class Keys:
+    """The keys of Triton's own specialisation, for the tensors of a device that is not there."""
+
+    def __init__(self) -> None:
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import make_backend
+
+        self._backend = make_backend(GPUTarget("cuda", CAPABILITY, 32))
+        self._binders: dict[str, Any] = {}
+
+    def key(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """As `JITFunction.run` makes it."""
+        from triton.runtime.jit import create_function_from_signature
+
+        name = kernel.fn.__name__
+        if name not in self._binders:
+            self._binders[name] = create_function_from_signature(kernel.signature, kernel.params, self._backend)
+        seen = (Pointer(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
+        _, specialization, options = self._binders[name](*seen, **kwargs)
+        return f"{name} {specialization} {options}"
+
+
+class Pointer:
+    """A tensor as Triton looks at it. The allocator gives multiples of 512."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = tensor.dtype
+        self._address = (1 << 20) + tensor.storage_offset() * tensor.element_size()
+
+    def data_ptr(self) -> int:
+        """Where its first element is."""
+        return self._address
+
+
+class FakeEvent:
+    """A moment that is past at once."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, _: FakeEvent) -> float:
+        return 1.0
+
+
+@dataclass
+class FakeGPU:
+    """Everything that a test of this folder needs."""
+
+    seen: Seen
+    mode: FakeTensorMode
+    make_runner: Callable[..., ModelRunner]
+    capture_error: list[Exception] = field(default_factory=list)
+    """Raised by the next capture, if there is one."""
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
+    """Inside, every tensor is fake. Skips where Triton is not installed or interprets."""
+    jit = pytest.importorskip("triton.runtime.jit")
+    seen, mode = Seen(), FakeTensorMode()
+    gpu = FakeGPU(seen, mode, lambda **options: make_runner(monkeypatch, **options))
+    _stand_in_for_cuda(monkeypatch, gpu)
+    _stand_in_for_triton(monkeypatch, jit, seen)
+    with mode, Crossings(seen), Indexing():
+        yield gpu
+
+
+def _stand_in_for_triton(monkeypatch: pytest.MonkeyPatch, jit: Any, seen: Seen) -> None:
+    keys = Keys()
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        assert all(arg.device == GPU for arg in args if isinstance(arg, torch.Tensor)), "a launch mixes devices"
+        assert all(size > 0 for size in grid), f"an empty grid: {grid}"
+        seen.launches[kernel.fn.__name__.strip("_").removesuffix("_kernel")] += 1
+        seen.compiled.add(keys.key(kernel, args, kwargs))
+
+    monkeypatch.setattr(jit.JITFunction, "run", run)
+
+
+def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
+    seen = gpu.seen
+
+    class FakeGraph:
+        def pool(self) -> tuple[int, int]:
+            return (0, 1)
+
+        def replay(self) -> None:
+            seen.replays += 1
+
+    @contextmanager
+    def capturing(graph: FakeGraph, pool: Any = None) -> Iterator[None]:
+        if gpu.capture_error:
+            raise gpu.capture_error.pop()
+        uploads, read_backs = seen.uploads, seen.read_backs
+        yield
+        assert (uploads, read_backs) == (seen.uploads, seen.read_backs), "a graph holds no copies from or to the host"
+
+    def pinned(num_bytes: int) -> tuple[torch.Tensor, Any]:
+        return torch.empty(num_bytes, dtype=torch.uint8), np.zeros(num_bytes, np.uint8)
+
+    def read_back(tensor: torch.Tensor) -> list[Any]:
+        seen.read_backs += 1
+        return [0] * tensor.numel()
+
+    properties = SimpleNamespace(multi_processor_count=NUM_MULTIPROCESSORS, name="fake", total_memory=80 << 30)
+    for name, stand_in in {
+        "CUDAGraph": FakeGraph,
+        "graph": capturing,
+        "Event": FakeEvent,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: divmod(CAPABILITY, 10),
+        "stream": lambda *_: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(step_buffer, "pinned_bytes", pinned)
+    for module in (sampler, logprobs):
+        monkeypatch.setattr(module, "read_back", read_back)
+
+
+def make_runner(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    num_blocks: int = 64,
+    max_num_seqs: int = 8,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    max_model_len: int = 4096,
+    enforce_eager: bool = False,
+    **config_changes: Any,
+) -> ModelRunner:
+    """A small Llama's. What reads data at load, to prove that parts are equal, is left out."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": max_model_len,
+    }
+    config = AutoConfig.for_model("llama", **(sizes | config_changes))
+    register_attention()
+    auto: Any = AutoModelForCausalLM
+    module = auto.from_config(config, dtype=torch.bfloat16).eval()
+    _move(module)
+    module.set_attn_implementation(ATTENTION_NAME)
+    for name in ("check_hook", "fuse_model"):
+        monkeypatch.setattr(runner, name, lambda _: None)
+    monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
+    layers = [LayerShape(2, 64)] * 2
+    storage = KVStorage(num_blocks, 16, layers, kv_dtype, GPU)
+    loaded: Any = SimpleNamespace(
+        device=GPU,
+        module=module,
+        eos_token_ids=frozenset((2,)),
+        info=SimpleNamespace(vocab_size=VOCABULARY),
+        max_model_len=max_model_len,
+        dtype=torch.bfloat16,
+    )
+    return ModelRunner(
+        loaded, storage, max_num_seqs=max_num_seqs, max_num_batched_tokens=512, enforce_eager=enforce_eager
+    )
+
+
+def _move(module: torch.nn.Module) -> None:
+    """To the device, part by part: `Module.to` asks CUDA."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            moved = torch.empty(parameter.shape, dtype=parameter.dtype, device=GPU)
+            part._parameters[name] = torch.nn.Parameter(moved, requires_grad=False)
+        for name, buffer in part.named_buffers(recurse=False):
+            part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=GPU)

@@ -1,0 +1,167 @@
+"""Steps of every kind on a GPU that is not there: what goes up and down, and that nothing is compiled in service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Progress
+
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "plain": {"seed": 1},
+    "top_k": {"top_k": 5},
+    "large top_k": {"top_k": 2000},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.1},
+    "all filters": {"top_k": 70, "top_p": 0.9, "min_p": 0.05, "temperature": 2.0},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.1},
+    "min_tokens": {"min_tokens": 9, "max_tokens": 20},
+    "logprobs": {"logprobs": 20, "temperature": 0.0},
+    "no top logprobs": {"logprobs": 0},
+    "all": {"logprobs": 2, "top_p": 0.5, "top_k": 9, "min_p": 0.1, "repetition_penalty": 0.5, "min_tokens": 3},
+}
+
+
+def make_request(number: int, num_prompt: int, num_output: int = 0, **options: Any) -> Request:
+    num_tokens = num_prompt + num_output + 1
+    return Request(
+        number=number,
+        request_id=f"r{number}",
+        prompt_token_ids=[7] * num_prompt,
+        sampling=SamplingParams(**options),
+        max_tokens=99,
+        arrival_ns=0,
+        output_token_ids=[3] * num_output,
+        block_table=list(range(-(-num_tokens // 16))),
+    )
+
+
+def decode(number: int, length: int, **options: Any) -> Scheduled:
+    request = make_request(number, length - 1, 1, **options)
+    return Scheduled(request, length - 1, 1, True)
+
+
+def chunk(number: int, start: int, count: int, samples: bool, **options: Any) -> Scheduled:
+    num_prompt = start + count if samples else start + count + 5
+    return Scheduled(make_request(number, num_prompt, **options), start, count, samples)
+
+
+def service_plans() -> dict[str, StepPlan]:
+    """Whatever service can bring, of sizes that are no multiples of anything."""
+    greedy: dict[str, Any] = {"temperature": 0.0}
+    plans = {
+        f"{count} decodes to {length}": StepPlan(
+            tuple(decode(number, length - number % 5, **greedy) for number in range(count)), count
+        )
+        for count, length in ((1, 6), (1, 1000), (3, 17), (8, 700))
+    }
+    plans |= {
+        f"chunk of {count} at {start}": StepPlan((chunk(1, start, count, samples, **greedy),), 0)
+        for count, start, samples in ((2, 11, False), (5, 0, True), (33, 256, True), (500, 0, False))
+    }
+    plans |= {
+        f"{count} decodes beside chunks": StepPlan(
+            (
+                *(decode(number, 50 + number, **greedy) for number in range(count)),
+                chunk(20, 0, 7, True, **greedy),
+                chunk(21, 32, 41, False, **greedy),
+            ),
+            count,
+        )
+        for count in (1, 3)
+    }
+    plans["copy on write"] = StepPlan((decode(1, 40, **greedy),), 1, ((3, 5), (1, 2)))
+    return plans
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: bool) -> None:
+    runner = fake_gpu.make_runner(enforce_eager=enforce_eager)
+    runner.warm_up(lambda _: None)
+    assert runner.notes == []
+    for name, plan in service_plans().items():
+        fake_gpu.seen.clear()
+        result = runner.run(plan)
+        samples = any(item.samples for item in plan.scheduled)
+        assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, int(samples)), name
+        assert [token is not None for token in result.token_ids] == [item.samples for item in plan.scheduled], name
+        is_decode = plan.num_single_token == len(plan.scheduled)
+        assert fake_gpu.seen.replays == int(is_decode and not enforce_eager), name
+
+
+@pytest.mark.parametrize("options", EVERYTHING.values(), ids=EVERYTHING)
+def test_no_option_reads_anything_but_the_result(fake_gpu: Any, options: dict[str, Any]) -> None:
+    runner = fake_gpu.make_runner(enforce_eager=True)
+    plan = StepPlan((decode(1, 20, **options), decode(2, 30, temperature=0.0), decode(3, 25, **options)), 3)
+    fake_gpu.seen.clear()
+    result = runner.run(plan)
+    assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1)
+    assert bool(result.logprobs) == (options.get("logprobs") is not None)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "enforce_eager"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.int8, True)]
+)
+def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dtype, enforce_eager: bool) -> None:
+    """By the keys that Triton itself looks its kernels up with."""
+    runner = fake_gpu.make_runner(kv_dtype=kv_dtype, enforce_eager=enforce_eager)
+    runner.warm_up(lambda _: None)
+    known = set(fake_gpu.seen.compiled)
+    assert {key.split()[0] for key in known} == {
+        "_paged_decode_attention_kernel",
+        "_paged_prefill_attention_kernel",
+        "_merge_splits_kernel",
+        "_kv_write_kernel",
+    }
+    for name, plan in service_plans().items():
+        runner.run(plan)
+        assert fake_gpu.seen.compiled == known, f"{name} would be compiled while requests wait"
+
+
+def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
+    heard: list[Progress] = []
+    fake_gpu.make_runner().warm_up(heard.append)
+    assert {message.stage for message in heard} == {"warm up"}
+    assert [message.done for message in heard] == list(range(heard[0].total))
+    assert heard[-1].detail == "CUDA graph of 1 requests of 1024 tokens", "the pool's 64 blocks, not the model's 4096"
+
+
+def test_without_graphs_it_goes_on_and_says_why(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner()
+    fake_gpu.capture_error.append(torch.OutOfMemoryError("CUDA out of memory"))
+    runner.warm_up(lambda _: None)
+    assert "without them (slower): OutOfMemoryError: CUDA out of memory" in runner.notes[0]
+    fake_gpu.seen.clear()
+    runner.run(StepPlan((decode(1, 20, temperature=0.0),), 1))
+    assert fake_gpu.seen.replays == 0
+    assert fake_gpu.seen.launches == {"kv_write": 2, "paged_decode_attention": 2}
+
+
+def test_more_counts_than_the_buffer_holds_go_up_on_their_own(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner(num_blocks=8, max_num_seqs=2, enforce_eager=True, max_model_len=128)
+    request = make_request(1, 100, 1, temperature=0.0, repetition_penalty=1.1)
+    request.prompt_token_ids[:] = range(100)
+    runner._buffer.num_bytes = 2048
+    fake_gpu.seen.clear()
+    runner.run(StepPlan((Scheduled(request, 100, 1, True),), 1))
+    assert fake_gpu.seen.uploads > 1
+    assert fake_gpu.seen.read_backs == 1
+
+
+def test_the_rehearsal_notices_what_it_is_for(fake_gpu: Any) -> None:
+    """A read on the host, operands of two devices, and a launch on the wrong device."""
+    there = torch.zeros(4, device="cuda:0")
+    with pytest.raises(Exception, match=r"data-dependent|DataDependent|_local_scalar_dense"):
+        there.max().item()
+    with pytest.raises(RuntimeError, match="device"):
+        there + torch.zeros(4)
+    fake_gpu.seen.clear()
+    there.to("cpu")
+    torch.zeros(4).to("cuda:0")
+    assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1)
