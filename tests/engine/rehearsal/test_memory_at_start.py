@@ -129,7 +129,7 @@ def _check_kv(gpu: Any, loaded: LoadedModel) -> None:
     plan.check("it", "cuda:0")
     before = gpu.held_bytes()
     storage = KVStorage.for_model(loaded, plan.kv // one_block, CONFIG.block_size)
-    step = plan.activations + plan.logits + plan.reserves.attention_partials + plan.reserves.graphs
+    step = plan.activations + plan.sampling + plan.reserves.attention_partials + plan.reserves.graphs
     taken = CONTEXT_BYTES + gpu.held_bytes() + step
     assert gpu.held_bytes() - before == pytest.approx(plan.kv, rel=0.01)
     assert 0.95 * plan.allowed <= taken <= plan.allowed
@@ -156,8 +156,8 @@ def test_what_is_missing_is_said_by_name(rehearsed: Callable[..., Any]) -> None:
     with pytest.raises(KvscopeError) as refused:
         plan.check("some/model", "cuda:0")
     assert str(refused.value) == (
-        "no memory for model 'some/model': it needs 21.5 GiB (weights 20.0 GiB, activations 1.0 GiB, logits 0.2 GiB,"
-        " graphs 0.2 GiB, KV cache 2.0 MiB), 20.8 GiB of the 23.6 GiB of cuda:0 may be used"
+        "no memory for model 'some/model': it needs 21.5 GiB (weights 20.0 GiB, activations 1.0 GiB, logits"
+        " and sampling 0.2 GiB, graphs 0.2 GiB, KV cache 2.0 MiB), 20.8 GiB of the 23.6 GiB of cuda:0 may be used"
         " (--gpu-memory-utilization 0.9, others hold 0.5 GiB): free some, or give --gpu-memory-utilization 0.93"
     )
     with pytest.raises(KvscopeError, match=r"a GPU of \d+\.\d GiB holds it, this one a model whose weights take"):

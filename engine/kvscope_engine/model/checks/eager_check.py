@@ -7,6 +7,7 @@ part that is not what it replaced fails the second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -27,6 +28,7 @@ from kvscope_engine.model.checks.check_script import (
     check_steps,
 )
 from kvscope_engine.model.checks.layer_trace import LayerPlace, LayerTap, Rows, Trace
+from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, PagedContext
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_kernels import ops_for
@@ -160,13 +162,18 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 
 @contextmanager
 def _short_windows(module: nn.Module) -> Iterator[bool]:
-    """Sliding windows of a few tokens inside, wherever something says how long they are; whether there are any."""
+    """Sliding windows of a few tokens inside, wherever something says how long they are; whether there are any.
+
+    One that is as long as the context is none, and stays as it is.
+    """
     changed: list[tuple[Any, int]] = []
+    config: Any = module.config
+    limit = position_limit(config.get_text_config(decoder=True)) or math.inf
     for holder in {
         id(owner): owner for part in module.modules() for owner in (part, getattr(part, "config", None))
     }.values():
         window = getattr(holder, "sliding_window", None)
-        if isinstance(window, int) and window > SHORT_WINDOW:
+        if isinstance(window, int) and SHORT_WINDOW < window < limit:
             changed.append((holder, window))
             holder.sliding_window = SHORT_WINDOW  # type: ignore[union-attr]
     try:

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvscope_engine.model.joined.float32_head import use_float32_logits
 from kvscope_engine.model.running import runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
@@ -258,8 +259,7 @@ def make_runner(
     module = auto.from_config(config, dtype=torch.bfloat16).eval()
     _move(module)
     module.set_attn_implementation(ATTENTION_NAME)
-    for name in ("check_hook", "fuse_model"):
-        monkeypatch.setattr(runner, name, lambda _: None)
+    monkeypatch.setattr(runner, "make_ready_to_run", use_float32_logits)
     monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
     layers = [LayerShape(2, 64)] * 2
     storage = KVStorage(num_blocks, 16, layers, kv_dtype, GPU)
