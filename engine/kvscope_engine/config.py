@@ -6,13 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from kvscope_engine.policy.allocation.names import ALLOCATORS as POLICIES
 from kvscope_telemetry.errors import BadInput
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "int8")
 """`fp8_e4m3` is vLLM's other name for `fp8`."""
-ALLOCATORS: Final = ("paged", "contiguous", "buddy", "virtual")
+ALLOCATORS: Final = tuple(name for name in POLICIES if name != "oracle")
+"""`oracle` knows how long answers will be: only a simulation does."""
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
 PREEMPTIONS: Final = ("auto", "recompute", "swap")
 

@@ -22,6 +22,7 @@ from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.memory import num_blocks_for
 from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.running.storage_for_model import storage_for_model
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
 from kvscope_engine.model.virtual_memory.build import virtual_cache
@@ -123,7 +124,7 @@ def _assemble(
     if memory is not None:
         undo.callback(memory.close)
     num_rows = space.num_rows if space is not None else num_blocks
-    storage = KVStorage.for_model(loaded, num_rows, config.block_size, config.kv_cache_dtype, memory=memory)
+    storage = storage_for_model(loaded, num_rows, config.block_size, config.kv_cache_dtype, memory=memory)
     mover = make_tier_mover(config, storage, fingerprint)
     if mover is not None:
         undo.callback(mover.close)

@@ -38,6 +38,14 @@ def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool 
     return made
 
 
+def number_label() -> QLabel:
+    """A number in a column: to the right, and to be copied."""
+    made = label()
+    made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+    made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    return made
+
+
 def empty_state(text: str) -> QLabel:
     """The muted sentence in the middle of a view that has nothing to show."""
     made = label(text, "muted", wraps=True)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from PySide6.QtCore import QObject
 
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.window.help_sheets import log_sheet
 from kvscope_app.window.welcome import progress_text
+from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.messages.commands import Failed, Reply
 from kvscope_telemetry.messages.telemetry import Progress
 from kvscope_telemetry.source import SourceState, Update
-
-if TYPE_CHECKING:
-    from kvscope_app.window.main_window import MainWindow
 
 _NOTICE_MS: Final = 6000
 _RESTARTING: Final = "Restarting the engine…"
@@ -25,7 +23,7 @@ _LAST_STATE: Final = "What you see is the last state."
 class EngineNotices(QObject):
     """Listens to the session and the keeper of one window."""
 
-    def __init__(self, window: MainWindow, keeper: EngineKeeper | None) -> None:
+    def __init__(self, window: WindowBody, keeper: EngineKeeper | None) -> None:
         super().__init__(window)
         self._window = window
         self._keeper = keeper

@@ -6,15 +6,12 @@ Owns layout and the wiring between session, views and actions. Knows neither how
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
-from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
-from kvscope_app.look.model_name import model_name
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
@@ -22,28 +19,22 @@ from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.views.base import View
-from kvscope_app.views.page_map import PageMapView
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
-from kvscope_app.window.banner import Banner
-from kvscope_app.window.dock import Dock
 from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.layout import DOCKS, DockSpec
 from kvscope_app.window.menu_corner import Corner
-from kvscope_app.window.refresher import Refresher
 from kvscope_app.window.status_bar import StatusBar
-from kvscope_app.window.welcome import Welcome
 from kvscope_app.window.window_actions import add_actions, build_menus
+from kvscope_app.window.window_body import WindowBody
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 
-class MainWindow(QMainWindow):
+class MainWindow(WindowBody):
     """Shows one session. `keeper` is there when the engine is the desktop's own."""
 
-    closing = Signal(object)
-    """The window itself, for the last time."""
     views_loaded = Signal()
     """All docked views are there (they are imported after the first paint)."""
 
@@ -62,24 +53,10 @@ class MainWindow(QMainWindow):
         Without one it is not offered. `slot`: which of the open windows of its kind it is, from 1: each remembers its
         own place.
         """
-        super().__init__()
-        self.session = session
-        self.keeper = keeper
+        super().__init__(session, themes, keeper, attach, open_recording)
         self.slot = slot
-        self.themes = themes
-        self.attach = attach
-        self.open_recording = open_recording
-        self.views: dict[str, View] = {}
-        self.docks: dict[str, Dock] = {}
         self._settings = settings
         self._unloaded = list(DOCKS)
-        self.setWindowTitle("kvscope")
-        self.banner = Banner(self)
-        self.welcome = Welcome()
-        self.page_map = PageMapView(session)
-        self.refresher = Refresher(session, self)
-        self._build_body()
-        self._build_docks()
         self.notices = EngineNotices(self, keeper)
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
@@ -94,26 +71,6 @@ class MainWindow(QMainWindow):
         self._apply_theme(themes.theme)
         if session.live_mirror.hello is not None:
             self.show_map()
-
-    def show_map(self) -> None:
-        """There is a pool to look at."""
-        if self._stack.currentWidget() is not self.page_map:
-            self._stack.setCurrentWidget(self.page_map)
-            self.refresher.touch(self.page_map)
-            self.setWindowTitle(self._title())
-
-    def reset_layout(self) -> None:
-        """Everything where it was at the first start."""
-        layout.arrange(self, self.docks)
-        self.docks["console"].setVisible(self.session.takes_commands)
-
-    def focus_view(self, name: str) -> None:
-        """Bring a dock up and give it the keyboard."""
-        dock = self.docks[name]
-        dock.show()
-        dock.raise_()
-        if name in self.views:
-            self.views[name].setFocus(Qt.FocusReason.ShortcutFocusReason)
 
     # Qt's side
 
@@ -138,27 +95,6 @@ class MainWindow(QMainWindow):
         super().closeEvent(event)
 
     # private
-
-    def _build_body(self) -> None:
-        self._stack = QStackedWidget()
-        self._stack.addWidget(self.welcome)
-        self._stack.addWidget(self.page_map)
-        body = QWidget()
-        body.setObjectName("central")
-        column = QVBoxLayout(body)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.banner)
-        column.addWidget(self._stack, 1)
-        self._body = column
-        self.setCentralWidget(body)
-
-    def _build_docks(self) -> None:
-        layout.prepare(self)
-        for spec in DOCKS:
-            dock = Dock(spec.title, spec.name, self)
-            dock.visibilityChanged.connect(partial(self._dock_seen, spec.name))
-            self.docks[spec.name] = dock
 
     def _build_corner(self) -> Corner:
         actions = self.actions_by_name
@@ -221,10 +157,6 @@ class MainWindow(QMainWindow):
         self.views[name] = view
         self.refresher.add(view)
 
-    def _dock_seen(self, name: str, seen: bool) -> None:
-        if seen and name in self.views:
-            self.refresher.touch(self.views[name])
-
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
         self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
@@ -237,13 +169,6 @@ class MainWindow(QMainWindow):
         for view in self.views.values():
             view.apply_theme(theme)
         self.refresher.touch_all()
-
-    def _title(self) -> str:
-        name = model_name(self.session.live_mirror.hello)
-        where = "" if self.keeper is not None else f" at {self.session.source.name}"
-        if self.session.player is not None:
-            where = f" – {self.session.source.name}"
-        return f"{name}{where} – kvscope" if name else "kvscope"
 
 
 def window_kind(session: Session) -> str:

@@ -6,15 +6,13 @@ The window goes on meanwhile; where it takes long, a small dialog says how far i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QProgressDialog
 
 from kvscope_app.window.file_opening import FileOpening
-
-if TYPE_CHECKING:
-    from kvscope_app.window.main_window import MainWindow
+from kvscope_app.window.window_body import WindowBody
 
 _FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
 _PATIENCE_MS: Final = 500
@@ -22,7 +20,7 @@ _PATIENCE_MS: Final = 500
 _STEPS: Final = 1000
 
 
-def ask_file(window: MainWindow) -> None:
+def ask_file(window: WindowBody) -> None:
     """Show the dialog; it leaves the window alive."""
     dialog = QFileDialog(window, "Open recording", filter=_FILES)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
@@ -31,7 +29,7 @@ def ask_file(window: MainWindow) -> None:
     dialog.open()
 
 
-def try_to_open(window: MainWindow, path: str) -> FileOpening | None:
+def try_to_open(window: WindowBody, path: str) -> FileOpening | None:
     """Begin to open `path` in a window of its own; say why not when it cannot be. None where it is not offered."""
     open_recording = window.open_recording
     if open_recording is None:
@@ -46,7 +44,7 @@ def try_to_open(window: MainWindow, path: str) -> FileOpening | None:
     return opening
 
 
-def _show_progress(opening: FileOpening, path: str, window: MainWindow) -> None:
+def _show_progress(opening: FileOpening, path: str, window: WindowBody) -> None:
     dialog = QProgressDialog(f"Opening {Path(path).name}", "Cancel", 0, _STEPS, window)
     dialog.setWindowTitle("Open recording")
     dialog.setWindowModality(Qt.WindowModality.NonModal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu
@@ -17,10 +17,8 @@ from kvscope_app.window.command_palette import CommandPalette
 from kvscope_app.window.help_sheets import about_sheet, shortcut_sheet
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.open_file import ask_file
+from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.messages.commands import Control
-
-if TYPE_CHECKING:
-    from kvscope_app.window.main_window import MainWindow
 
 ENGINE: Final = "Engine"
 VIEW: Final = "View"
@@ -33,7 +31,7 @@ PAUSE_LEASE_S: Final = 5.0
 FOR_OPERATORS: Final = "You are a viewer at this engine: this is for operators"
 
 
-def add_actions(window: MainWindow, actions: Actions) -> None:
+def add_actions(window: WindowBody, actions: Actions) -> None:
     """Everything a person can do in `window`."""
     player = window.session.player
     for spec in playback_actions(player) if player is not None else ():
@@ -46,7 +44,7 @@ def add_actions(window: MainWindow, actions: Actions) -> None:
     _keep_checks(window, actions)
 
 
-def build_menus(window: MainWindow, actions: Actions) -> None:
+def build_menus(window: WindowBody, actions: Actions) -> None:
     """Menus in the order of the groups."""
     bar = window.menuBar()
     _fill(bar.addMenu("&Engine"), actions, ENGINE)
@@ -59,7 +57,7 @@ def build_menus(window: MainWindow, actions: Actions) -> None:
     _fill(bar.addMenu("&Help"), actions, HELP)
 
 
-def _engine(window: MainWindow) -> list[ActionSpec]:
+def _engine(window: WindowBody) -> list[ActionSpec]:
     own = [
         ActionSpec("restart", "Restart engine", ENGINE, window.notices.restart, ("Ctrl+Shift+R",), "restart"),
         ActionSpec("log", "Show engine log", ENGINE, window.notices.show_log, ("Ctrl+Shift+G",), "log"),
@@ -83,7 +81,7 @@ def _engine(window: MainWindow) -> list[ActionSpec]:
     return [*(own if window.keeper else []), *control, *(attach if window.attach else []), *end]
 
 
-def _view(window: MainWindow) -> list[ActionSpec]:
+def _view(window: WindowBody) -> list[ActionSpec]:
     session = window.session
     live = [
         ActionSpec(
@@ -115,7 +113,7 @@ def _view(window: MainWindow) -> list[ActionSpec]:
     ]
 
 
-def _map(window: MainWindow) -> list[ActionSpec]:
+def _map(window: WindowBody) -> list[ActionSpec]:
     view = window.page_map
     modes = [
         ActionSpec(
@@ -139,7 +137,7 @@ def _map(window: MainWindow) -> list[ActionSpec]:
     ]
 
 
-def _panels(window: MainWindow) -> list[ActionSpec]:
+def _panels(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec(
             f"focus_{spec.name}",
@@ -153,7 +151,7 @@ def _panels(window: MainWindow) -> list[ActionSpec]:
     ]
 
 
-def _theme(window: MainWindow) -> list[ActionSpec]:
+def _theme(window: WindowBody) -> list[ActionSpec]:
     icons = {"auto": "auto", "dark": "moon", "light": "sun"}
     return [
         ActionSpec(
@@ -170,7 +168,7 @@ def _theme(window: MainWindow) -> list[ActionSpec]:
     ]
 
 
-def _help(window: MainWindow) -> list[ActionSpec]:
+def _help(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec("palette", "Command palette…", HELP, partial(_open_palette, window), ("Ctrl+Shift+P",), "palette"),
         ActionSpec("shortcuts", "Keyboard shortcuts", HELP, partial(_open_shortcuts, window), ("F1", "?"), "keyboard"),
@@ -179,7 +177,7 @@ def _help(window: MainWindow) -> list[ActionSpec]:
     ]
 
 
-def _keep_checks(window: MainWindow, actions: Actions) -> None:
+def _keep_checks(window: WindowBody, actions: Actions) -> None:
     """Check marks follow the state, whoever changed it."""
     session = window.session
 
@@ -203,7 +201,7 @@ def _keep_checks(window: MainWindow, actions: Actions) -> None:
     actions[f"color_{window.page_map.mode}"].setChecked(True)
 
 
-def _add_dock_toggles(window: MainWindow, actions: Actions) -> None:
+def _add_dock_toggles(window: WindowBody, actions: Actions) -> None:
     for name, dock in window.docks.items():
         toggle = dock.toggleViewAction()
         spec = ActionSpec(f"toggle_{name}", f"Show {dock.windowTitle().lower()}", PANELS, toggle.trigger)
@@ -216,24 +214,24 @@ def _fill(menu: QMenu, actions: Actions, group: str) -> None:
         menu.addAction(actions[spec.name])
 
 
-def entries(window: MainWindow) -> list[tuple[str, QAction]]:
+def entries(window: WindowBody) -> list[tuple[str, QAction]]:
     """Everything there is to do, for the palette and the sheet."""
     actions = window.actions_by_name
     return [(spec.group, actions[spec.name]) for spec in actions]
 
 
-def _open_palette(window: MainWindow) -> None:
+def _open_palette(window: WindowBody) -> None:
     CommandPalette(window).open_with(entries(window))
 
 
-def _open_shortcuts(window: MainWindow) -> None:
+def _open_shortcuts(window: WindowBody) -> None:
     shortcut_sheet(window, entries(window)).show()
 
 
-def _ask_endpoint(window: MainWindow) -> None:
+def _ask_endpoint(window: WindowBody) -> None:
     if window.attach is not None:
         AttachSheet(window, window.attach).show()
 
 
-def _control(window: MainWindow, action: Literal["pause", "resume", "reset_prefix_cache"]) -> None:
+def _control(window: WindowBody, action: Literal["pause", "resume", "reset_prefix_cache"]) -> None:
     window.session.send(Control(action=action, lease_s=PAUSE_LEASE_S if action == "pause" else 0.0))

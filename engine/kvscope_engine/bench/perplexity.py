@@ -15,6 +15,7 @@ from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.running.attention import PagedContext, PrefillBatch
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.storage_for_model import storage_for_model
 from kvscope_kernels import ops_for
 
 CHUNK_TOKENS = 256
@@ -25,7 +26,7 @@ def perplexity(
     loaded: LoadedModel, token_ids: Sequence[int], kv_cache_dtype: str, tell: Callable[[int], None] = lambda done: None
 ) -> float:
     """exp of the mean of -log p(token | all before it), over every token but the first; `tell` hears tokens done."""
-    storage = KVStorage.for_model(loaded, -(-len(token_ids) // BLOCK_SIZE), BLOCK_SIZE, kv_cache_dtype)
+    storage = storage_for_model(loaded, -(-len(token_ids) // BLOCK_SIZE), BLOCK_SIZE, kv_cache_dtype)
     forward, ids = Forward(loaded.module), torch.tensor(token_ids, device=loaded.device)
     total = 0.0
     with torch.inference_mode():

@@ -16,8 +16,8 @@ from kvscope_engine.model.fetching.default_model import default_gguf
 from kvscope_engine.model.gguf.cache import converted_gguf
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.running.attention import ATTENTION_NAME
-from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.running.storage_for_model import storage_for_model
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_engine.policy.plan import Scheduled, StepPlan
@@ -231,7 +231,7 @@ class PlannedRun:
         seed: int = 0,
         kv_cache_dtype: str = "auto",
     ) -> None:
-        self.storage = KVStorage.for_model(loaded, num_blocks, block_size, kv_cache_dtype)
+        self.storage = storage_for_model(loaded, num_blocks, block_size, kv_cache_dtype)
         for part in self.storage.block_tensors:
             part.fill_(float("nan") if part.is_floating_point() else 0x7F)
         self.runner = ModelRunner(loaded, self.storage, max_num_seqs=8, max_num_batched_tokens=64)

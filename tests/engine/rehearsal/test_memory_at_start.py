@@ -16,8 +16,9 @@ from kvscope_engine.model.loading.loader import LoadedModel, _check_gpu_memory, 
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.loading.support import blueprint
 from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves
-from kvscope_engine.model.running.kv_storage import KVStorage, block_bytes
+from kvscope_engine.model.running.kv_storage import block_bytes
 from kvscope_engine.model.running.memory import plan_memory
+from kvscope_engine.model.running.storage_for_model import storage_for_model
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
@@ -128,7 +129,7 @@ def _check_kv(gpu: Any, loaded: LoadedModel) -> None:
     plan = plan_memory(CONFIG, loaded, gpu, one_block)
     plan.check("it", "cuda:0")
     before = gpu.held_bytes()
-    storage = KVStorage.for_model(loaded, plan.kv // one_block, CONFIG.block_size)
+    storage = storage_for_model(loaded, plan.kv // one_block, CONFIG.block_size)
     step = plan.activations + plan.sampling + plan.reserves.attention_partials + plan.reserves.graphs
     taken = CONTEXT_BYTES + gpu.held_bytes() + step
     assert gpu.held_bytes() - before == pytest.approx(plan.kv, rel=0.01)

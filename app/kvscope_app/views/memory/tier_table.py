@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label
+from kvscope_app.look.makers import label, number_label
 from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
@@ -76,9 +76,9 @@ class _TierPart(QWidget):
     def __init__(self, title: str) -> None:
         super().__init__()
         self._swatches = {kind: Swatch() for kind in _KINDS}
-        self.values = {kind: _number() for kind in _KINDS}
-        self._counts = {kind: _number() for kind in _KINDS}
-        self._whole = _number()
+        self.values = {kind: number_label() for kind in _KINDS}
+        self._counts = {kind: number_label() for kind in _KINDS}
+        self._whole = number_label()
         self._bar = StackedBar()
         self._bar.setAccessibleName(title)
         self._bar.setFixedHeight(_BAR_HEIGHT)
@@ -116,10 +116,3 @@ class _TierPart(QWidget):
 def _segment(kind: str, places: int, use: TierUse, color: str) -> Segment:
     share = places / max(1, use.size)
     return Segment(share, color, f"{_WORDS[kind]}: {plural(places, 'block')}, {percent(share)}")
-
-
-def _number() -> QLabel:
-    made = label()
-    made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-    made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return made

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label, set_look
+from kvscope_app.look.makers import empty_state, label, number_label, set_look
 from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.session.session import Session
@@ -178,7 +178,7 @@ class PartTable(QWidget):
 
     def _add_row(self, key: str, text: str, meaning: str) -> None:
         row = self._grid.rowCount()
-        swatch, name, size, share = Swatch(), label(text), _number(), _number()
+        swatch, name, size, share = Swatch(), label(text), number_label(), number_label()
         share.setProperty("base_look", "muted")
         swatch.setVisible(key != "total")
         for column, widget in enumerate((swatch, name, size, share)):
@@ -213,7 +213,7 @@ class DetailTable(QWidget):
 
     def _add_row(self, name: str, meaning: str) -> None:
         row = self._grid.rowCount()
-        text, value = label(name, wraps=True), _number()
+        text, value = label(name, wraps=True), number_label()
         text.setToolTip(meaning)
         value.setToolTip(meaning)
         self._grid.addWidget(text, row, 1)
@@ -242,13 +242,6 @@ def _grid(parent: QWidget) -> QGridLayout:
     grid.setVerticalSpacing(5)
     grid.setColumnStretch(1, 1)
     return grid
-
-
-def _number() -> QLabel:
-    made = label()
-    made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-    made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return made
 
 
 def _show_value(shown: QLabel, text: str) -> None:

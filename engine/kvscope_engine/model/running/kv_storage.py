@@ -18,7 +18,6 @@ from kvscope_kernels.kv_formats import LARGEST, as_bytes
 from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:
-    from kvscope_engine.model.loading.loader import LoadedModel
     from kvscope_engine.model.virtual_memory.memory import PagedMemory
 
 MIB = 1 << 20
@@ -70,23 +69,6 @@ class KVStorage:
         self._memory = memory
         self._packed, self._scales = self._allocate()
         self._views = [self._layer_view(layer) for layer in range(len(self.layers))]
-
-    @classmethod
-    def for_model(
-        cls,
-        loaded: LoadedModel,
-        num_blocks: int,
-        block_size: int,
-        kv_cache_dtype: str = "auto",
-        *,
-        memory: PagedMemory | None = None,
-    ) -> KVStorage:
-        """Storage whose layers are those that the model's attention was seen to use."""
-        from kvscope_engine.model.checks.hook_check import check_hook
-
-        layers = [layer.shape for layer in check_hook(loaded.module)]
-        dtype = storage_dtype(kv_cache_dtype, loaded.dtype)
-        return cls(num_blocks, block_size, layers, dtype, loaded.device, memory=memory)
 
     @property
     def num_bytes(self) -> int:

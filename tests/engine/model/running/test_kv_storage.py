@@ -9,6 +9,7 @@ import torch
 
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape, _packed_shape, block_bytes
+from kvscope_engine.model.running.storage_for_model import storage_for_model
 from kvscope_kernels.kv_formats import dequantize
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_telemetry.errors import KvscopeError
@@ -94,6 +95,6 @@ def test_no_memory_is_said_with_the_numbers() -> None:
 
 
 def test_storage_for_a_model_has_the_shapes_its_attention_uses(tiny_loaded: Callable[..., LoadedModel]) -> None:
-    storage = KVStorage.for_model(tiny_loaded("qwen3"), 3, 8)
+    storage = storage_for_model(tiny_loaded("qwen3"), 3, 8)
     assert storage.layers == (LayerShape(2, 16), LayerShape(2, 16))
     assert (storage.num_blocks, storage.block_size, storage.dtype) == (3, 8, torch.float32)

@@ -1,0 +1,126 @@
+"""What a window is made of, as those see it that act on it: its session, its parts, and how they are brought up.
+
+Owns the parts in the middle and the docks around them. Knows no actions, and nobody who acts on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
+
+from kvscope_app.look.model_name import model_name
+from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.page_map import PageMapView
+from kvscope_app.window import layout
+from kvscope_app.window.actions import Actions
+from kvscope_app.window.banner import Banner
+from kvscope_app.window.dock import Dock
+from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.refresher import Refresher
+from kvscope_app.window.welcome import Welcome
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.reader import Recording
+
+
+class Notices(Protocol):
+    """What a person can ask of who tells about the engine."""
+
+    def restart(self) -> None:
+        """End the engine and start it anew."""
+
+    def show_log(self) -> None:
+        """What the engine printed."""
+
+
+class WindowBody(QMainWindow):
+    """The page map or the welcome in the middle, under the banner, and a dock for each other view."""
+
+    closing = Signal(object)
+    """The window itself, for the last time."""
+    notices: Notices
+    actions_by_name: Actions
+
+    def __init__(
+        self,
+        session: Session,
+        themes: ThemeKeeper,
+        keeper: EngineKeeper | None,
+        attach: Callable[[str, Path | None], None] | None,
+        open_recording: Callable[[Recording], object] | None,
+    ) -> None:
+        super().__init__()
+        self.session = session
+        self.themes = themes
+        self.keeper = keeper
+        self.attach = attach
+        self.open_recording = open_recording
+        self.views: dict[str, View] = {}
+        self.docks: dict[str, Dock] = {}
+        self.setWindowTitle("kvscope")
+        self.banner = Banner(self)
+        self.welcome = Welcome()
+        self.page_map = PageMapView(session)
+        self.refresher = Refresher(session, self)
+        self._build_body()
+        self._build_docks()
+
+    def show_map(self) -> None:
+        """There is a pool to look at."""
+        if self._stack.currentWidget() is not self.page_map:
+            self._stack.setCurrentWidget(self.page_map)
+            self.refresher.touch(self.page_map)
+            self.setWindowTitle(self._title())
+
+    def reset_layout(self) -> None:
+        """Everything where it was at the first start."""
+        layout.arrange(self, self.docks)
+        self.docks["console"].setVisible(self.session.takes_commands)
+
+    def focus_view(self, name: str) -> None:
+        """Bring a dock up and give it the keyboard."""
+        dock = self.docks[name]
+        dock.show()
+        dock.raise_()
+        if name in self.views:
+            self.views[name].setFocus(Qt.FocusReason.ShortcutFocusReason)
+
+    def _build_body(self) -> None:
+        self._stack = QStackedWidget()
+        self._stack.addWidget(self.welcome)
+        self._stack.addWidget(self.page_map)
+        body = QWidget()
+        body.setObjectName("central")
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.banner)
+        column.addWidget(self._stack, 1)
+        self._body = column
+        self.setCentralWidget(body)
+
+    def _build_docks(self) -> None:
+        layout.prepare(self)
+        for spec in DOCKS:
+            dock = Dock(spec.title, spec.name, self)
+            dock.visibilityChanged.connect(partial(self._dock_seen, spec.name))
+            self.docks[spec.name] = dock
+
+    def _dock_seen(self, name: str, seen: bool) -> None:
+        if seen and name in self.views:
+            self.refresher.touch(self.views[name])
+
+    def _title(self) -> str:
+        name = model_name(self.session.live_mirror.hello)
+        where = "" if self.keeper is not None else f" at {self.session.source.name}"
+        if self.session.player is not None:
+            where = f" – {self.session.source.name}"
+        return f"{name}{where} – kvscope" if name else "kvscope"

@@ -1,0 +1,26 @@
+"""KV storage that suits a model: a layer for each of its attention layers, in the shape that was seen there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.running.kv_storage import KVStorage, storage_dtype
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loading.loader import LoadedModel
+    from kvscope_engine.model.virtual_memory.memory import PagedMemory
+
+
+def storage_for_model(
+    loaded: LoadedModel,
+    num_blocks: int,
+    block_size: int,
+    kv_cache_dtype: str = "auto",
+    *,
+    memory: PagedMemory | None = None,
+) -> KVStorage:
+    """Storage whose layers are those that the model's attention was seen to use."""
+    layers = [layer.shape for layer in check_hook(loaded.module)]
+    dtype = storage_dtype(kv_cache_dtype, loaded.dtype)
+    return KVStorage(num_blocks, block_size, layers, dtype, loaded.device, memory=memory)
