@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_engine.policy.allocation.names import ALLOCATORS as POLICIES
+from kvscope_engine.policy.allocation.names import ENGINE_ALLOCATORS
 from kvscope_telemetry.errors import BadInput
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "int8")
 """`fp8_e4m3` is vLLM's other name for `fp8`."""
-ALLOCATORS: Final = tuple(name for name in POLICIES if name != "oracle")
-"""`oracle` knows how long answers will be: only a simulation does."""
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
 PREEMPTIONS: Final = ("auto", "recompute", "swap")
 
@@ -73,7 +71,7 @@ class EngineConfig:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
-        _one_of("allocator", self.allocator, ALLOCATORS)
+        _one_of("allocator", self.allocator, ENGINE_ALLOCATORS)
         if self.allocator != "paged" and self.enable_prefix_caching:
             raise BadInput(
                 f"allocator={self.allocator!r} is not accepted with prefix caching: switch it off"

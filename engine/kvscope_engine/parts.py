@@ -27,7 +27,7 @@ from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
 from kvscope_engine.model.virtual_memory.build import virtual_cache
 from kvscope_engine.policy.allocation.address_space import AddressSpace
-from kvscope_engine.policy.allocation.names import make_allocation, make_pool
+from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space, page_range
-from kvscope_engine.policy.allocation.names import make_allocation, make_pool
+from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler

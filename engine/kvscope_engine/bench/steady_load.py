@@ -15,7 +15,7 @@ from random import Random
 from typing import Final
 
 from kvscope_engine.bench.full_pool import fill_pool
-from kvscope_engine.policy.allocation.names import make_allocation
+from kvscope_engine.policy.allocation.allocators import make_allocation
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request

@@ -10,7 +10,8 @@ import dataclasses
 from typing import Final
 
 from kvscope_engine.cli.parser import number, parse_size, whole_number
-from kvscope_engine.config import ALLOCATORS, DEVICES, DTYPES, KV_DTYPES, PREEMPTIONS, EngineConfig
+from kvscope_engine.config import DEVICES, DTYPES, KV_DTYPES, PREEMPTIONS, EngineConfig
+from kvscope_engine.policy.allocation.names import ENGINE_ALLOCATORS
 
 DEFAULTS: Final = EngineConfig()
 
@@ -108,7 +109,7 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.enable_prefix_caching,
         help="reuse the blocks of prompts that begin alike",
     )
-    group.add_argument("--allocator", choices=ALLOCATORS, default="paged", help="how a request gets its blocks")
+    group.add_argument("--allocator", choices=ENGINE_ALLOCATORS, default="paged", help="how a request gets its blocks")
 
 
 def _add_tier_options(group: argparse._ArgumentGroup) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kvscope_engine.policy.allocation.names import make_allocation, make_pool
+from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.allocation.fragmentation import KVUse, kv_use
-from kvscope_engine.policy.allocation.names import make_allocation, make_pool
 from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_engine.simulator.what_if.candidates import Candidate, check

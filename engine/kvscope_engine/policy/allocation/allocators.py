@@ -1,0 +1,85 @@
+"""Making an allocation policy and its pool, by name."""
+
+from __future__ import annotations
+
+from kvscope_engine.policy.allocation.address_space import AddressSpace
+from kvscope_engine.policy.allocation.mapped_pool import MappedPool
+from kvscope_engine.policy.allocation.names import ALLOCATORS
+from kvscope_engine.policy.allocation.protocol import AllocationPolicy, PagedAllocation
+from kvscope_engine.policy.allocation.reservations import (
+    ReservationRule,
+    ReserveExactly,
+    ReserveMaximum,
+    ReservePowerOfTwo,
+)
+from kvscope_engine.policy.allocation.run_allocation import RunAllocation
+from kvscope_engine.policy.allocation.run_pool import RunPool
+from kvscope_engine.policy.allocation.virtual_allocation import NoMapper, PageMapper, VirtualAllocation
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_telemetry.errors import BadInput
+
+
+def make_pool(
+    name: str,
+    num_blocks: int,
+    block_size: int,
+    *,
+    prefix_caching: bool = True,
+    salt: bytes | None = None,
+    num_host: int = 0,
+    num_disk: int = 0,
+    space: AddressSpace | None = None,
+) -> BlockPool:
+    """The pool that the policy `name` chooses from, every block of it free.
+
+    Only `paged` has a prefix cache, and places of lower tiers. `virtual` needs a `space`, whose blocks are the
+    pool's, instead of `num_blocks`.
+    Raises BadInput for a name that does not exist, and for prefix caching where nothing is shared.
+    """
+    if name not in ALLOCATORS:
+        raise BadInput(f"allocator={name!r} is not accepted: one of {', '.join(ALLOCATORS)}")
+    if name == "paged":
+        return BlockPool(
+            num_blocks, block_size, prefix_caching=prefix_caching, salt=salt, num_host=num_host, num_disk=num_disk
+        )
+    if prefix_caching:
+        raise BadInput(f"allocator={name!r} is not accepted with prefix caching: it needs prefix caching off")
+    assert not num_host + num_disk, f"allocator {name!r} has no lower tiers"
+    if name == "virtual":
+        assert space is not None, "allocator 'virtual' has no address space"
+        return MappedPool(space, block_size)
+    return RunPool(num_blocks, block_size)
+
+
+def make_allocation(
+    name: str, pool: BlockPool, *, max_model_len: int, mapper: PageMapper | None = None
+) -> AllocationPolicy:
+    """The policy `name` over a pool that `make_pool` made for it; no other policy may use the pool.
+
+    `virtual` needs a `mapper` where there are bytes behind the blocks.
+    Raises BadInput for a pool that cannot serve the policy: `contiguous` needs a run of `max_model_len` tokens.
+    """
+    assert not pool.num_active, f"{pool.num_active} blocks of the pool are in use"
+    if isinstance(pool, MappedPool):
+        return VirtualAllocation(pool, mapper or NoMapper())
+    if not isinstance(pool, RunPool):
+        return PagedAllocation(pool)
+    allocation = RunAllocation(_rule(name, max_model_len), pool, max_model_len=max_model_len)
+    if name == "contiguous" and max_model_len > allocation.max_request_tokens:
+        raise BadInput(_too_long(pool, max_model_len, allocation.max_request_tokens))
+    return allocation
+
+
+def _rule(name: str, max_model_len: int) -> ReservationRule:
+    if name == "contiguous":
+        return ReserveMaximum(max_model_len)
+    return ReservePowerOfTwo() if name == "buddy" else ReserveExactly()
+
+
+def _too_long(pool: BlockPool, max_model_len: int, accepted: int) -> str:
+    needed = num_blocks_for(max_model_len, pool.block_size)
+    return (
+        f"max_model_len={max_model_len} is not accepted with allocator='contiguous': {needed} blocks in a row, rounded"
+        f" up to a power of two, are not in a pool of {pool.num_blocks}; at most {accepted} tokens are"
+    )
