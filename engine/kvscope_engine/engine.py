@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -76,14 +77,22 @@ class Engine:
         self._publish(self.hello)
         self._publish(self.memory())
 
-    def submit(self, submit: Submit) -> Accepted:
-        """Take a request into the queue.
+    def prompt_token_ids(self, submit: Submit) -> list[int]:
+        """Tokens of the prompt of `submit`. Changes nothing, may take long, and may be called on any thread.
+
+        Raises BadInput when the prompt cannot be accepted.
+        """
+        loaded = self._parts.loaded
+        return prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self._parts.limits.max_model_len)
+
+    def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
+        """Take a request into the queue. `token_ids` gives its prompt's tokens where they were made before.
 
         Raises BadInput, leaving nothing behind, when the prompt or an option cannot be accepted, when the
         request can never fit, or when its id is in use; EngineDead after `close`.
         """
         self._check_open()
-        requests = self._requests_of(submit)
+        requests = self._requests_of(submit, token_ids or partial(self.prompt_token_ids, submit))
         for request in requests:
             self._parts.scheduler.add(request)
             self._streams[request.number] = self._stream(request, submit)
@@ -218,14 +227,12 @@ class Engine:
         if self.is_closed:
             raise EngineDead("the engine is closed")
 
-    def _requests_of(self, submit: Submit) -> list[Request]:
+    def _requests_of(self, submit: Submit, token_ids: Callable[[], list[int]]) -> list[Request]:
         """The requests of a submission, numbered, not yet in the queue. They are alike: all fit, or none."""
         try:
             if submit.request_id in self._clients:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
-            loaded, limits = self._parts.loaded, self._parts.limits
-            ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, limits.max_model_len)
-            requests = child_requests(submit, ids, limits, self._next_number, self._config.seed)
+            requests = child_requests(submit, token_ids(), self._parts.limits, self._next_number, self._config.seed)
         except BadInput as refusal:
             self._parts.scheduler.refuse(str(refusal), time.monotonic_ns())
             raise

@@ -29,6 +29,7 @@ from kvscope_telemetry.errors import BadInput, EndpointInUse, KvscopeError, Prot
 from kvscope_telemetry.messages import Frame, Heartbeat, TelemetryMessage
 from kvscope_telemetry.outbox import Outbox
 from kvscope_telemetry.reply_backlogs import Delivery, ReplyBacklogs
+from kvscope_telemetry.unreadable import answer_unreadable
 from kvscope_telemetry.wakeup import Wakeup
 from kvscope_telemetry.wire import decode_command, encode
 
@@ -222,7 +223,7 @@ class ServerSockets:
         try:
             self._on_command(client, decode_command(parts[0]))
         except ProtocolError as error:
-            self._answer(client, Failed(reason=str(error)))
+            self._answer(client, answer_unreadable(parts[0], str(error)))
         except Exception as error:  # a client's message must not end the thread that serves all of them
             self._answer(client, Failed(reason=f"the engine failed on this command: {error!r:.200}"))
 
