@@ -6,6 +6,7 @@ As a script: `fake_engine.py ENDPOINT [option=value]…`, with the fields of `Op
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -79,10 +80,13 @@ class FakeEngine:
     step_started_ns: int = 0
     last_seq: int = 0
     num_snapshots: int = 0
+    may_step: threading.Event = field(default_factory=threading.Event)
+    """Cleared by a test that needs a step to last until it says."""
     closed: bool = False
     running: list[Completion] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.may_step.set()
         self.hello = Hello(
             epoch=EPOCH,
             time_ns=time.monotonic_ns(),
@@ -135,6 +139,7 @@ class FakeEngine:
         if any(completion.num_left for completion in self.running):
             self.step_count += 1
             time.sleep(self.options.step_s)
+            self.may_step.wait(20)
             if self.step_count == self.options.fail_at_step:
                 raise RuntimeError("evil forward")
         for completion in self.running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -302,29 +303,33 @@ def test_shutdown_ends_everything_in_order(start: Callable[..., Running], client
     assert running.engine.closed
 
 
-def held_up(running: Running, client: Client) -> None:
-    """A long step is in progress: what is sent now waits."""
+@contextmanager
+def held_up(running: Running, client: Client) -> Iterator[None]:
+    """A step is in progress: what is sent meanwhile waits."""
+    running.engine.may_step.clear()
     client.ask(submit("step", max_tokens=1), Accepted)
     while not running.engine.step_started_ns:
         time.sleep(0.001)
+    yield
+    running.engine.may_step.set()
 
 
 def test_a_flood_of_commands_is_refused_not_kept(
     start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    running = start(step_s=1.0, limits=ServiceLimits(client_commands=Bound(50, MIB), all_commands=Bound(60, MIB)))
+    running = start(limits=ServiceLimits(client_commands=Bound(50, MIB), all_commands=Bound(60, MIB)))
     client.wait_ready()
     other = new_client()
     other.wait_ready()
-    held_up(running, client)
-    for tag in range(55):
-        client.send(GetBlockText(blocks=(0,), tag=tag))
-    reason = client.receive(Failed).reason
-    assert "50 commands wait already" in reason
-    assert "limit of 50 for a client" in reason
-    for tag in range(15):
-        other.send(GetBlockText(blocks=(0,), tag=tag))
-    assert "limit of 60 for all clients" in other.receive(Failed).reason
+    with held_up(running, client):
+        for tag in range(55):
+            client.send(GetBlockText(blocks=(0,), tag=tag))
+        reason = client.receive(Failed).reason
+        assert "50 commands wait already" in reason
+        assert "limit of 50 for a client" in reason
+        for tag in range(15):
+            other.send(GetBlockText(blocks=(0,), tag=tag))
+        assert "limit of 60 for all clients" in other.receive(Failed).reason
     answered = {client.receive(BlockText).tag for _ in range(50)}
     assert answered == set(range(50))
     assert {other.receive(BlockText).tag for _ in range(10)} == set(range(10))
@@ -332,12 +337,12 @@ def test_a_flood_of_commands_is_refused_not_kept(
 
 def test_a_flood_of_long_prompts_is_refused_not_kept(start: Callable[..., Running], client: Client) -> None:
     limits = ServiceLimits(client_commands=Bound(100, 1_300_000))
-    running = start(step_s=0.5, limits=limits)
+    running = start(limits=limits)
     client.wait_ready()
-    held_up(running, client)
-    for number in range(5):
-        client.send(submit(f"long{number}", "x" * 400_000, max_tokens=1))
-    refused = [client.receive(Refused) for _ in range(2)]
+    with held_up(running, client):
+        for number in range(5):
+            client.send(submit(f"long{number}", "x" * 400_000, max_tokens=1))
+        refused = [client.receive(Refused) for _ in range(2)]
     assert {refusal.request_id for refusal in refused} == {"long3", "long4"}
     assert all("beyond the limit of 1300000 for a client" in refusal.reason for refusal in refused)
     ends = {client.receive(Finished).request_id for _ in range(4)}
@@ -346,13 +351,13 @@ def test_a_flood_of_long_prompts_is_refused_not_kept(start: Callable[..., Runnin
 
 
 def test_empty_messages_weigh_what_they_take(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=0.5, limits=ServiceLimits(client_commands=Bound(100, MIB)))
+    running = start(limits=ServiceLimits(client_commands=Bound(100, MIB)))
     client.wait_ready()
-    held_up(running, client)
     empty = (ChatMessage(role="user", content=""),) * 4_000
-    for number in range(3):
-        client.send(Submit(request_id=f"r{number}", messages=empty))
-    assert [client.receive(Refused).request_id for _ in range(2)] == ["r1", "r2"]
+    with held_up(running, client):
+        for number in range(3):
+            client.send(Submit(request_id=f"r{number}", messages=empty))
+        assert [client.receive(Refused).request_id for _ in range(2)] == ["r1", "r2"]
 
 
 def test_too_many_messages_are_refused_by_the_request_s_id(start: Callable[..., Running], client: Client) -> None:
@@ -478,15 +483,16 @@ def test_a_prompt_that_is_read_at_the_end_is_refused(start: Callable[..., Runnin
 def test_askers_share_a_snapshot_whatever_is_asked_in_between(
     start: Callable[..., Running], new_client: Callable[[], Client]
 ) -> None:
-    running = start(step_s=0.3)
+    running = start()
     clients = [new_client() for _ in range(10)]
     for client in clients:
         client.wait_ready()
-    held_up(running, clients[0])
-    for client in clients:
-        client.send(GetBlockText(blocks=(0,)))
-        client.send(GetSnapshot(tag=3))
-        client.send(GetBlockText(blocks=(0,)))
+    with held_up(running, clients[0]):
+        for client in clients:
+            client.send(GetBlockText(blocks=(0,)))
+            client.send(GetSnapshot(tag=3))
+            client.send(GetBlockText(blocks=(0,)))
+            client.ask(GetStatus(), Status)  # answered beside the engine: what was sent before it waits
     assert {client.receive(Snapshot).seq for client in clients} == {running.engine.last_seq}
     assert running.engine.num_snapshots == 1
 
