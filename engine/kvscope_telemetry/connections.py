@@ -23,6 +23,9 @@ from typing import Final
 
 HANDSHAKE_S: Final = 2.0
 """A connection younger than this may be one that never says a word."""
+GREETING_BYTES: Final = 64
+"""Whoever sent more than this speaks ZeroMQ's protocol."""
+NUM_ASKED: Final = 8
 MAX_GROWTH_BYTES: Final = 256 << 20
 """Memory that half a message over a unix socket may seem to take."""
 NUM_LOOKS: Final = 3
@@ -117,10 +120,15 @@ class Connections:
         return connection.num_looks >= NUM_LOOKS and resident - connection.mark_resident > MAX_GROWTH_BYTES
 
     def _least_wanted(self, newest: int) -> int:
-        """Any of those too young to have said a word, so that a crowd of mute ones displaces itself; or the newest."""
+        """One of those that may never say a word, so that a crowd of mute ones displaces itself; else the newest."""
         since_s = time.monotonic() - HANDSHAKE_S
-        young = [d for d, c in self._connections.items() if not c.is_known and c.accepted_s > since_s]
-        return random.choice(young or [newest])
+        young = [
+            descriptor
+            for descriptor, connection in self._connections.items()
+            if descriptor != newest and not connection.is_known and connection.accepted_s > since_s
+        ]
+        asked = random.sample(young, min(NUM_ASKED, len(young)))
+        return next((descriptor for descriptor in asked if _received_bytes(descriptor) <= GREETING_BYTES), newest)
 
     def _end(self, descriptor: int) -> None:
         """Shut it down, if it is still the connection that was accepted: a number may be somebody else's by now."""
@@ -137,6 +145,7 @@ class Connections:
         with ours:
             if os.fstat(duplicate).st_ino == connection.inode and self._is_here(ours):
                 with contextlib.suppress(OSError):  # its peer was faster
+                    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # tell it at once
                     ours.shutdown(socket.SHUT_RDWR)
 
     def _is_here(self, connection: socket.socket) -> bool:

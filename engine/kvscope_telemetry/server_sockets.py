@@ -283,6 +283,7 @@ class ServerSockets:
         now_s = time.monotonic()
         if now_s < self._next_watch:
             return
+        self._publisher.getsockopt(zmq.EVENTS)  # has ZeroMQ take in what came: who is ended in between ends
         for connections in self._monitors.values():
             connections.watch()
         is_alone = not any(len(connections) for connections in self._monitors.values())
