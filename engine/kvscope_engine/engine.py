@@ -67,6 +67,8 @@ class Engine:
             self._epoch, self._parts.pool, self._parts.scheduler, self._publish, frames_dropped=frames_dropped
         )
         self._streams: dict[int, OutputStream] = {}
+        self._spoken: dict[int, OutputStream] = {}
+        """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
         self._clients: dict[str, list[Request]] = {}
         self._next_number = 1
         self._record_ns = 0
@@ -109,7 +111,8 @@ class Engine:
         for request in self._clients.get(request_id, ()):
             if not request.is_finished:
                 self._parts.scheduler.abort(request, now_ns)
-                self._streams[request.number].finish("abort", now_ns)
+                stream = self._spoken[request.number] = self._streams[request.number]
+                stream.finish("abort", now_ns)
 
     def step(self) -> list[Tokens | Finished]:
         """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first."""
@@ -212,6 +215,7 @@ class Engine:
             return
         self.is_closed = True
         self._streams.clear()
+        self._spoken.clear()
         self._clients.clear()
         self._parts.close()
 
@@ -252,7 +256,7 @@ class Engine:
         for item, token_id, token_logprobs in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
             if token_id is None:
                 continue
-            stream = self._streams[item.request.number]
+            stream = self._spoken[item.request.number] = self._streams[item.request.number]
             reason = stream.add(token_id, token_logprobs, now_ns)
             if reason is not None:
                 self._finish(item.request, stream, reason, now_ns)
@@ -271,7 +275,8 @@ class Engine:
 
     def _take_outputs(self) -> list[Tokens | Finished]:
         outputs: list[Tokens | Finished] = []
-        for number, stream in list(self._streams.items()):
+        spoken, self._spoken = self._spoken, {}
+        for number, stream in spoken.items():
             outputs += stream.take()
             if stream.request.is_finished:
                 del self._streams[number]

@@ -150,7 +150,7 @@ class Connections:
 
     def _is_here(self, connection: socket.socket) -> bool:
         name = connection.getsockname()
-        return (name[1] if isinstance(name, tuple) else name) == self._address
+        return bool((name[1] if isinstance(name, tuple) else name) == self._address)
 
 
 def _received_bytes(descriptor: int) -> int:

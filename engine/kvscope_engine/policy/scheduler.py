@@ -44,6 +44,7 @@ from kvscope_engine.policy.swap_costs import PrefillRate
 from kvscope_engine.policy.tier_mover import TierMover
 from kvscope_engine.policy.totals import Totals
 from kvscope_engine.policy.victims import choose_victim
+from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_engine.policy.writing import write_down
 from kvscope_telemetry.commands import FinishReason
 from kvscope_telemetry.errors import BadInput
@@ -76,7 +77,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._allocation = allocation
         self._reserves = allocation.reserves
-        self._waiting = RankedQueue()
+        self._waiting = WaitingQueue()
         self._running = RankedQueue()
         self._requests: dict[int, Request] = {}
         self._changes = ChangeLog(pool.moves)
