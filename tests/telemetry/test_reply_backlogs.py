@@ -89,7 +89,7 @@ def test_all_queues_together_are_bounded_and_the_longest_is_lost() -> None:
         backlogs.add(b"c", b"y" * 100)
     assert wire.lost == [b"a"]
     assert backlogs.num_bytes == 19 * 200
-    wire.room.update(b=100, c=100)
+    wire.room.update({b"b": 100, b"c": 100})
     backlogs.retry()
     assert (backlogs.num_bytes, backlogs.is_empty) == (0, True)
 
