@@ -7,9 +7,13 @@ into that queue; while there is no engine they are refused with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from kvscope_engine.server.block_texts import BlockTextErrand
+from kvscope_engine.server.command_queue import CommandQueue
+from kvscope_engine.server.limits import ServiceLimits
+from kvscope_engine.server.preparation import Prepared
+from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import (
     Abort,
     Command,
@@ -24,27 +28,21 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.telemetry import Hello, Progress
 
-MAX_WAITING_COMMANDS: Final = 10_000
-MAX_WAITING_CHARACTERS: Final = 64 << 20
-"""Of prompts: a client that sends them faster than they are read is told so, and costs no more memory."""
-
-
-class Stop:
-    """Asks the engine's thread to end in an orderly way."""
-
 
 class Lost:
     """Tells the engine's thread that a client is gone, or does not read."""
 
 
-DeskCommand: TypeAlias = tuple[bytes, Command | Lost | Stop]
+Work: TypeAlias = Command | Prepared | BlockTextErrand | Lost
+"""What the engine's thread does for a client: a command, what is left of one, or what it needs to know."""
+DeskCommand: TypeAlias = tuple[bytes, Work]
 """A client and what it wants."""
 
 
 class CommandDesk:
     """Knows the phase. `stop` is called when a client asks for a shutdown while the model loads."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[], None], limits: ServiceLimits | None = None) -> None:
         self.telemetry_endpoint = ""
         self.paused = False
         self.phase: Literal["loading", "ready", "failed"] = "loading"
@@ -54,9 +52,7 @@ class CommandDesk:
         self.was_asked = False
         """Whether anybody ever sent a command."""
         self._stop = stop
-        self._errands: SimpleQueue[DeskCommand] = SimpleQueue()
-        self._num_characters_in = 0  # written by the I/O thread alone
-        self._num_characters_out = 0  # written by the engine's thread alone
+        self._waiting: CommandQueue[Work] = CommandQueue(limits or ServiceLimits())
 
     def take(self, client: bytes, command: Command) -> Reply | None:
         """The answer that can be given at once, None when the engine's thread gives it."""
@@ -65,17 +61,31 @@ class CommandDesk:
             return self._status(command.tag)
         if self.phase != "ready":
             return self._without_engine(command)
-        if self._errands.qsize() >= MAX_WAITING_COMMANDS:
-            return refuse(command, f"the engine is behind: {MAX_WAITING_COMMANDS} commands wait already")
-        if self._num_characters_in - self._num_characters_out > MAX_WAITING_CHARACTERS:
-            return refuse(command, f"the engine is behind: {MAX_WAITING_CHARACTERS} characters wait already")
-        self._num_characters_in += _num_characters(command)
-        self._errands.put((client, command))
-        return None
+        reason = self._waiting.put(client, command, command_bytes(command))
+        return refuse(command, f"the engine is behind: {reason}") if reason else None
 
-    def put(self, client: bytes, errand: Lost | Stop) -> None:
+    def put(self, client: bytes, work: Prepared | Lost) -> None:
         """Queue something that is not a client's command."""
-        self._errands.put((client, errand))
+        self._waiting.put(client, work)
+
+    def put_back(self, client: bytes, rest: BlockTextErrand) -> None:
+        """Go on with the rest when the others had their turn."""
+        self._waiting.put_back(client, rest)
+
+    def lose(self, client: bytes) -> list[Reply]:
+        """A client is gone or does not read: what it asked for is not done, and the engine's thread is told."""
+        refusals = [refuse(work, "you do not read your answers") for work in self._commands_of(client)]
+        self._waiting.put(client, Lost())
+        return refusals
+
+    def end(self) -> None:
+        """It is time to stop, whatever waits. From any thread, and from a signal handler."""
+        self._waiting.stop()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether `end` was called."""
+        return self._waiting.is_stopped
 
     def ready(self, hello: Hello) -> None:
         """There is an engine now."""
@@ -88,22 +98,22 @@ class CommandDesk:
         self.phase = "failed"
 
     def next_command(self, *, wait: bool) -> DeskCommand | None:
-        """The oldest errand; with `wait`, sleeps until there is one."""
-        try:
-            errand = self._errands.get(block=wait)
-        except Empty:
-            return None
-        self._num_characters_out += _num_characters(errand[1])
-        return errand
+        """The next client's oldest errand; with `wait`, sleeps until there is one, or it is time to stop."""
+        return self._waiting.next(wait=wait)
 
     def refuse_waiting(self) -> list[tuple[bytes, Reply]]:
         """Negative answers to every command that waits, for when nobody is left to serve them."""
         replies: list[tuple[bytes, Reply]] = []
         while (errand := self.next_command(wait=False)) is not None:
-            client, command = errand
-            if not isinstance(command, Lost | Stop):
+            client, work = errand
+            command = _command_of(work)
+            if command is not None:
                 replies.append((client, self._without_engine(command)))
         return replies
+
+    def _commands_of(self, client: bytes) -> list[Command]:
+        waiting = (_command_of(work) for work in self._waiting.take_all(client))
+        return [command for command in waiting if command is not None]
 
     def _status(self, tag: int) -> Status:
         return Status(
@@ -134,9 +144,8 @@ def refuse(command: Command, reason: str) -> Reply:
     return Failed(reason=reason, tag=getattr(command, "tag", 0))
 
 
-def _num_characters(command: Command | Lost | Stop) -> int:
-    """How large a submission is; a token id counts as the few bytes it takes."""
-    if not isinstance(command, Submit):
-        return 0
-    turns = sum(len(message.content) for message in command.messages or ())
-    return len(command.prompt or "") + turns + 8 * len(command.prompt_token_ids or ())
+def _command_of(work: Work) -> Command | None:
+    """The command behind a piece of work that is still to be answered."""
+    if isinstance(work, BlockTextErrand):
+        return work.command
+    return None if isinstance(work, Prepared | Lost) else work
