@@ -50,6 +50,27 @@ def test_bounds_count_commands_and_bytes_and_free_what_was_taken() -> None:
     assert taken(queue) == ["6"]
 
 
+def test_what_waits_moves_to_another_connection_before_what_waits_there() -> None:
+    limits = ServiceLimits(client_commands=Bound(3, 100), all_commands=Bound(10, 1000))
+    queue: CommandQueue[str] = CommandQueue(limits)
+    for client, work in ((b"old", "1"), (b"new", "3"), (b"old", "2"), (b"other", "x")):
+        assert queue.put(client, work, 10) == ""
+    queue.move(b"old", b"new")
+    assert queue.of(b"new") == ["1", "2", "3"]
+    assert not queue.has(b"old")
+    assert "3 commands wait already" in queue.put(b"new", "4", 10)
+    assert sorted(taken(queue)) == ["1", "2", "3", "x"]
+    assert queue.put(b"new", "5", 100) == ""
+
+
+def test_what_comes_first_is_before_all_else_of_its_client_and_always_taken() -> None:
+    queue: CommandQueue[str] = CommandQueue(ServiceLimits(client_commands=Bound(1, 100)))
+    queue.put(b"a", "1", 10)
+    queue.put_first(b"a", "0")
+    assert queue.take_if(b"a", lambda work: work == "2") == []
+    assert taken(queue) == ["0", "1"]
+
+
 @pytest.mark.parametrize("how", ["put", "stop"])
 def test_who_waits_is_woken(how: str) -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
@@ -79,4 +100,15 @@ def test_an_allowance_forgets_clients_that_hold_nothing() -> None:
         assert allowance.take(client, 10, 2) == ""
         allowance.give(client, 10, 2)
     assert allowance.total == (0, 0)
+    assert not allowance._held
+
+
+def test_an_allowance_moves_whole() -> None:
+    allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
+    assert not allowance.take(b"old", 40, 3)
+    assert not allowance.take(b"new", 40, 2)
+    allowance.move(b"old", b"new")
+    assert (allowance.held(b"old"), allowance.held(b"new"), allowance.total) == ((0, 0), (5, 80), (5, 80))
+    assert "5 things are held already" in allowance.take(b"new", 1)
+    allowance.give(b"new", 80, 5)
     assert not allowance._held
