@@ -47,6 +47,7 @@ class Dispatcher:
         reply: Callable[[bytes, Reply], None],
         limits: ServiceLimits | None = None,
         name_of: Callable[[bytes], str] = lambda client: "",
+        cut: Callable[[bytes], None] = lambda client: None,
     ) -> None:
         self.touched = False
         """Whether something changed that only a step tells the world."""
@@ -56,6 +57,7 @@ class Dispatcher:
         self._desk = desk
         self._reply = reply
         self._name_of = name_of
+        self._cut = cut
         self._open = OpenRequests(limits)
         self._pending = PendingSubmits(engine.prompt_token_ids, desk.put_prepared, limits)
         self._sessions = Sessions()
@@ -118,7 +120,9 @@ class Dispatcher:
         may_return = self._sessions.leave(client)
         for refusal in self._desk.refuse_lost(client, may_return=may_return):
             self._reply(client, refusal)
-        if not may_return:
+        if may_return:
+            self._cut(client)  # one that only did not read connects again, and hears what it missed
+        else:
             self._give_up(client)
         self._desk.wants_ticks = self._wants_ticks
 

@@ -117,7 +117,8 @@ class EngineService:
         return engine
 
     def _serve(self, engine: ServedEngine) -> None:
-        dispatcher = Dispatcher(engine, self._desk, self._sockets.reply, self._limits, self._name_of)
+        sockets = self._sockets
+        dispatcher = Dispatcher(engine, self._desk, sockets.reply, self._limits, self._name_of, sockets.cut)
         sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish)
         try:
             step_s = 0.0

@@ -24,6 +24,8 @@ BIG_REPLY_BYTES: Final = 16 << 10
 MAX_REPLY_BYTES_IN_FLIGHT: Final = 128 << 20
 """Of big replies to all clients: beyond it the one who has been given most is disconnected."""
 
+NOT_READ: Final = "you did not read your answers: the connection is cut, and what was not read is said on the next"
+
 
 class ReplySender:
     """Sends in order to each client. `on_lost` is told of one that is gone or does not read; `cut` disconnects one."""
@@ -56,6 +58,17 @@ class ReplySender:
         if is_answer and not self._backlogs.has_room(client, len(data)):
             data = encode(_read_first(reply))
         self._backlogs.add(client, data)
+
+    def is_there(self, client: bytes) -> bool:
+        """Whether a client that was lost is still connected; where it can hear it, it is told why it was lost."""
+        try:
+            self._router.send(client, zmq.SNDMORE | zmq.NOBLOCK)
+            self._router.send(encode(Failed(reason=NOT_READ)), zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            return False
+        return True
 
     def retry(self) -> None:
         """Offer what waits once more."""

@@ -115,7 +115,7 @@ class ServerSockets:
             self._release(linger_ms=0)
             raise
         self._outbox: Outbox = Outbox(MAX_OUTBOX_MESSAGES, MAX_OUTBOX_BYTES)
-        self._replies: SimpleQueue[tuple[bytes, Reply]] = SimpleQueue()
+        self._replies: SimpleQueue[tuple[bytes, Reply | None]] = SimpleQueue()
         self._sender = ReplySender(self._router, self._on_client_lost, self._cut)
         self._spoke_last: dict[int, bytes] = {}
         """By descriptor: the client whose connection that is, or was."""
@@ -146,6 +146,11 @@ class ServerSockets:
     def reply(self, client: bytes, message: Reply) -> None:
         """Send to one client. From any thread; never waits."""
         self._replies.put((client, message))
+        self._wakeup.signal()
+
+    def cut(self, client: bytes) -> None:
+        """End the connection of a client that was lost, if it is there, so that it comes again. From any thread."""
+        self._replies.put((client, None))
         self._wakeup.signal()
 
     def close(self) -> None:
@@ -340,7 +345,10 @@ class ServerSockets:
                 client, reply = self._replies.get_nowait()
             except Empty:
                 return
-            self._sender.answer(client, reply)
+            if reply is not None:
+                self._sender.answer(client, reply)
+            elif self._sender.is_there(client):
+                self._cut(client)
 
     def _beat(self) -> None:
         try:

@@ -346,6 +346,26 @@ def test_what_is_kept_is_bounded_and_what_is_missed_is_told(
     assert finished.usage.completion_tokens == 500
 
 
+def test_one_that_was_lost_for_not_reading_comes_back_and_hears_the_rest(
+    start: Callable[..., Site], folder: Path
+) -> None:
+    site = start(step_s=0.002)
+    replies: list[Reply] = []
+    with LiveSource(f"ipc://{folder}") as source:
+
+        def has(kind: type[Reply], count: int) -> bool:
+            replies.extend(source.take_replies())
+            return sum(isinstance(reply, kind) for reply in replies) >= count
+
+        source.send(submit("mine", max_tokens=300))
+        assert source.wait(lambda: has(Tokens, 20), WAIT_S)
+        for client in set(site.service._sockets._spoke_last.values()):
+            site.service._desk.lose(client)  # as when too much waits for it, though it is there
+        assert source.wait(lambda: has(Finished, 1), WAIT_S)
+    ids = [i for reply in replies if isinstance(reply, Tokens) for i in reply.token_ids]
+    assert ids == list(range(ids[0], ids[0] + 300))
+
+
 def test_who_closes_is_not_waited_for(start: Callable[..., Site], client: Client, folder: Path) -> None:
     start(step_s=0.002)
     client.wait_ready()
