@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -67,6 +68,8 @@ class Engine:
             self._epoch, self._parts.pool, self._parts.scheduler, self._publish, messages_dropped=messages_dropped
         )
         self._streams: dict[int, OutputStream] = {}
+        self._spoken: dict[int, OutputStream] = {}
+        """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
         self._clients: dict[str, list[Request]] = {}
         self._next_number = 1
         self._record_ns = 0
@@ -77,14 +80,22 @@ class Engine:
         self._publish(self.hello)
         self._publish(self.memory())
 
-    def submit(self, submit: Submit) -> Accepted:
-        """Take a request into the queue.
+    def prompt_token_ids(self, submit: Submit) -> list[int]:
+        """Tokens of the prompt of `submit`. Changes nothing, may take long, and may be called on any thread.
+
+        Raises BadInput when the prompt cannot be accepted.
+        """
+        loaded = self._parts.loaded
+        return prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self._parts.limits.max_model_len)
+
+    def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
+        """Take a request into the queue. `token_ids` gives its prompt's tokens where they were made before.
 
         Raises BadInput, leaving nothing behind, when the prompt or an option cannot be accepted, when the
         request can never fit, or when its id is in use; EngineDead after `close`.
         """
         self._check_open()
-        requests = self._requests_of(submit)
+        requests = self._requests_of(submit, token_ids or partial(self.prompt_token_ids, submit))
         for request in requests:
             self._parts.scheduler.add(request)
             self._streams[request.number] = self._stream(request, submit)
@@ -101,7 +112,8 @@ class Engine:
         for request in self._clients.get(request_id, ()):
             if not request.is_finished:
                 self._parts.scheduler.abort(request, now_ns)
-                self._streams[request.number].finish("abort", now_ns)
+                stream = self._spoken[request.number] = self._streams[request.number]
+                stream.finish("abort", now_ns)
 
     def step(self) -> list[Tokens | Finished]:
         """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first."""
@@ -209,6 +221,7 @@ class Engine:
             return
         self.is_closed = True
         self._streams.clear()
+        self._spoken.clear()
         self._clients.clear()
         self._parts.close()
 
@@ -224,14 +237,12 @@ class Engine:
         if self.is_closed:
             raise EngineDead("the engine is closed")
 
-    def _requests_of(self, submit: Submit) -> list[Request]:
+    def _requests_of(self, submit: Submit, token_ids: Callable[[], list[int]]) -> list[Request]:
         """The requests of a submission, numbered, not yet in the queue. They are alike: all fit, or none."""
         try:
             if submit.request_id in self._clients:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
-            loaded, limits = self._parts.loaded, self._parts.limits
-            ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, limits.max_model_len)
-            requests = child_requests(submit, ids, limits, self._next_number, self._config.seed)
+            requests = child_requests(submit, token_ids(), self._parts.limits, self._next_number, self._config.seed)
         except BadInput as refusal:
             self._parts.scheduler.refuse(str(refusal), time.monotonic_ns())
             raise
@@ -252,7 +263,7 @@ class Engine:
         for item, token_id, token_logprobs in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
             if token_id is None:
                 continue
-            stream = self._streams[item.request.number]
+            stream = self._spoken[item.request.number] = self._streams[item.request.number]
             reason = stream.add(token_id, token_logprobs, now_ns)
             if reason is not None:
                 self._finish(item.request, stream, reason, now_ns)
@@ -273,7 +284,8 @@ class Engine:
 
     def _take_outputs(self) -> list[Tokens | Finished]:
         outputs: list[Tokens | Finished] = []
-        for number, stream in list(self._streams.items()):
+        spoken, self._spoken = self._spoken, {}
+        for number, stream in spoken.items():
             outputs += stream.take()
             if stream.request.is_finished:
                 del self._streams[number]

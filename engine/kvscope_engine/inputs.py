@@ -24,7 +24,7 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     if tokenizer is None and submit.sampling.stop:
         raise BadInput("stop is not accepted: this model has no tokenizer, so no text in which to find it")
     if submit.prompt_token_ids is not None:
-        return _checked_ids(submit.prompt_token_ids, vocab_size)
+        return _checked_ids(submit.prompt_token_ids, vocab_size, max_len)
     if tokenizer is None:
         raise BadInput("this model has no tokenizer: only prompt_token_ids are accepted")
     _refuse_endless(submit, tokenizer, max_len)
@@ -45,9 +45,14 @@ def _conversation(submit: Submit) -> tuple[ChatMessage, ...]:
     return submit.messages
 
 
-def _checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+def _checked_ids(ids: Sequence[int], vocab_size: int, max_len: int) -> list[int]:
     if not ids:
         raise BadInput("prompt_token_ids is empty: at least one token is accepted")
+    if len(ids) >= max_len:
+        raise BadInput(
+            f"the prompt has {len(ids)} tokens: at most {max_len - 1} are accepted"
+            f" (the limit of {max_len} holds prompt and output)"
+        )
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
         raise BadInput(f"token id {low if low < 0 else high} is not accepted: 0 to {vocab_size - 1}")

@@ -189,6 +189,8 @@ def test_a_removed_key_is_cut_off_and_the_others_go_on(site: Site) -> None:
     sees_frames(own)
     own.update_mirror()
     is_in_state(own, SourceState.LIVE)
+    subscribers = site.server.sockets._subscribers
+    assert own.wait(lambda: len(subscribers) == 1, WAIT_S), "the socket that was opened anew is watched too"
 
 
 def test_a_role_that_changed_holds_at_once(site: Site) -> None:

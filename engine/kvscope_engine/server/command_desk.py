@@ -7,14 +7,17 @@ into that queue; while there is no engine they are refused with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
+from kvscope_engine.server.block_texts import BlockTextErrand
+from kvscope_engine.server.command_queue import CommandQueue
+from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.pauses import Pauses
+from kvscope_engine.server.preparation import Prepared
+from kvscope_engine.server.work import DeskCommand, Joined, Lost, Tick, Work, command_of, is_question
+from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import (
     Abort,
-    Awaited,
     Command,
     Control,
     Done,
@@ -26,40 +29,14 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.telemetry import Hello, Progress
 
-MAX_WAITING_COMMANDS: Final = 10_000
-MAX_WAITING_CHARACTERS: Final = 64 << 20
-"""Of prompts: a client that sends them faster than they are read is told so, and costs no more memory."""
-
-
-class Stop:
-    """Asks the engine's thread to end in an orderly way."""
-
-
-class Lost:
-    """Tells the engine's thread that a client is gone, or does not read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """Tells the engine's thread that a client introduced itself, perhaps on another connection than before."""
-
-    session: str
-    owner: str
-    awaited: tuple[Awaited, ...]
-
-
-class Tick:
-    """Tells the engine's thread that time went by."""
-
-
-DeskCommand: TypeAlias = tuple[bytes, Command | Lost | Stop | Joined | Tick]
-"""A client and what it wants."""
+SMALL_JOIN_BYTES: Final = 64 << 10
+"""An introduction up to this, of a client of which nothing waits, is taken however much waits of the others."""
 
 
 class CommandDesk:
     """Knows the phase. `stop` is called when a client asks for a shutdown while the model loads."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[], None], limits: ServiceLimits | None = None) -> None:
         self.telemetry_endpoint = ""
         self.pauses = Pauses()
         self.wants_ticks = False
@@ -71,9 +48,9 @@ class CommandDesk:
         self.was_asked = False
         """Whether anybody ever sent a command."""
         self._stop = stop
-        self._errands: SimpleQueue[DeskCommand] = SimpleQueue()
-        self._num_characters_in = 0  # written by the I/O thread alone
-        self._num_characters_out = 0  # written by the engine's thread alone
+        self._waiting: CommandQueue[Work] = CommandQueue(limits or ServiceLimits())
+
+    # On the I/O thread.
 
     def take(self, client: bytes, command: Command) -> Reply | None:
         """The answer that can be given at once, None when the engine's thread gives it."""
@@ -83,27 +60,62 @@ class CommandDesk:
             return self.status(command.tag)
         if self.phase != "ready":
             return self._without_engine(command)
-        if self._errands.qsize() >= MAX_WAITING_COMMANDS:
-            return refuse(command, f"the engine is behind: {MAX_WAITING_COMMANDS} commands wait already")
-        if self._num_characters_in - self._num_characters_out > MAX_WAITING_CHARACTERS:
-            return refuse(command, f"the engine is behind: {MAX_WAITING_CHARACTERS} characters wait already")
-        self._num_characters_in += _num_characters(command)
-        self._errands.put((client, command))
-        return None
+        reason = self._waiting.put(client, command, command_bytes(command))
+        return refuse(command, f"the engine is behind: {reason}") if reason else None
 
-    @property
-    def paused(self) -> bool:
-        """Whether somebody holds the engine's steps."""
-        return self.pauses.any
+    def join(self, client: bytes, command: GetStatus, owner: str) -> Reply | None:
+        """Queue an introduction in the order of the client's commands; the refusal when that is too much."""
+        num_bytes = command_bytes(command)
+        if num_bytes <= SMALL_JOIN_BYTES and not self._waiting.has(client):
+            num_bytes = 0
+        reason = self._waiting.put(client, Joined(command.session, owner, command.awaited), num_bytes)
+        return refuse(command, f"the engine is behind: {reason}") if reason else None
 
-    def put(self, client: bytes, errand: Lost | Stop | Joined | Tick) -> None:
-        """Queue something that is not a client's command."""
-        self._errands.put((client, errand))
+    def lose(self, client: bytes) -> None:
+        """A client is gone or does not read: the engine's thread hears of it before its other commands."""
+        self._waiting.put_first(client, Lost())
 
-    def join(self, client: bytes, joined: Joined) -> None:
-        """Queue an introduction, like a command."""
-        if self._errands.qsize() < MAX_WAITING_COMMANDS:
-            self.put(client, joined)
+    def tick(self) -> None:
+        """Have the engine's thread look at the clock."""
+        self._waiting.put(b"", Tick())
+
+    # On the engine's thread.
+
+    def put_back(self, client: bytes, rest: BlockTextErrand) -> None:
+        """Go on with the rest when the others had their turn."""
+        self._waiting.put_back(client, rest)
+
+    def refuse_lost(self, client: bytes, *, may_return: bool) -> list[Reply]:
+        """What a lost client asked for is not done; of one that may come back only its questions are dropped."""
+
+        def is_dropped(work: Work) -> bool:
+            return is_question(work) if may_return else command_of(work) is not None
+
+        dropped = (command_of(work) for work in self._waiting.take_if(client, is_dropped))
+        return [refuse(command, "you do not read your answers") for command in dropped if command is not None]
+
+    def move(self, before: bytes, client: bytes) -> None:
+        """A client has another connection now: what it asked for on the one before comes first."""
+        self._waiting.take_if(before, lambda work: isinstance(work, Lost))  # that connection's, not this one's
+        self._waiting.move(before, client)
+
+    def submits_of(self, client: bytes) -> set[str]:
+        """Ids of the client's submissions that wait to be served."""
+        return {work.request_id for work in self._waiting.of(client) if isinstance(work, Submit)}
+
+    def next_command(self, *, wait: bool) -> DeskCommand | None:
+        """The next client's oldest errand; with `wait`, sleeps until there is one, or it is time to stop."""
+        return self._waiting.next(wait=wait)
+
+    def refuse_waiting(self) -> list[tuple[bytes, Reply]]:
+        """Negative answers to every command that waits, for when nobody is left to serve them."""
+        replies: list[tuple[bytes, Reply]] = []
+        while (errand := self.next_command(wait=False)) is not None:
+            client, work = errand
+            command = command_of(work)
+            if command is not None:
+                replies.append((client, self._without_engine(command)))
+        return replies
 
     def ready(self, hello: Hello) -> None:
         """There is an engine now."""
@@ -115,23 +127,25 @@ class CommandDesk:
         self.reason = reason
         self.phase = "failed"
 
-    def next_command(self, *, wait: bool) -> DeskCommand | None:
-        """The oldest errand; with `wait`, sleeps until there is one."""
-        try:
-            errand = self._errands.get(block=wait)
-        except Empty:
-            return None
-        self._num_characters_out += _num_characters(errand[1])
-        return errand
+    # On any thread.
 
-    def refuse_waiting(self) -> list[tuple[bytes, Reply]]:
-        """Negative answers to every command that waits, for when nobody is left to serve them."""
-        replies: list[tuple[bytes, Reply]] = []
-        while (errand := self.next_command(wait=False)) is not None:
-            client, command = errand
-            if not isinstance(command, Lost | Stop | Joined | Tick):
-                replies.append((client, self._without_engine(command)))
-        return replies
+    def put_prepared(self, client: bytes, prepared: Prepared) -> None:
+        """A submission's prompt is made into tokens."""
+        self._waiting.put(client, prepared)
+
+    def end(self) -> None:
+        """It is time to stop, whatever waits. From a signal handler too."""
+        self._waiting.stop()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether `end` was called."""
+        return self._waiting.is_stopped
+
+    @property
+    def paused(self) -> bool:
+        """Whether somebody holds the engine's steps."""
+        return self.pauses.any
 
     def status(self, tag: int) -> Status:
         """How the engine is."""
@@ -155,11 +169,3 @@ class CommandDesk:
         if self.phase == "failed":
             return refuse(command, f"the engine has ended: {self.reason}")
         return refuse(command, "the model is still loading: try again when the status says ready")
-
-
-def _num_characters(command: Command | Lost | Stop | Joined | Tick) -> int:
-    """How large a submission is; a token id counts as the few bytes it takes."""
-    if not isinstance(command, Submit):
-        return 0
-    turns = sum(len(message.content) for message in command.messages or ())
-    return len(command.prompt or "") + turns + 8 * len(command.prompt_token_ids or ())

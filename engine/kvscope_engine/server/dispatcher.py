@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
-import msgspec
-
-from kvscope_engine.server.command_desk import CommandDesk, Joined
+from kvscope_engine.server.block_texts import BlockTextErrand
+from kvscope_engine.server.command_desk import CommandDesk
+from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.open_requests import OpenRequests
+from kvscope_engine.server.pending_submits import PendingSubmits
+from kvscope_engine.server.preparation import Prepared
 from kvscope_engine.server.served_engine import ServedEngine
 from kvscope_engine.server.sessions import Sessions
+from kvscope_engine.server.shared_snapshots import SharedSnapshots
+from kvscope_engine.server.work import Joined, Lost, Tick, Work
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
-    BlockText,
     Command,
     Control,
     Done,
@@ -32,7 +35,6 @@ from kvscope_telemetry.messages.commands import (
     Tokens,
     refuse,
 )
-from kvscope_telemetry.messages.telemetry import Snapshot
 
 
 class Dispatcher:
@@ -43,36 +45,53 @@ class Dispatcher:
         engine: ServedEngine,
         desk: CommandDesk,
         reply: Callable[[bytes, Reply], None],
+        limits: ServiceLimits | None = None,
         name_of: Callable[[bytes], str] = lambda client: "",
+        cut: Callable[[bytes], None] = lambda client: None,
     ) -> None:
         self.touched = False
         """Whether something changed that only a step tells the world."""
         self.stopping = False
+        limits = limits or ServiceLimits()
         self._engine = engine
         self._desk = desk
         self._reply = reply
         self._name_of = name_of
-        self._open = OpenRequests()
+        self._cut = cut
+        self._open = OpenRequests(limits)
+        self._pending = PendingSubmits(engine.prompt_token_ids, desk.put_prepared, limits)
         self._sessions = Sessions()
-        self._snapshot: Snapshot | None = None
+        self._snapshots = SharedSnapshots(engine, reply, limits.client_snapshots, lambda: self.has_work)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a step to run."""
+        return not self._desk.paused and (self._engine.has_unfinished or self.touched)
+
+    def do(self, client: bytes, work: Work) -> None:
+        """Do a piece of work for a client, whatever it is."""
+        if isinstance(work, Lost):
+            self.lose(client)
+        elif isinstance(work, Joined):
+            self.join(client, work)
+        elif isinstance(work, Tick):
+            self.tick()
+        elif isinstance(work, Prepared):
+            self._submit_prepared(work)
+        elif isinstance(work, BlockTextErrand):
+            self._attempt(client, work.command, lambda: self._read_blocks(client, work))
+        else:
+            self.serve(client, work)
 
     def serve(self, client: bytes, command: Command) -> None:
         """Do what `command` asks and answer it. A command that fails fails alone."""
-        if not isinstance(command, GetSnapshot):
-            self._snapshot = None
-        try:
-            self._say(client, self._do(client, command))
-        except BadInput as error:
-            self.touched = True  # the engine has noted the refusal
-            self._say(client, refuse(command, str(error)))
-        except Exception as error:  # one client's command must not end everybody's engine
-            self._say(client, refuse(command, f"the engine failed on this command: {error!r:.200}"))
+        self._attempt(client, command, lambda: self._do(client, command))
 
     def step(self) -> None:
         """One step of the engine; what it says goes to who asked."""
         self.touched = False
-        self._snapshot = None
         self.route(self._engine.step())
+        self._snapshots.tick()
 
     def route(self, outputs: Iterable[Tokens | Finished]) -> None:
         """Send each output to its request's client; those of lost clients go nowhere."""
@@ -81,20 +100,30 @@ class Dispatcher:
             if client is not None:
                 self._say(client, output)
 
+    # Clients that come, go and come back.
+
     def join(self, client: bytes, joined: Joined) -> None:
         """A client says who it is: what it had on another connection is its again, and what it missed is said."""
         before = self._sessions.join(client, joined.session, joined.owner)
-        if before is not None:
-            self._open.move(before, client)
-        for said in self._sessions.unheard(client, joined.awaited):
+        if before is not None and before != client:
+            self._move(before, client)
+        under_way = self._desk.submits_of(client) | set(self._pending.of(client))
+        unanswered = (one for one in joined.awaited if one.request_id not in under_way)
+        for said in self._sessions.unheard(client, unanswered):
             self._reply(client, said)
         self._desk.wants_ticks = self._wants_ticks
 
     def lose(self, client: bytes) -> None:
         """A client is gone or does not read: work for it ends, at once or when it does not come back."""
+        self._snapshots.forget(client)
         self._desk.pauses.release(client)
-        if not self._sessions.leave(client):
-            self._abort_all_of(client)
+        may_return = self._sessions.leave(client)
+        for refusal in self._desk.refuse_lost(client, may_return=may_return):
+            self._reply(client, refusal)
+        if may_return:
+            self._cut(client)  # one that only did not read connects again, and hears what it missed
+        else:
+            self._give_up(client)
         self._desk.wants_ticks = self._wants_ticks
 
     def tick(self) -> None:
@@ -104,13 +133,31 @@ class Dispatcher:
         for client in pauses.holders:
             self._reply(client, self._desk.status(0))  # a connection that is gone is noticed when something is said
         for client in self._sessions.expired():
-            self._abort_all_of(client)
+            self._give_up(client)
         self._desk.wants_ticks = self._wants_ticks
+
+    def _move(self, before: bytes, client: bytes) -> None:
+        """Everything of a connection goes over, with its place and what it counts against its client's limits."""
+        self._snapshots.forget(before)
+        self._desk.move(before, client)
+        self._pending.move(before, client)
+        self._open.move(before, client)
+
+    def _give_up(self, client: bytes) -> None:
+        self._pending.cancel_all_of(client)
+        for request_id in self._open.of(client):
+            self._abort(request_id)
+
+    # The end.
 
     def end_all(self, reason: FinishReason, error: str = "") -> None:
         """Say the last word on every open request; the engine is not asked."""
         for client, last in self._open.end_all(reason, error):
             self._say(client, last)
+        why = f"the engine has ended: {error or 'it was stopped'}"
+        for prepared in self._pending.close():
+            self._say(prepared.client, Refused(request_id=prepared.submit.request_id, reason=why))
+        self._snapshots.refuse_all(why)
 
     def abort_all(self) -> bool:
         """Abort every open request, with the engine's own last words where it still has them; whether any was open."""
@@ -122,40 +169,78 @@ class Dispatcher:
         self.end_all("abort")
         return bool(open_ids)
 
-    def _do(self, client: bytes, command: Command) -> Reply:
+    # Commands.
+
+    def _attempt(self, client: bytes, command: Command, do: Callable[[], Reply | None]) -> None:
+        try:
+            reply = do()
+        except BadInput as error:
+            self.touched = True  # the engine has noted the refusal
+            reply = refuse(command, str(error))
+        except Exception as error:  # one client's command must not end everybody's engine
+            reply = refuse(command, f"the engine failed on this command: {error!r:.200}")
+        if reply is not None:
+            self._say(client, reply)
+
+    def _do(self, client: bytes, command: Command) -> Reply | None:
+        """The answer, None when it is given later, or was given."""
         if isinstance(command, Submit):
-            return self._submit(client, command)
+            return self._prepare(client, command)
         if isinstance(command, Abort):
             return self._abort_for(client, command)
         if isinstance(command, GetSnapshot):
-            return self._take_snapshot(command.tag)
+            self._snapshots.ask(client, command.tag)
+            return None
         if isinstance(command, GetBlockText):
-            return BlockText(contents=self._engine.block_text(command.blocks), tag=command.tag)
+            return self._read_blocks(client, BlockTextErrand(command))
         if isinstance(command, Control):
             return self._control(client, command)
         return refuse(command, f"{type(command).__name__} is not served here")
 
-    def _submit(self, client: bytes, submit: Submit) -> Reply:
-        if submit.request_id in self._open:
+    def _read_blocks(self, client: bytes, errand: BlockTextErrand) -> Reply | None:
+        answer = errand.advance(self._engine)
+        if answer is None:
+            self._desk.put_back(client, errand)
+        return answer
+
+    def _prepare(self, client: bytes, submit: Submit) -> Reply | None:
+        """Have its prompt made into tokens; `_submit_prepared` goes on when they are there."""
+        if submit.request_id in self._open or submit.request_id in self._pending:
             reason = f"request id {submit.request_id!r} is in use: ids are unique while a request lives"
             return Refused(request_id=submit.request_id, reason=reason)
-        accepted = self._engine.submit(submit)
+        reason = self._pending.add(client, submit)
+        return refuse(submit, f"the engine is behind: {reason}") if reason else None
+
+    def _submit_prepared(self, prepared: Prepared) -> None:
+        if self._pending.take(prepared):
+            self._attempt(prepared.client, prepared.submit, lambda: self._submit(prepared))
+
+    def _submit(self, prepared: Prepared) -> Reply:
+        client, submit = prepared.client, prepared.submit
+        reason = self._open.refusal(client, submit, prepared.num_tokens)
+        if reason:
+            return refuse(submit, reason)
+        accepted = self._engine.submit(submit, prepared.token_ids.result)
         self._open.open(client, submit, accepted)
+        if self._desk.paused:
+            self._snapshots.is_stale = True  # no step will tell
         return accepted
 
     def _abort_for(self, client: bytes, command: Abort) -> Reply:
         name = command.request_id
-        if name in self._open:
-            if not (command.anyones or self._open.belongs_to(name, client)):
+        if name in self._open or name in self._pending:
+            is_own = self._open.belongs_to(name, client) or self._pending.belongs_to(name, client)
+            if not (command.anyones or is_own):
                 return refuse(command, f"request {name!r:.140} is another client's: it is left alone")
             self._abort(name)
         return Done(request_id=name)
 
-    def _abort_all_of(self, client: bytes) -> None:
-        for request_id in self._open.of(client):
-            self._abort(request_id)
-
     def _abort(self, request_id: str) -> None:
+        if request_id in self._pending:
+            prepared = self._pending.cancel(request_id)
+            for last in prepared.aborted():
+                self._say(prepared.client, last)
+            return
         self._engine.abort(request_id)
         self.touched = True
         if self._desk.paused:
@@ -163,11 +248,18 @@ class Dispatcher:
             for client, last in self._open.end_one(request_id, "abort"):
                 self._say(client, last)
 
-    def _take_snapshot(self, tag: int) -> Snapshot:
-        """Askers between the same two steps share one: packing a million rows takes tens of milliseconds."""
-        if self._snapshot is None:
-            self._snapshot = self._engine.snapshot(tag)
-        return msgspec.structs.replace(self._snapshot, tag=tag)
+    def _control(self, client: bytes, command: Control) -> Reply:
+        if command.action == "reset_prefix_cache":
+            self._engine.reset_prefix_cache()
+        elif command.action == "shutdown":
+            self.stopping = True
+        elif command.action == "pause":
+            self._desk.pauses.hold(client, self._name_of(client), command.lease_s)
+        else:
+            self._desk.pauses.release_all()
+        self._snapshots.tick()  # while nothing steps nobody waits for it
+        self._desk.wants_ticks = self._wants_ticks
+        return Done(tag=command.tag)
 
     def _say(self, client: bytes, reply: Reply) -> None:
         """To the client, or kept for it while it is away."""
@@ -180,15 +272,3 @@ class Dispatcher:
     @property
     def _wants_ticks(self) -> bool:
         return self._desk.paused or self._sessions.any_away
-
-    def _control(self, client: bytes, command: Control) -> Reply:
-        if command.action == "reset_prefix_cache":
-            self._engine.reset_prefix_cache()
-        elif command.action == "shutdown":
-            self.stopping = True
-        elif command.action == "pause":
-            self._desk.pauses.hold(client, self._name_of(client), command.lease_s)
-        else:
-            self._desk.pauses.release_all()
-        self._desk.wants_ticks = self._wants_ticks
-        return Done(tag=command.tag)

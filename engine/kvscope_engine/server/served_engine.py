@@ -13,7 +13,10 @@ Publish: TypeAlias = Callable[[TelemetryMessage], None]
 
 
 class ServedEngine(Protocol):
-    """An engine that is loaded. All methods are called on one thread, `memory` and the attributes on any."""
+    """An engine that is loaded.
+
+    All methods are called on one thread; `prompt_token_ids`, `memory` and the attributes on any.
+    """
 
     @property
     def hello(self) -> Hello:
@@ -39,8 +42,14 @@ class ServedEngine(Protocol):
     def last_seq(self) -> int:
         """The last frame's number."""
 
-    def submit(self, submit: Submit) -> Accepted:
-        """Take a request; raises BadInput and leaves nothing behind."""
+    def prompt_token_ids(self, submit: Submit) -> list[int]:
+        """Tokens of the prompt; may take long. Raises BadInput."""
+
+    def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
+        """Take a request; raises BadInput and leaves nothing behind.
+
+        `token_ids` gives what `prompt_token_ids` gave before, or raises what it raised.
+        """
 
     def abort(self, request_id: str) -> None:
         """End a request; does nothing for an unknown or finished one."""

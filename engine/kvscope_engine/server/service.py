@@ -14,19 +14,22 @@ from typing import Final
 
 import msgspec
 
-from kvscope_engine.server.command_desk import CommandDesk, Joined, Lost, Stop, Tick
+from kvscope_engine.server.command_desk import CommandDesk
 from kvscope_engine.server.device_watch import DeviceWatch
 from kvscope_engine.server.dispatcher import Dispatcher
+from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
 from kvscope_telemetry.errors import EngineDead, KvscopeError
 from kvscope_telemetry.keys.key_ring import KeyRing
-from kvscope_telemetry.messages.commands import Command, GetStatus, Status
+from kvscope_telemetry.messages.commands import Command, GetStatus, Reply, Status
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Progress
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
-MAX_ERRANDS_A_STEP: Final = 64
-"""Commands served between two steps, so that a flood of them does not stop everybody's tokens."""
+ERRANDS_S: Final = (0.000_5, 0.004)
+"""Time for commands between two steps while there is something to step: half of the last step, within these bounds.
+
+So a flood of commands, however costly each is, takes a third of the time from everybody's tokens at most."""
 FAILED_GRACE_S: Final = 1.0
 """How long a failed engine still answers `GetStatus` with the reason, when anybody has asked before."""
 LAST_WORDS_S: Final = 0.2
@@ -53,19 +56,21 @@ class EngineService:
         keyless: Role = Role.VIEWER,
         on_progress: Callable[[Progress], None] = lambda progress: None,
         interrupt: Callable[[], None] = lambda: None,
+        limits: ServiceLimits | None = None,
     ) -> None:
         self._build = build
+        self._limits = limits or ServiceLimits()
         self._on_progress = on_progress
         self._engine: ServedEngine | None = None
         self._constructed = threading.Event()
-        self._desk = CommandDesk(interrupt)
+        self._desk = CommandDesk(interrupt, self._limits)
         self._sockets = ServerSockets(
             endpoint,
             on_command=self._take,
             heartbeat=self._heartbeat,
             keys=keys,
             keyless=keyless,
-            on_client_lost=lambda client: self._desk.put(client, Lost()),
+            on_client_lost=self._desk.lose,
         )
         self._desk.telemetry_endpoint = self._sockets.telemetry_endpoint
         self.is_loading = True
@@ -78,8 +83,11 @@ class EngineService:
         return self._sockets.telemetry_endpoint
 
     def stop(self) -> None:
-        """End in an orderly way, from any thread or a signal handler; after the load, while a model loads."""
-        self._desk.put(b"", Stop())
+        """End in an orderly way, from any thread or a signal handler; after the load, while a model loads.
+
+        What waits is refused, not served: the last words follow the step, or the command, in progress.
+        """
+        self._desk.end()
 
     def run(self) -> None:
         """Load, serve, and end. Returns after an orderly stop; raises what the engine died of."""
@@ -109,12 +117,16 @@ class EngineService:
         return engine
 
     def _serve(self, engine: ServedEngine) -> None:
-        dispatcher = Dispatcher(engine, self._desk, self._sockets.reply, self._name_of)
+        sockets = self._sockets
+        dispatcher = Dispatcher(engine, self._desk, sockets.reply, self._limits, self._name_of, sockets.cut)
         sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish)
         try:
-            while self._errands(dispatcher, engine):
-                if not self._desk.paused and (engine.has_unfinished or dispatcher.touched):
+            step_s = 0.0
+            while self._errands(dispatcher, step_s):
+                if dispatcher.has_work:
+                    started = time.monotonic()
                     dispatcher.step()
+                    step_s = time.monotonic() - started
             if dispatcher.abort_all() or dispatcher.stopping:
                 time.sleep(LAST_WORDS_S)
         except Exception as error:
@@ -125,27 +137,20 @@ class EngineService:
         finally:
             sampling.close()
 
-    def _errands(self, dispatcher: Dispatcher, engine: ServedEngine) -> bool:
+    def _errands(self, dispatcher: Dispatcher, step_s: float) -> bool:
         """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
-        for _ in range(MAX_ERRANDS_A_STEP):
-            idle = self._desk.paused or not (engine.has_unfinished or dispatcher.touched)
+        deadline = time.monotonic() + min(max(step_s / 2, ERRANDS_S[0]), ERRANDS_S[1])
+        while not self._desk.is_ending:
+            idle = not dispatcher.has_work
             errand = self._desk.next_command(wait=idle)
             if errand is None:
                 break
-            client, command = errand
-            if isinstance(command, Stop):
-                return False
-            if isinstance(command, Lost):
-                dispatcher.lose(client)
-            elif isinstance(command, Joined):
-                dispatcher.join(client, command)
-            elif isinstance(command, Tick):
-                dispatcher.tick()
-            else:
-                dispatcher.serve(client, command)
+            dispatcher.do(*errand)
             if dispatcher.stopping:
                 return False
-        return True
+            if not idle and time.monotonic() >= deadline:
+                break
+        return not self._desk.is_ending
 
     def _fail(self, reason: str) -> None:
         """From now on every command is refused with the reason; those that wait get it too."""
@@ -172,10 +177,13 @@ class EngineService:
         reply = self._desk.take(client, command)
         if isinstance(reply, Status) and caller is not None:
             reply = msgspec.structs.replace(reply, role=caller.role, name=caller.name)
+        self._answer(client, reply)
+        if isinstance(command, GetStatus) and command.session and caller is not None and caller.role is Role.OPERATOR:
+            self._answer(client, self._desk.join(client, command, caller.public_key))
+
+    def _answer(self, client: bytes, reply: Reply | None) -> None:
         if reply is not None:
             self._sockets.reply(client, reply)
-        if isinstance(command, GetStatus) and command.session and caller is not None and caller.role is Role.OPERATOR:
-            self._desk.join(client, Joined(command.session, caller.public_key, command.awaited))
 
     def _name_of(self, client: bytes) -> str:
         caller = self._sockets.caller(client)
@@ -192,7 +200,7 @@ class EngineService:
             return None
         if self._desk.wants_ticks:
             self._desk.wants_ticks = False  # until the engine's thread has had this one
-            self._desk.put(b"", Tick())
+            self._desk.tick()
         return Heartbeat(
             epoch=engine.hello.epoch,
             time_ns=time.monotonic_ns(),

@@ -15,6 +15,8 @@ from kvscope_telemetry.messages.telemetry import Hello, Progress, Snapshot
 
 MAX_COMMAND_BYTES: Final = 8 << 20
 MAX_PROMPT_CHARACTERS: Final = 4 << 20
+MAX_CHAT_MESSAGES: Final = 4096
+MAX_PROMPT_TOKENS: Final = 2 << 20
 MAX_TEXT_BLOCKS: Final = 4096
 MAX_AWAITED: Final = 10_000
 
@@ -42,8 +44,8 @@ class Submit(_Command, frozen=True, kw_only=True):
 
     request_id: RequestId
     prompt: PromptText | None = None
-    messages: tuple[ChatMessage, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
+    messages: Annotated[tuple[ChatMessage, ...], msgspec.Meta(max_length=MAX_CHAT_MESSAGES)] | None = None
+    prompt_token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_PROMPT_TOKENS)] | None = None
     raw: bool = False
     sampling: SamplingParams = SamplingParams()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0

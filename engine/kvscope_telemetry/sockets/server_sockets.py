@@ -1,4 +1,4 @@
-"""The engine's two sockets and the thread that owns them; the one server-side file that touches ZeroMQ.
+"""The engine's two sockets and the thread that owns them; with what it uses, all that touches ZeroMQ on this side.
 
 Owns binding, the I/O thread, encoding and decoding, heartbeats, and what is lost when somebody does not read.
 Must not know what a command does: it hands each to `on_command` and sends what `reply` is given.
@@ -26,13 +26,18 @@ from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Failed, Reply
 from kvscope_telemetry.messages.roles import Caller, Role, not_allowed
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, TelemetryMessage
+from kvscope_telemetry.messages.unreadable import answer_unreadable
 from kvscope_telemetry.messages.wire import decode_command, encode
 from kvscope_telemetry.sockets import zap
 from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
+from kvscope_telemetry.sockets.connection_watch import Connections
 from kvscope_telemetry.sockets.endpoint_lock import EndpointLock, private_umask
+from kvscope_telemetry.sockets.file_limit import raise_file_limit
 from kvscope_telemetry.sockets.guests import Guests
 from kvscope_telemetry.sockets.outbox import Outbox
-from kvscope_telemetry.sockets.reply_backlogs import Delivery, ReplyBacklogs
+from kvscope_telemetry.sockets.reply_sender import ReplySender
+from kvscope_telemetry.sockets.socket_watch import SocketWatch
+from kvscope_telemetry.sockets.tracked_send import send_tracked
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
 HEARTBEAT_S: Final = 0.5
@@ -45,9 +50,21 @@ PUBLISH_HIGH_WATER: Final = 500
 """Messages a subscriber that does not read may have waiting: with the two above, 64 MiB at most."""
 MAX_OUTBOX_MESSAGES: Final = 4096
 MAX_OUTBOX_BYTES: Final = 32 << 20
-RETRY_S: Final = (0.002, 0.05)
-"""How soon a full client is offered its replies again: at first, and at last."""
 MAX_COMMANDS_A_TURN: Final = 64
+MAX_PARTS: Final = 16
+"""Of a message that is answered with a refusal; beyond it the connection is cut."""
+PARTS_S: Final = 0.005
+"""Time a turn for the rest of such a message: it must be read to get at the messages after it."""
+MAX_CONNECTIONS: Final = 256
+"""On each of the two sockets."""
+MAX_READ_BYTES: Final = MAX_COMMAND_BYTES + (1 << 20)
+"""Up to this a command is read, and refused with the reason; above, its connection is cut."""
+MAX_UNREAD_COMMANDS: Final = 4
+"""Of one client, in ZeroMQ's hands."""
+MAX_UNSENT_REPLIES: Final = 256
+"""Of one client, in ZeroMQ's hands."""
+HANDSHAKE_MS: Final = 2_000
+TCP_HANDSHAKE_MS: Final = 5_000
 TCP_HEARTBEAT_MS: Final = (2_000, 10_000)
 MAX_PORT_ATTEMPTS: Final = 50
 
@@ -78,26 +95,34 @@ class ServerSockets:
         self._heartbeat = heartbeat
         self._on_client_lost = on_client_lost or (lambda client: None)
         self._lock: EndpointLock | None = None
+        raise_file_limit()
         self._context = zmq.Context()
         self._door = self._context.socket(zmq.REP)
         self._publisher = self._context.socket(zmq.PUB)
         self._router = self._context.socket(zmq.ROUTER)
         self._guests = Guests(endpoint, keys, keyless)
+        self._poller = zmq.Poller()
+        self._watch = SocketWatch(self._context, self._poller, idle_s=HEARTBEAT_S)
+        self._subscribers = Connections(MAX_CONNECTIONS, _subscription_bytes)
+        self._clients = Connections(MAX_CONNECTIONS, lambda seconds: (MAX_UNREAD_COMMANDS + 2) * MAX_READ_BYTES)
         try:
             self._door.bind(zap.ADDRESS)  # before the others: from their binding on somebody may knock
             self._configure()
             self.telemetry_endpoint, self.command_endpoint = self._bind(endpoint)
+            self._subscribers.listen(self.telemetry_endpoint)
+            self._clients.listen(self.command_endpoint)
         except BaseException:
             self._release(linger_ms=0)
             raise
         self._outbox: Outbox = Outbox(MAX_OUTBOX_MESSAGES, MAX_OUTBOX_BYTES)
-        self._replies: SimpleQueue[tuple[bytes, Reply]] = SimpleQueue()
-        self._backlogs = ReplyBacklogs(self._send_reply, self._on_client_lost)
-        self._big_replies: dict[bytes, zmq.MessageTracker] = {}
+        self._replies: SimpleQueue[tuple[bytes, Reply | None]] = SimpleQueue()
+        self._sender = ReplySender(self._router, self._on_client_lost, self._cut)
+        self._spoke_last: dict[int, bytes] = {}
+        """By descriptor: the client whose connection that is, or was."""
+        self._is_skipping = False
         self._big_messages: list[tuple[zmq.MessageTracker, int]] = []
         self._num_unsent = 0
         self._last_seq = 0
-        self._retry_s = RETRY_S[0]
         self._must_bind = False
         self._closing = False
         self._wakeup = Wakeup()
@@ -123,6 +148,11 @@ class ServerSockets:
         self._replies.put((client, message))
         self._wakeup.signal()
 
+    def cut(self, client: bytes) -> None:
+        """End the connection of a client that was lost, if it is there, so that it comes again. From any thread."""
+        self._replies.put((client, None))
+        self._wakeup.signal()
+
     def close(self) -> None:
         """Send what is queued, for half a second at most; end the thread; free the endpoint. Idempotent."""
         if self._closing:
@@ -138,14 +168,18 @@ class ServerSockets:
     def _configure(self) -> None:
         self._configure_publisher()
         self._router.router_mandatory = 1
-        self._router.rcvhwm = 64
-        # Up to twice the limit is read, and answered with a refusal; above, the connection is cut.
-        self._router.maxmsgsize = 2 * MAX_COMMAND_BYTES
+        self._router.rcvhwm = MAX_UNREAD_COMMANDS
+        self._router.sndhwm = MAX_UNSENT_REPLIES
+        self._router.maxmsgsize = MAX_READ_BYTES
+        self._router.handshake_ivl = HANDSHAKE_MS
+        self._watch.attach(self._router, self._clients)
         self._guests.guard(self._router)
 
     def _configure_publisher(self) -> None:
         self._publisher.sndhwm = PUBLISH_HIGH_WATER
-        self._publisher.maxmsgsize = 4096  # subscriptions, nothing more
+        self._publisher.maxmsgsize = 1024  # subscriptions and handshakes, nothing more
+        self._publisher.handshake_ivl = HANDSHAKE_MS
+        self._watch.attach(self._publisher, self._subscribers)
         self._guests.guard(self._publisher)
 
     def _bind(self, endpoint: str) -> tuple[str, str]:
@@ -188,6 +222,7 @@ class ServerSockets:
         self._publisher.close(linger=linger_ms)
         self._router.close(linger=linger_ms)
         self._door.close(linger=0)
+        self._watch.close()
         self._context.term()
         if self._lock is not None:
             self._lock.release()  # last: the next engine may bind from here on
@@ -195,35 +230,29 @@ class ServerSockets:
     # Everything below runs on the I/O thread.
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._door, zmq.POLLIN)
-        poller.register(self._wakeup.reader, zmq.POLLIN)
+        for source in (self._router, self._door, self._wakeup.reader):
+            self._poller.register(source, zmq.POLLIN)
         next_beat = time.monotonic()
         while not self._closing:
-            wait_s = max(0.0, next_beat - time.monotonic())
-            if not self._backlogs.is_empty:
-                wait_s = min(wait_s, self._retry_s)
-            ready = {source for source, _ in poller.poll(math.ceil(1000 * wait_s))}
+            wait_s = max(0.0, min(next_beat, self._watch.next_look_s) - time.monotonic())
+            if not self._sender.is_empty:
+                wait_s = min(wait_s, self._sender.retry_s)
+            ready = {source for source, _ in self._poller.poll(math.ceil(1000 * wait_s))}
             if self._wakeup.reader in ready:
                 self._wakeup.clear()
             if self._door in ready:
                 self._open_doors()
+            self._watch.read(ready)
             if self._router in ready:
                 self._read_commands()
+            self._watch.look()
             self._send_queued()
             if time.monotonic() >= next_beat:
                 self._turn_away()
                 self._beat()
                 next_beat = time.monotonic() + HEARTBEAT_S
-        self._finish()
-
-    def _finish(self) -> None:
-        deadline = time.monotonic() + CLOSE_S
         self._send_queued()
-        while not self._backlogs.is_empty and time.monotonic() < deadline:
-            time.sleep(RETRY_S[0])
-            self._backlogs.retry()
+        self._sender.finish(CLOSE_S)
 
     def _open_doors(self) -> None:
         for _ in range(MAX_COMMANDS_A_TURN):
@@ -238,12 +267,14 @@ class ServerSockets:
 
         No single subscriber can be cut off, so all are, and all that are still known come again by themselves.
         """
-        removed = self._guests.removed()
-        for client in removed:
+        for client in self._guests.removed():
             self._on_client_lost(client)
         if self._guests.must_all_knock_again():
+            self._watch.detach(self._publisher)
             self._publisher.close(linger=0)
             self._publisher = self._context.socket(zmq.PUB)
+            self._subscribers = Connections(MAX_CONNECTIONS, _subscription_bytes)
+            self._subscribers.listen(self.telemetry_endpoint)
             self._configure_publisher()
             _configure_tcp(self._publisher, ipv6="[" in self.telemetry_endpoint)
             self._must_bind = True
@@ -255,40 +286,69 @@ class ServerSockets:
     def _read_commands(self) -> None:
         for _ in range(MAX_COMMANDS_A_TURN):
             try:
-                client, *parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                if self._is_skipping and not self._skip_parts():
+                    break
+                client = self._router.recv(zmq.NOBLOCK)
+                command = self._router.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._guests.note(client.bytes, _user_id(client))
-            self._take_command(client.bytes, [part.bytes for part in parts])
+            descriptor = int(command.get(zmq.SRCFD))
+            self._spoke_last[descriptor] = client
+            self._clients.heard(descriptor)
+            self._guests.note(client, _user_id(command))
+            if command.more:
+                self._refuse_parts(client, descriptor)
+            else:
+                self._take_command(client, command.bytes)
         self._wakeup.signal()
 
-    def _take_command(self, client: bytes, parts: list[bytes]) -> None:
-        if len(parts) != 1:
-            self._answer(client, Failed(reason=f"a command is one message part, not {len(parts)}"))
-            return
+    def _cut(self, client: bytes) -> None:
+        self._clients.cut(next((d for d, other in self._spoke_last.items() if other == client), -1))
+
+    def _refuse_parts(self, client: bytes, descriptor: int) -> None:
+        for num_parts in range(2, MAX_PARTS + 1):
+            if not self._router.recv(zmq.NOBLOCK, copy=False).more:
+                self._sender.answer(client, Failed(reason=f"a command is one message part, not {num_parts}"))
+                return
+        self._is_skipping = True
+        self._clients.cut(descriptor)
+
+    def _skip_parts(self) -> bool:
+        """Read on to the end of a message of too many parts, for a moment; whether it is reached."""
+        deadline = time.monotonic() + PARTS_S
+        while time.monotonic() < deadline:
+            for _ in range(1_000):
+                if not self._router.recv(zmq.NOBLOCK, copy=False).more:
+                    self._is_skipping = False
+                    return True
+        return False
+
+    def _take_command(self, client: bytes, data: bytes) -> None:
         try:
-            command = decode_command(parts[0])
+            command = decode_command(data)
             refusal = not_allowed(self._guests.caller(client), command)
             if refusal is not None:
-                self._answer(client, refusal)
+                self._sender.answer(client, refusal)
             else:
                 self._on_command(client, command)
         except ProtocolError as error:
-            self._answer(client, Failed(reason=str(error)))
+            self._sender.answer(client, answer_unreadable(data, str(error)))
         except Exception as error:  # a client's message must not end the thread that serves all of them
-            self._answer(client, Failed(reason=f"the engine failed on this command: {error!r:.200}"))
+            self._sender.answer(client, Failed(reason=f"the engine failed on this command: {error!r:.200}"))
 
     def _send_queued(self) -> None:
         for message in self._outbox.take():
             self._send_telemetry(message)
-        if not self._backlogs.is_empty:
-            self._retry_s = RETRY_S[0] if self._backlogs.retry() else min(2 * self._retry_s, RETRY_S[1])
+        self._sender.retry()
         while True:
             try:
                 client, reply = self._replies.get_nowait()
             except Empty:
                 return
-            self._answer(client, reply)
+            if reply is not None:
+                self._sender.answer(client, reply)
+            elif self._sender.is_there(client):
+                self._cut(client)
 
     def _beat(self) -> None:
         try:
@@ -310,7 +370,7 @@ class ServerSockets:
         if len(data) < BIG_BYTES:
             self._publisher.send(data, zmq.NOBLOCK)
         elif self._has_room(len(data)):
-            self._big_messages.append((_send_big(self._publisher, data), len(data)))
+            self._big_messages.append((send_tracked(self._publisher, data), len(data)))
         else:
             self._num_unsent += 1
 
@@ -319,35 +379,10 @@ class ServerSockets:
         in_flight = sum(size for _, size in self._big_messages)
         return not in_flight or in_flight + num_bytes <= MAX_BIG_BYTES_IN_FLIGHT
 
-    def _answer(self, client: bytes, reply: Reply) -> None:
-        try:
-            data = encode(reply)
-        except (ValueError, TypeError, OverflowError) as error:
-            data = encode(Failed(reason=f"the answer could not be written: {error!r:.200}"))
-        self._backlogs.add(client, data)
 
-    def _send_reply(self, client: bytes, data: bytes) -> Delivery:
-        if len(data) >= BIG_BYTES and not self._big_reply_done(client):
-            return Delivery.FULL
-        try:
-            self._router.send(client, zmq.SNDMORE | zmq.NOBLOCK)
-            if len(data) < BIG_BYTES:
-                self._router.send(data, zmq.NOBLOCK)
-            else:
-                self._big_replies[client] = _send_big(self._router, data)
-        except zmq.Again:
-            return Delivery.FULL
-        except zmq.ZMQError:
-            self._big_replies.pop(client, None)
-            return Delivery.GONE
-        return Delivery.SENT
-
-    def _big_reply_done(self, client: bytes) -> bool:
-        """One big reply a client at a time: it has left for the kernel before the next one follows."""
-        done = [other for other, tracker in self._big_replies.items() if tracker.done]
-        for other in done:
-            del self._big_replies[other]
-        return client not in self._big_replies
+def _subscription_bytes(seconds: float) -> int:
+    """What a subscriber may have sent after so long: it subscribes once, and says now and then that it lives."""
+    return (64 << 10) + int(1024 * seconds)
 
 
 def _bind(socket: zmq.Socket[bytes], address: str, endpoint: str) -> None:
@@ -359,15 +394,10 @@ def _bind(socket: zmq.Socket[bytes], address: str, endpoint: str) -> None:
         raise BadInput(f"endpoint {endpoint} is not accepted: {address}: {error.strerror}") from None
 
 
-def _send_big(socket: zmq.Socket[bytes], data: bytes) -> zmq.MessageTracker:
-    tracker = socket.send(data, zmq.NOBLOCK, copy=False, track=True)
-    assert tracker is not None, "a tracked send gives its tracker"
-    return tracker
-
-
 def _configure_tcp(socket: zmq.Socket[bytes], *, ipv6: bool) -> None:
     socket.ipv6 = ipv6
     socket.heartbeat_ivl, socket.heartbeat_timeout = TCP_HEARTBEAT_MS
+    socket.handshake_ivl = TCP_HANDSHAKE_MS
 
 
 def _user_id(part: zmq.Frame) -> str:

@@ -38,7 +38,9 @@ class Client:
     def send(self, command: Command) -> None:
         self.dealer.send(encode(command))
 
-    def receive(self, kind: type[_Message], where: Callable[[_Message], bool] = lambda m: True) -> _Message:
+    def receive(
+        self, kind: type[_Message] | tuple[type[_Message], ...], where: Callable[[_Message], bool] = lambda m: True
+    ) -> _Message:
         """The next reply of this kind; the others are in `replies` too."""
         while True:
             reply = decode_reply(self.dealer.recv())

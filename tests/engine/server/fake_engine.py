@@ -6,8 +6,9 @@ As a script: `fake_engine.py ENDPOINT [option=value]…`, with the fields of `Op
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish
@@ -43,6 +44,12 @@ class Options:
     """How it behaves."""
 
     step_s: float = 0.0
+    prompt_s: float = 0.0
+    """How long a prompt that begins with "slow" takes to become tokens."""
+    block_s: float = 0.0
+    """How long the text of a block takes."""
+    pack_s: float = 0.0
+    """How long a snapshot takes."""
     fail_at_step: int = 0
     """The step whose forward pass raises; 0 for none."""
     load_s: float = 0.0
@@ -72,10 +79,14 @@ class FakeEngine:
     step_count: int = 0
     step_started_ns: int = 0
     last_seq: int = 0
+    num_snapshots: int = 0
+    may_step: threading.Event = field(default_factory=threading.Event)
+    """Cleared by a test that needs a step to last until it says."""
     closed: bool = False
     running: list[Completion] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.may_step.set()
         self.hello = Hello(
             epoch=EPOCH,
             time_ns=time.monotonic_ns(),
@@ -94,9 +105,17 @@ class FakeEngine:
     def has_unfinished(self) -> bool:
         return bool(self.running)
 
-    def submit(self, submit: Submit) -> Accepted:
+    def prompt_token_ids(self, submit: Submit) -> list[int]:
         if not submit.prompt:
             raise BadInput("the prompt is empty: at least one token is accepted")
+        if submit.prompt.startswith("slow"):
+            time.sleep(self.options.prompt_s)
+        return [0] * len(submit.prompt)
+
+    def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
+        assert token_ids is not None, "prompts are made into tokens beside the engine's thread"
+        token_ids()
+        assert submit.prompt is not None
         if submit.prompt == "bug":
             raise RuntimeError("a bug in submit")
         sampling = submit.sampling
@@ -120,6 +139,7 @@ class FakeEngine:
         if any(completion.num_left for completion in self.running):
             self.step_count += 1
             time.sleep(self.options.step_s)
+            self.may_step.wait(20)
             if self.step_count == self.options.fail_at_step:
                 raise RuntimeError("evil forward")
         for completion in self.running:
@@ -130,10 +150,13 @@ class FakeEngine:
         return outputs
 
     def snapshot(self, tag: int) -> Snapshot:
+        self.num_snapshots += 1
+        time.sleep(self.options.pack_s)
         rows = Ledger(NUM_BLOCKS).pack_all()
         return Snapshot(hello=self.hello, seq=self.last_seq, step=self.step_count, time_ns=0, blocks=rows, tag=tag)
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
+        time.sleep(self.options.block_s * len(blocks))
         return tuple(BlockContent(block=block) for block in blocks)
 
     def reset_prefix_cache(self) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvscope_engine.server import sessions
+from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.messages.commands import (
     Abort,
@@ -49,8 +50,9 @@ ENDLESS = 1_000_000
 class Site:
     """A service of a fake engine on a thread of its own."""
 
-    def __init__(self, endpoint: str, fake: ModuleType, **options: Any) -> None:
-        self.service = EngineService(endpoint, fake.builder(fake.Options(**options)), keyless=Role.OPERATOR)
+    def __init__(self, endpoint: str, fake: ModuleType, limits: ServiceLimits | None = None, **options: Any) -> None:
+        build = fake.builder(fake.Options(**options))
+        self.service = EngineService(endpoint, build, keyless=Role.OPERATOR, limits=limits)
         self._thread = threading.Thread(target=self.service.run)
         self._thread.start()
 
@@ -268,6 +270,49 @@ def test_who_does_not_come_back_is_not_worked_for(
     assert late.receive(Finished).finish_reason == "abort"
 
 
+def test_a_client_that_comes_back_keeps_its_place_and_its_allowance(
+    start: Callable[..., Site], new_client: Callable[[], Client]
+) -> None:
+    start(step_s=0.002, limits=ServiceLimits(client_requests=Bound(3, MIB)))
+    token = secrets.token_hex(16)
+    first, second = new_client(), new_client()
+    first.wait_ready()
+    introduce(first, token)
+    for name in ("one", "two"):
+        first.ask(submit(name), Accepted)
+    first.dealer.close(linger=0)
+    introduce(second, token, Awaited(request_id="one", heard=(0,)), Awaited(request_id="two", heard=(0,)))
+    second.ask(submit("three"), Accepted)
+    assert "limit of 3 for a client" in second.ask(submit("four"), Refused).reason
+    second.send(Abort(request_id="one"))
+    assert second.receive(Finished).request_id == "one"
+    second.ask(submit("five"), Accepted)
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_a_prompt_that_is_being_prepared_is_its_client_s_when_that_comes_back(
+    start: Callable[..., Site], new_client: Callable[[], Client], is_noticed: bool
+) -> None:
+    start(prompt_s=2.0 if is_noticed else 0.5)
+    token = secrets.token_hex(16)
+    first, second = new_client(), new_client()
+    first.wait_ready()
+    introduce(first, token)
+    first.send(Submit(request_id="mine", prompt="slow", sampling=SamplingParams(max_tokens=3)))
+    if is_noticed:
+        first.ask(Control(action="pause"), Done)
+    else:
+        first.ask(GetStatus(), Status)
+    first.dealer.close(linger=0)
+    if is_noticed:  # a pause's holder is looked after, so the engine hears that it is gone
+        wait_for(lambda: not second.ask(GetStatus(), Status).paused)
+    introduce(second, token, Awaited(request_id="mine"))
+    assert second.receive((Accepted, Refused)).request_id == "mine"
+    assert second.receive(Finished).finish_reason == "length"
+    assert not [reply for reply in second.replies if isinstance(reply, Refused)]
+    assert len(said(second)) == 3
+
+
 def test_another_s_token_is_not_guessed_and_a_stranger_gets_nothing(
     start: Callable[..., Site], new_client: Callable[[], Client]
 ) -> None:
@@ -299,6 +344,26 @@ def test_what_is_kept_is_bounded_and_what_is_missed_is_told(
     assert told[0].num_missed + len(told) == 490
     assert not any(reply.num_missed for reply in told[1:])
     assert finished.usage.completion_tokens == 500
+
+
+def test_one_that_was_lost_for_not_reading_comes_back_and_hears_the_rest(
+    start: Callable[..., Site], folder: Path
+) -> None:
+    site = start(step_s=0.002)
+    replies: list[Reply] = []
+    with LiveSource(f"ipc://{folder}") as source:
+
+        def has(kind: type[Reply], count: int) -> bool:
+            replies.extend(source.take_replies())
+            return sum(isinstance(reply, kind) for reply in replies) >= count
+
+        source.send(submit("mine", max_tokens=300))
+        assert source.wait(lambda: has(Tokens, 20), WAIT_S)
+        for client in set(site.service._sockets._spoke_last.values()):
+            site.service._desk.lose(client)  # as when too much waits for it, though it is there
+        assert source.wait(lambda: has(Finished, 1), WAIT_S)
+    ids = [i for reply in replies if isinstance(reply, Tokens) for i in reply.token_ids]
+    assert ids == list(range(ids[0], ids[0] + 300))
 
 
 def test_who_closes_is_not_waited_for(start: Callable[..., Site], client: Client, folder: Path) -> None:

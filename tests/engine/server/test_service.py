@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvscope_engine.server import command_desk as desk
-from kvscope_engine.server.command_desk import MAX_WAITING_COMMANDS
+from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
 from kvscope_engine.server.served_engine import MessagesDropped, OnProgress, Publish
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.errors import EngineDead
@@ -20,6 +20,7 @@ from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
     BlockText,
+    ChatMessage,
     Control,
     Done,
     Failed,
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
 class Running:
     """A service on a thread of its own, and the engine it built."""
 
-    def __init__(self, folder: Path, fake: ModuleType, **options: Any) -> None:
+    def __init__(self, folder: Path, fake: ModuleType, limits: ServiceLimits | None = None, **options: Any) -> None:
         self.engine: Any = None
         self.error: Exception | None = None
         self._build = fake.builder(fake.Options(**options))
-        self.service = EngineService(f"ipc://{folder}", self._remember)
+        self.service = EngineService(f"ipc://{folder}", self._remember, limits=limits)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -302,32 +303,231 @@ def test_shutdown_ends_everything_in_order(start: Callable[..., Running], client
     assert running.engine.closed
 
 
-def test_a_flood_of_commands_is_refused_not_kept(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=2.0)
-    client.wait_ready()
-    client.ask(submit("slow", max_tokens=1), Accepted)
+@contextmanager
+def held_up(running: Running, client: Client) -> Iterator[None]:
+    """A step is in progress: what is sent meanwhile waits."""
+    running.engine.may_step.clear()
+    client.ask(submit("step", max_tokens=1), Accepted)
     while not running.engine.step_started_ns:
         time.sleep(0.001)
-    for tag in range(MAX_WAITING_COMMANDS + 5):
-        client.send(GetBlockText(blocks=(0,), tag=tag))
-    assert "commands wait already" in client.receive(Failed).reason
+    yield
+    running.engine.may_step.set()
 
 
-def test_a_flood_of_long_prompts_is_refused_not_kept(
-    start: Callable[..., Running], client: Client, monkeypatch: pytest.MonkeyPatch
+def test_a_flood_of_commands_is_refused_not_kept(
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    monkeypatch.setattr(desk, "MAX_WAITING_CHARACTERS", 1_000_000)
-    running = start(step_s=0.5)
+    running = start(limits=ServiceLimits(client_commands=Bound(50, MIB), all_commands=Bound(60, MIB)))
     client.wait_ready()
-    client.ask(submit("slow", max_tokens=1), Accepted)
-    while not running.engine.step_started_ns:
-        time.sleep(0.001)
-    for number in range(5):
-        client.send(submit(f"long{number}", "x" * 400_000, max_tokens=1))
-    assert {client.receive(Refused).request_id for _ in range(2)} == {"long3", "long4"}
+    other = new_client()
+    other.wait_ready()
+    with held_up(running, client):
+        for tag in range(55):
+            client.send(GetBlockText(blocks=(0,), tag=tag))
+        reason = client.receive(Failed).reason
+        assert "50 commands wait already" in reason
+        assert "limit of 50 for a client" in reason
+        for tag in range(15):
+            other.send(GetBlockText(blocks=(0,), tag=tag))
+        assert "limit of 60 for all clients" in other.receive(Failed).reason
+    answered = {client.receive(BlockText).tag for _ in range(50)}
+    assert answered == set(range(50))
+    assert {other.receive(BlockText).tag for _ in range(10)} == set(range(10))
+
+
+def test_a_flood_of_long_prompts_is_refused_not_kept(start: Callable[..., Running], client: Client) -> None:
+    limits = ServiceLimits(client_commands=Bound(100, 1_300_000))
+    running = start(limits=limits)
+    client.wait_ready()
+    with held_up(running, client):
+        for number in range(5):
+            client.send(submit(f"long{number}", "x" * 400_000, max_tokens=1))
+        refused = [client.receive(Refused) for _ in range(2)]
+    assert {refusal.request_id for refusal in refused} == {"long3", "long4"}
+    assert all("beyond the limit of 1300000 for a client" in refusal.reason for refusal in refused)
     ends = {client.receive(Finished).request_id for _ in range(4)}
-    assert ends == {"slow", "long0", "long1", "long2"}
+    assert ends == {"step", "long0", "long1", "long2"}
     client.run(submit("again", "x" * 400_000, max_tokens=1))
+
+
+def test_empty_messages_weigh_what_they_take(start: Callable[..., Running], client: Client) -> None:
+    running = start(limits=ServiceLimits(client_commands=Bound(100, MIB)))
+    client.wait_ready()
+    empty = (ChatMessage(role="user", content=""),) * 4_000
+    with held_up(running, client):
+        for number in range(3):
+            client.send(Submit(request_id=f"r{number}", messages=empty))
+        assert [client.receive(Refused).request_id for _ in range(2)] == ["r1", "r2"]
+
+
+def test_too_many_messages_are_refused_by_the_request_s_id(start: Callable[..., Running], client: Client) -> None:
+    start()
+    client.wait_ready()
+    client.send(Submit(request_id="many", messages=(ChatMessage(role="user", content=""),) * 5_000))
+    refused = client.receive(Refused)
+    assert (refused.request_id, "4096" in refused.reason) == ("many", True)
+
+
+def test_open_requests_are_bounded_for_a_client_and_for_all(
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+) -> None:
+    start(step_s=0.001, limits=ServiceLimits(client_requests=Bound(4, MIB), all_requests=Bound(6, MIB)))
+    client.wait_ready()
+    other = new_client()
+    client.ask(submit("a", n=3, max_tokens=ENDLESS), Accepted)
+    assert "3 requests are open already" in client.ask(submit("b", n=2, max_tokens=1), Refused).reason
+    other.ask(submit("c", n=3, max_tokens=ENDLESS), Accepted)
+    assert "limit of 6 for all clients" in client.ask(submit("b", max_tokens=1), Refused).reason
+    client.ask(Abort(request_id="a"), Done)
+    for _ in range(3):
+        client.receive(Finished)
+    assert client.run(submit("b", n=1, max_tokens=1))[1].finish_reason == "length"
+
+
+# Fairness: time, not commands
+
+
+def test_a_flood_of_one_client_holds_up_neither_steps_nor_others(
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+) -> None:
+    running = start(step_s=0.002, block_s=0.001)  # each flooding command takes 0.1 s
+    client.wait_ready()
+    flood = new_client()
+    flood.wait_ready()
+    client.ask(submit("a", max_tokens=ENDLESS), Accepted)
+    for tag in range(200):
+        flood.send(GetBlockText(blocks=(0,) * 100, tag=tag))
+    flood.receive(BlockText)
+    step = running.engine.step_count
+    asked = time.monotonic()
+    client.ask(GetBlockText(blocks=(1,), tag=7), BlockText)
+    assert time.monotonic() - asked < 5.0, "twenty seconds of the other's commands wait"
+    client.run(submit("b", max_tokens=3))
+    assert running.engine.step_count > step + 3
+    flood.send(Control(action="shutdown", tag=1))
+
+
+def test_a_stop_is_answered_at_once_whatever_waits(
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+) -> None:
+    running = start(step_s=0.002, block_s=0.001)
+    client.wait_ready()
+    flood = new_client()
+    client.ask(submit("a", max_tokens=ENDLESS), Accepted)
+    for tag in range(500):
+        flood.send(GetBlockText(blocks=(0,) * 100, tag=tag))
+    flood.receive(BlockText)
+    running.service.stop()
+    asked = time.monotonic()
+    assert client.receive(Finished).finish_reason == "abort"
+    running.join()
+    assert time.monotonic() - asked < 5.0, "fifty seconds of commands wait"
+    assert "it was stopped" in flood.receive(Failed).reason
+
+
+def test_a_long_prompt_holds_up_neither_steps_nor_others(
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+) -> None:
+    running = start(step_s=0.001, prompt_s=1.0)
+    client.wait_ready()
+    slow = new_client()
+    client.ask(submit("a", max_tokens=ENDLESS), Accepted)
+    slow.send(submit("first", "slow" + "x" * 100_000, max_tokens=1))
+    slow.send(submit("second", max_tokens=1))
+    step = running.engine.step_count
+    assert client.run(submit("b", max_tokens=3))[1].finish_reason == "length"
+    assert slow.receive(Accepted).request_id == "first", "a client's own order is kept"
+    assert slow.receive(Accepted).request_id == "second"
+    assert running.engine.step_count > step + 100
+
+
+def test_a_request_is_aborted_while_its_prompt_is_read(start: Callable[..., Running], client: Client) -> None:
+    running = start(prompt_s=0.5)
+    client.wait_ready()
+    client.send(submit("a", "slow", n=2, max_tokens=1))
+    client.send(submit("waits", max_tokens=1))
+    client.send(Abort(request_id="a"))
+    client.send(Abort(request_id="waits"))
+    ends = [client.receive(Finished) for _ in range(3)]
+    assert [(end.request_id, end.index, end.finish_reason) for end in ends] == [
+        ("a", 0, "abort"),
+        ("a", 1, "abort"),
+        ("waits", 0, "abort"),
+    ]
+    client.run(submit("a", max_tokens=1))
+    assert running.engine.step_count == 1
+    assert not any(isinstance(reply, Accepted) and reply.request_id == "waits" for reply in client.replies)
+
+
+def test_an_id_is_in_use_while_its_prompt_is_read(start: Callable[..., Running], client: Client) -> None:
+    start(prompt_s=0.3)
+    client.wait_ready()
+    client.send(submit("a", "slow", max_tokens=1))
+    assert "in use" in client.ask(submit("a", max_tokens=1), Refused).reason
+    assert client.receive(Finished).finish_reason == "length"
+
+
+def test_a_prompt_that_is_read_at_the_end_is_refused(start: Callable[..., Running], client: Client) -> None:
+    running = start(prompt_s=0.5)
+    client.wait_ready()
+    client.send(submit("a", "slow", max_tokens=1))
+    client.ask(GetBlockText(blocks=(0,)), BlockText)
+    running.service.stop()
+    assert "it was stopped" in client.receive(Refused).reason
+    running.join()
+
+
+# Snapshots
+
+
+def test_askers_share_a_snapshot_whatever_is_asked_in_between(
+    start: Callable[..., Running], new_client: Callable[[], Client]
+) -> None:
+    running = start()
+    clients = [new_client() for _ in range(10)]
+    for client in clients:
+        client.wait_ready()
+    with held_up(running, clients[0]):
+        for client in clients:
+            client.send(GetBlockText(blocks=(0,)))
+            client.send(GetSnapshot(tag=3))
+            client.send(GetBlockText(blocks=(0,)))
+            client.ask(GetStatus(), Status)  # answered beside the engine: what was sent before it waits
+    assert {client.receive(Snapshot).seq for client in clients} == {running.engine.last_seq}
+    assert running.engine.num_snapshots == 1
+
+
+def test_a_snapshot_asked_again_and_again_is_packed_now_and_then(start: Callable[..., Running], client: Client) -> None:
+    """Each step makes the one before stale; packing may take a fifth of the time all the same."""
+    running = start(step_s=0.002, pack_s=0.02)
+    client.wait_ready()
+    client.ask(submit("a", max_tokens=ENDLESS), Accepted)
+    step = running.engine.step_count
+    for tag in range(20):
+        assert client.ask(GetSnapshot(tag=tag), Snapshot).tag == tag
+    assert running.engine.step_count > step + 100
+
+
+def test_a_snapshot_that_waits_comes_when_the_engine_is_paused(start: Callable[..., Running], client: Client) -> None:
+    start(step_s=0.002, pack_s=0.3)
+    client.wait_ready()
+    client.ask(submit("a", max_tokens=ENDLESS), Accepted)
+    client.ask(GetSnapshot(tag=1), Snapshot)
+    client.receive(Tokens)
+    client.send(GetSnapshot(tag=2))
+    client.send(Control(action="pause", tag=3))
+    assert client.receive(Snapshot).tag == 2
+
+
+def test_every_snapshot_asked_is_answered_or_refused(start: Callable[..., Running], client: Client) -> None:
+    start(step_s=0.002, pack_s=0.2, limits=ServiceLimits(client_snapshots=10))
+    client.wait_ready()
+    client.ask(submit("a", max_tokens=ENDLESS), Accepted)
+    for tag in range(100):
+        client.send(GetSnapshot(tag=tag))
+    answers = [client.receive((Snapshot, Failed)) for _ in range(100)]
+    assert {answer.tag for answer in answers} == set(range(100))
+    assert any(isinstance(answer, Failed) and "at most 10" in answer.reason for answer in answers)
 
 
 # While it loads, and when it fails

@@ -76,3 +76,28 @@ def test_one_reply_alone_may_be_larger_than_the_bound() -> None:
     wire.room[b"slow"] = 1
     assert backlogs.retry()
     assert wire.lost == []
+
+
+def test_all_queues_together_are_bounded_and_the_longest_is_lost() -> None:
+    wire = Wire(a=0, b=0, c=0)
+    backlogs = ReplyBacklogs(wire.send, wire.lost.append, max_bytes=10_000, max_total_bytes=12_000)
+    for number in range(9):
+        backlogs.add(b"a", b"x" * 900)
+        backlogs.add(b"b" if number < 2 else b"c", b"y" * 100)
+    assert wire.lost == []
+    for _ in range(10):
+        backlogs.add(b"c", b"y" * 100)
+    assert wire.lost == [b"a"]
+    assert backlogs.num_bytes == 19 * 200
+    wire.room.update({b"b": 100, b"c": 100})
+    backlogs.retry()
+    assert (backlogs.num_bytes, backlogs.is_empty) == (0, True)
+
+
+def test_an_answer_that_was_asked_for_finds_room_or_not() -> None:
+    wire = Wire(a=0)
+    backlogs = ReplyBacklogs(wire.send, wire.lost.append)
+    assert backlogs.has_room(b"a", 1 << 30), "one alone always has"
+    backlogs.add(b"a", b"x" * (10 << 20))
+    assert backlogs.has_room(b"a", 5 << 20)
+    assert not backlogs.has_room(b"a", 7 << 20)

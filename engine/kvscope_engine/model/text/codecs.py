@@ -29,7 +29,8 @@ class FastCodec:
             raise BadInput(f"{path} is not a tokenizer: {error!s:.200}") from error
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Of a batch, because `encode` itself holds the interpreter until it is through: a long text, the whole engine.
+        return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))

@@ -44,6 +44,7 @@ from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
 from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 from kvscope_engine.policy.totals import Totals
+from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_words import RequestState
@@ -75,7 +76,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._allocation = allocation
         self._reserves = allocation.reserves
-        self._waiting = RankedQueue()
+        self._waiting = WaitingQueue()
         self._running = RankedQueue()
         self._requests: dict[int, Request] = {}
         self._changes = ChangeLog(pool.moves)

@@ -1,0 +1,69 @@
+"""What clients hold of one thing, counted and weighed, each and together. Refuses what would be too much.
+
+Knows neither commands nor engine. Not locked: one thread, or the lock of whoever owns it.
+"""
+
+from __future__ import annotations
+
+from kvscope_engine.server.limits import Bound
+
+
+class Allowance:
+    """`what` reads as in "{count} {what} already": "commands wait", "requests are open"."""
+
+    def __init__(self, what: str, client_bound: Bound, total_bound: Bound) -> None:
+        self._what = what
+        self._client_bound = client_bound
+        self._total_bound = total_bound
+        self._held: dict[bytes, tuple[int, int]] = {}
+        self._total = (0, 0)
+
+    def take(self, client: bytes, num_bytes: int, count: int = 1) -> str:
+        """Count it in; the reason, and nothing is counted, when that is too much. The empty string: it is fine."""
+        reason = self.refusal(client, num_bytes, count)
+        if not reason:
+            self._add(client, self.held(client), count, num_bytes)
+        return reason
+
+    def refusal(self, client: bytes, num_bytes: int, count: int = 1) -> str:
+        """Why `take` would refuse; the empty string when it would not."""
+        reason = self._over(self.held(client), self._client_bound, count, num_bytes, "a client")
+        return reason or self._over(self._total, self._total_bound, count, num_bytes, "all clients")
+
+    def give(self, client: bytes, num_bytes: int, count: int = 1) -> None:
+        """What was taken is over."""
+        self._add(client, self._held[client], -count, -num_bytes)
+
+    def move(self, before: bytes, client: bytes) -> None:
+        """What `before` holds is `client`'s from now on, beside what that has, even if it is too much together."""
+        count, num_bytes = self._held.pop(before, (0, 0))
+        self._total = (self._total[0] - count, self._total[1] - num_bytes)
+        self._add(client, self.held(client), count, num_bytes)
+
+    def held(self, client: bytes) -> tuple[int, int]:
+        """Count and bytes of one client."""
+        return self._held.get(client, (0, 0))
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Count and bytes of all."""
+        return self._total
+
+    def _add(self, client: bytes, held: tuple[int, int], count: int, num_bytes: int) -> None:
+        now = (held[0] + count, held[1] + num_bytes)
+        assert min(now) >= 0, f"{client!r} gives back more than it took"
+        self._total = (self._total[0] + count, self._total[1] + num_bytes)
+        if now == (0, 0):
+            self._held.pop(client, None)
+        else:
+            self._held[client] = now
+
+    def _over(self, held: tuple[int, int], bound: Bound, count: int, num_bytes: int, whose: str) -> str:
+        if held[0] + count > bound.count:
+            return f"{held[0]} {self._what} already, and {count} more is beyond the limit of {bound.count} for {whose}"
+        if held[1] + num_bytes > bound.num_bytes:
+            return (
+                f"{held[0]} {self._what} already with {held[1]} bytes,"
+                f" and {num_bytes} more is beyond the limit of {bound.num_bytes} for {whose}"
+            )
+        return ""

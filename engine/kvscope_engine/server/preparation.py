@@ -1,0 +1,167 @@
+"""Prompts are made into tokens here, beside the engine's thread: a template or a long text never holds up a step.
+
+Owns two threads and what waits for them. Each client's submissions are prepared in their order, one at a time, and
+clients take turns; one of the threads takes small ones alone, so that they never wait behind somebody's book.
+Tokenizers of Hugging Face let other threads run meanwhile; templates do not, so after a long one its thread rests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from kvscope_engine.server.allowance import Allowance
+from kvscope_engine.server.limits import ServiceLimits
+from kvscope_telemetry.messages.command_size import command_bytes
+from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
+
+SMALL_BYTES: Final = 64 << 10
+LONG_S: Final = 0.01
+"""From here on a thread rests for as long as it worked."""
+MAX_REST_S: Final = 1.0
+
+
+class Prepared:
+    """A submission and, once it is done, the token ids of its prompt, or why there are none."""
+
+    def __init__(self, client: bytes, submit: Submit) -> None:
+        self.client = client
+        self.submit = submit
+        self.num_bytes = command_bytes(submit)
+        self.token_ids: Future[list[int]] = Future()
+        self._arrival_s = time.monotonic()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it takes milliseconds."""
+        return self.num_bytes <= SMALL_BYTES
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt, once it is done; 0 when there are none."""
+        return 0 if self.token_ids.exception() else len(self.token_ids.result())
+
+    def aborted(self) -> list[Finished]:
+        """The last words on its completions when its client aborts it before the engine knows of it."""
+        request_id, count = self.submit.request_id, self.submit.sampling.n
+        total_s = time.monotonic() - self._arrival_s
+        return [
+            Finished(
+                request_id=request_id,
+                index=index,
+                finish_reason="abort",
+                usage=Usage(),
+                timing=RequestTiming(total_s=total_s),
+            )
+            for index in range(count)
+        ]
+
+
+class Preparation:
+    """`token_ids_of` is called on its threads; `on_done` too, when one is through."""
+
+    def __init__(
+        self,
+        token_ids_of: Callable[[Submit], list[int]],
+        on_done: Callable[[Prepared], None],
+        limits: ServiceLimits,
+    ) -> None:
+        self._token_ids_of = token_ids_of
+        self._on_done = on_done
+        self._allowance = Allowance("prompts are being prepared", limits.client_prompts, limits.all_prompts)
+        self._waiting: OrderedDict[bytes, deque[Prepared]] = OrderedDict()
+        self._busy: set[Prepared] = set()
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(only_small,), name="kvscope-prompts", daemon=True)
+            for only_small in (False, True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, prepared: Prepared) -> str:
+        """Take it; the reason when that is too much."""
+        with self._changed:
+            reason = self._allowance.take(prepared.client, prepared.num_bytes)
+            if not reason:
+                self._waiting.setdefault(prepared.client, deque()).append(prepared)
+                self._changed.notify_all()
+            return reason
+
+    def cancel(self, prepared: Prepared) -> None:
+        """Nobody wants it any more: it is not begun, or what comes of it is dropped."""
+        prepared.token_ids.cancel()
+        with self._changed:
+            waiting = self._waiting.get(prepared.client, deque())
+            if prepared not in waiting:
+                return
+            waiting.remove(prepared)
+            self._allowance.give(prepared.client, prepared.num_bytes)
+            if not waiting:
+                del self._waiting[prepared.client]
+
+    def move(self, before: bytes, client: bytes) -> None:
+        """Those of `before`, in the middle of it or waiting, are `client`'s from now on, and come before its others."""
+        with self._changed:
+            waiting = self._waiting.pop(before, deque())
+            for prepared in (*waiting, *self._busy):
+                if prepared.client == before:
+                    prepared.client = client
+            if waiting:
+                self._waiting[client] = waiting + self._waiting.pop(client, deque())
+            self._allowance.move(before, client)
+
+    def close(self) -> None:
+        """End the threads; one in the middle of a long text is left behind, it serves nobody."""
+        self._closing.set()
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def _run(self, only_small: bool) -> None:
+        while (prepared := self._next(only_small)) is not None:
+            started = time.monotonic()
+            self._prepare(prepared)
+            worked_s = time.monotonic() - started
+            if worked_s > LONG_S:
+                self._closing.wait(min(worked_s, MAX_REST_S))
+
+    def _next(self, only_small: bool) -> Prepared | None:
+        """The next client's oldest; None at the end."""
+        with self._changed:
+            while not self._closing.is_set():
+                busy = {prepared.client for prepared in self._busy}
+                for client, waiting in self._waiting.items():
+                    if client not in busy and (waiting[0].is_small or not only_small):
+                        return self._begin(client)
+                self._changed.wait()
+            return None
+
+    def _begin(self, client: bytes) -> Prepared:
+        waiting = self._waiting[client]
+        prepared = waiting.popleft()
+        self._busy.add(prepared)
+        if waiting:
+            self._waiting.move_to_end(client)
+        else:
+            del self._waiting[client]
+        return prepared
+
+    def _prepare(self, prepared: Prepared) -> None:
+        future = prepared.token_ids
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(self._token_ids_of(prepared.submit))
+            except Exception as error:  # told to whoever submitted, when the engine is given it
+                future.set_exception(error)
+            if not self._closing.is_set():
+                self._on_done(prepared)
+        with self._changed:
+            self._allowance.give(prepared.client, prepared.num_bytes)
+            self._busy.discard(prepared)
+            self._changed.notify_all()

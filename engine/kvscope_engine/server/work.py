@@ -1,0 +1,44 @@
+"""What the engine's thread is given to do: clients' commands, what is left of them, and what it needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvscope_engine.server.block_texts import BlockTextErrand
+from kvscope_engine.server.preparation import Prepared
+from kvscope_telemetry.messages.commands import Awaited, Command, GetBlockText, GetSnapshot
+
+
+class Lost:
+    """A client is gone, or does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A client introduced itself, perhaps on another connection than before."""
+
+    session: str
+    owner: str
+    awaited: tuple[Awaited, ...]
+
+
+class Tick:
+    """Time went by."""
+
+
+Work: TypeAlias = Command | Prepared | BlockTextErrand | Lost | Joined | Tick
+DeskCommand: TypeAlias = tuple[bytes, Work]
+"""A client and what it wants."""
+
+
+def command_of(work: Work) -> Command | None:
+    """The command behind a piece of work that is still to be answered."""
+    if isinstance(work, BlockTextErrand):
+        return work.command
+    return None if isinstance(work, Prepared | Lost | Joined | Tick) else work
+
+
+def is_question(work: Work) -> bool:
+    """Whether it only asks: its answer is for the connection that it came on, and changes nothing."""
+    return isinstance(work, GetSnapshot | GetBlockText | BlockTextErrand)

@@ -1,0 +1,46 @@
+"""What a command costs whoever holds it: the memory of everything it carries, and a constant for each thing.
+
+Limits are counted in these bytes, so that a million empty things weigh what they take. Knows no limit.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from kvscope_telemetry.messages.commands import Abort, Command, GetBlockText, GetStatus, Submit
+
+COMMAND_BYTES: Final = 1_000
+"""Of a command that carries nothing: its objects and its place in a queue."""
+MESSAGE_BYTES: Final = 200
+"""Of a chat message without content."""
+NUMBER_BYTES: Final = 40
+"""Of a token id or a block's number in a tuple."""
+
+
+def command_bytes(command: Command) -> int:
+    """Bytes that `command` takes while it waits; never less than what it took on the wire, by far."""
+    if isinstance(command, Submit):
+        return COMMAND_BYTES + _submit_bytes(command)
+    if isinstance(command, GetBlockText):
+        return COMMAND_BYTES + NUMBER_BYTES * len(command.blocks)
+    if isinstance(command, Abort):
+        return COMMAND_BYTES + sys.getsizeof(command.request_id)
+    if isinstance(command, GetStatus):
+        return COMMAND_BYTES + sys.getsizeof(command.session) + _awaited_bytes(command)
+    return COMMAND_BYTES
+
+
+def _awaited_bytes(command: GetStatus) -> int:
+    return sum(MESSAGE_BYTES + sys.getsizeof(one.request_id) + NUMBER_BYTES * len(one.heard) for one in command.awaited)
+
+
+def _submit_bytes(submit: Submit) -> int:
+    messages = submit.messages or ()
+    return (
+        sys.getsizeof(submit.request_id)
+        + sys.getsizeof(submit.prompt)
+        + sum(MESSAGE_BYTES + sys.getsizeof(message.content) for message in messages)
+        + NUMBER_BYTES * len(submit.prompt_token_ids or ())
+        + sum(map(sys.getsizeof, submit.sampling.stop))
+    )

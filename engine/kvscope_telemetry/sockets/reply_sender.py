@@ -1,0 +1,117 @@
+"""Replies on their way to clients: written, queued while a client does not read, and sent over the router.
+
+Owns what waits for each client and the big replies in ZeroMQ's hands. Belongs to the thread that owns the router.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from kvscope_telemetry.messages.commands import BlockText, Failed, Reply
+from kvscope_telemetry.messages.telemetry import Snapshot
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.sockets.reply_backlogs import MAX_ANSWER_BYTES, Delivery, ReplyBacklogs
+from kvscope_telemetry.sockets.tracked_send import send_tracked
+
+RETRY_S: Final = (0.002, 0.05)
+"""How soon a full client is offered its replies again: at first, and at last."""
+BIG_REPLY_BYTES: Final = 16 << 10
+"""Replies from this size go one at a time a client, so that 4 MiB are in ZeroMQ's hands at most."""
+MAX_REPLY_BYTES_IN_FLIGHT: Final = 128 << 20
+"""Of big replies to all clients: beyond it the one who has been given most is disconnected."""
+
+NOT_READ: Final = "you did not read your answers: the connection is cut, and what was not read is said on the next"
+
+
+class ReplySender:
+    """Sends in order to each client. `on_lost` is told of one that is gone or does not read; `cut` disconnects one."""
+
+    def __init__(
+        self, router: zmq.Socket[bytes], on_lost: Callable[[bytes], None], cut: Callable[[bytes], None]
+    ) -> None:
+        self.retry_s = RETRY_S[0]
+        """How soon to call `retry` again."""
+        self._router = router
+        self._cut = cut
+        self._backlogs = ReplyBacklogs(self._send, on_lost)
+        self._big_replies: dict[bytes, tuple[zmq.MessageTracker, int]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return self._backlogs.is_empty
+
+    def answer(self, client: bytes, reply: Reply) -> None:
+        """Send `reply` after all that waits for `client`; what it asked for while it does not read is refused."""
+        is_answer = isinstance(reply, Snapshot | BlockText)
+        if is_answer and not self._backlogs.has_room(client):
+            self._backlogs.add(client, encode(_read_first(reply)))
+            return
+        try:
+            data = encode(reply)
+        except (ValueError, TypeError, OverflowError) as error:
+            data = encode(Failed(reason=f"the answer could not be written: {error!r:.200}"))
+        if is_answer and not self._backlogs.has_room(client, len(data)):
+            data = encode(_read_first(reply))
+        self._backlogs.add(client, data)
+
+    def is_there(self, client: bytes) -> bool:
+        """Whether a client that was lost is still connected; where it can hear it, it is told why it was lost."""
+        try:
+            self._router.send(client, zmq.SNDMORE | zmq.NOBLOCK)
+            self._router.send(encode(Failed(reason=NOT_READ)), zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def retry(self) -> None:
+        """Offer what waits once more."""
+        if not self.is_empty:
+            self.retry_s = RETRY_S[0] if self._backlogs.retry() else min(2 * self.retry_s, RETRY_S[1])
+
+    def finish(self, seconds: float) -> None:
+        """Offer what waits until it is gone, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while not self.is_empty and time.monotonic() < deadline:
+            time.sleep(RETRY_S[0])
+            self._backlogs.retry()
+
+    def _send(self, client: bytes, data: bytes) -> Delivery:
+        if len(data) >= BIG_REPLY_BYTES and not self._big_reply_done(client):
+            return Delivery.FULL
+        try:
+            self._router.send(client, zmq.SNDMORE | zmq.NOBLOCK)
+            if len(data) < BIG_REPLY_BYTES:
+                self._router.send(data, zmq.NOBLOCK)
+            else:
+                self._big_replies[client] = (send_tracked(self._router, data), len(data))
+                self._bound_big_replies()
+        except zmq.Again:
+            return Delivery.FULL
+        except zmq.ZMQError:
+            self._big_replies.pop(client, None)
+            return Delivery.GONE
+        return Delivery.SENT
+
+    def _big_reply_done(self, client: bytes) -> bool:
+        """One big reply a client at a time: it has left for the kernel before the next one follows."""
+        self._big_replies = {other: big for other, big in self._big_replies.items() if not big[0].done}
+        return client not in self._big_replies
+
+    def _bound_big_replies(self) -> None:
+        sizes = {client: size for client, (tracker, size) in self._big_replies.items() if not tracker.done}
+        if len(sizes) > 1 and sum(sizes.values()) > MAX_REPLY_BYTES_IN_FLIGHT:
+            largest = max(sizes, key=lambda client: sizes[client])
+            self._cut(largest)
+            del self._big_replies[largest]
+
+
+def _read_first(reply: Reply) -> Failed:
+    reason = f"{MAX_ANSWER_BYTES} bytes of answers wait for you already: read them before asking for more"
+    return Failed(reason=reason, tag=getattr(reply, "tag", 0))

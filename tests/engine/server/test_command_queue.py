@@ -1,0 +1,114 @@
+"""Commands in turn by client, within bounds, and a stop that is heard at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kvscope_engine.server.allowance import Allowance
+from kvscope_engine.server.command_queue import CommandQueue
+from kvscope_engine.server.limits import Bound, ServiceLimits
+
+
+def taken(queue: CommandQueue[str]) -> list[str]:
+    works = []
+    while (errand := queue.next(wait=False)) is not None:
+        works.append(errand[1])
+    return works
+
+
+def test_clients_take_turns_and_each_one_s_order_is_kept() -> None:
+    queue: CommandQueue[str] = CommandQueue(ServiceLimits())
+    for number in range(4):
+        queue.put(b"a", f"a{number}", 10)
+    queue.put(b"b", "b0", 10)
+    queue.put(b"c", "c0", 10)
+    queue.put(b"b", "b1", 10)
+    assert taken(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
+def test_what_is_left_of_an_errand_waits_for_the_others_but_for_nothing_of_its_own() -> None:
+    queue: CommandQueue[str] = CommandQueue(ServiceLimits())
+    for client in (b"a", b"a", b"b"):
+        queue.put(client, f"{client.decode()} next", 10)
+    assert queue.next(wait=False) == (b"a", "a next")
+    queue.put_back(b"a", "a rest")
+    assert taken(queue) == ["b next", "a rest", "a next"]
+
+
+def test_bounds_count_commands_and_bytes_and_free_what_was_taken() -> None:
+    limits = ServiceLimits(client_commands=Bound(2, 100), all_commands=Bound(10, 150))
+    queue: CommandQueue[str] = CommandQueue(limits)
+    assert queue.put(b"a", "1", 90) == ""
+    assert "limit of 100 for a client" in queue.put(b"a", "2", 20)
+    assert "limit of 150 for all clients" in queue.put(b"b", "3", 70)
+    assert queue.put(b"a", "4", 10) == ""
+    assert "2 commands wait already" in queue.put(b"a", "5", 0 + 1)
+    assert queue.take_if(b"a", lambda work: True) == ["1", "4"]
+    assert queue.put(b"b", "6", 70) == ""
+    assert taken(queue) == ["6"]
+
+
+def test_what_waits_moves_to_another_connection_before_what_waits_there() -> None:
+    limits = ServiceLimits(client_commands=Bound(3, 100), all_commands=Bound(10, 1000))
+    queue: CommandQueue[str] = CommandQueue(limits)
+    for client, work in ((b"old", "1"), (b"new", "3"), (b"old", "2"), (b"other", "x")):
+        assert queue.put(client, work, 10) == ""
+    queue.move(b"old", b"new")
+    assert queue.of(b"new") == ["1", "2", "3"]
+    assert not queue.has(b"old")
+    assert "3 commands wait already" in queue.put(b"new", "4", 10)
+    assert sorted(taken(queue)) == ["1", "2", "3", "x"]
+    assert queue.put(b"new", "5", 100) == ""
+
+
+def test_what_comes_first_is_before_all_else_of_its_client_and_always_taken() -> None:
+    queue: CommandQueue[str] = CommandQueue(ServiceLimits(client_commands=Bound(1, 100)))
+    queue.put(b"a", "1", 10)
+    queue.put_first(b"a", "0")
+    assert queue.take_if(b"a", lambda work: work == "2") == []
+    assert taken(queue) == ["0", "1"]
+
+
+@pytest.mark.parametrize("how", ["put", "stop"])
+def test_who_waits_is_woken(how: str) -> None:
+    queue: CommandQueue[str] = CommandQueue(ServiceLimits())
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(queue.next(wait=True)))
+    thread.start()
+    if how == "put":
+        queue.put(b"a", "work", 1)
+    else:
+        queue.stop()
+    thread.join(timeout=20)
+    assert got == [(b"a", "work") if how == "put" else None]
+
+
+def test_a_stop_before_anybody_waits_is_not_missed() -> None:
+    queue: CommandQueue[str] = CommandQueue(ServiceLimits())
+    queue.stop()
+    assert queue.next(wait=True) is None
+    queue.put(b"a", "late", 1)
+    assert queue.next(wait=True) == (b"a", "late"), "what waits can still be refused by name"
+
+
+def test_an_allowance_forgets_clients_that_hold_nothing() -> None:
+    allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
+    for number in range(1_000):
+        client = str(number).encode()
+        assert allowance.take(client, 10, 2) == ""
+        allowance.give(client, 10, 2)
+    assert allowance.total == (0, 0)
+    assert not allowance._held
+
+
+def test_an_allowance_moves_whole() -> None:
+    allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
+    assert not allowance.take(b"old", 40, 3)
+    assert not allowance.take(b"new", 40, 2)
+    allowance.move(b"old", b"new")
+    assert (allowance.held(b"old"), allowance.held(b"new"), allowance.total) == ((0, 0), (5, 80), (5, 80))
+    assert "5 things are held already" in allowance.take(b"new", 1)
+    allowance.give(b"new", 80, 5)
+    assert not allowance._held

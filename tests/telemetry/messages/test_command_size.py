@@ -1,0 +1,72 @@
+"""What a command weighs, and the answer to one that cannot be read."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from kvscope_telemetry.messages.command_size import command_bytes
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    ChatMessage,
+    Command,
+    Control,
+    Failed,
+    GetBlockText,
+    GetSnapshot,
+    Refused,
+    Submit,
+)
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.unreadable import answer_unreadable
+from kvscope_telemetry.messages.wire import encode
+
+EMPTY = ChatMessage(role="user", content="")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Submit(request_id="r" * 128, prompt="p" * 10_000),
+        Submit(request_id="r", prompt="\U0001f600" * 10_000),
+        Submit(request_id="r", messages=(EMPTY,) * 4_000),
+        Submit(request_id="r", prompt_token_ids=(1,) * 10_000),
+        Submit(request_id="r", prompt="p", sampling=SamplingParams(stop=("s" * 256,) * 16)),
+        GetBlockText(blocks=(1,) * 4_096),
+        Abort(request_id="r"),
+        GetSnapshot(),
+        Control(action="pause"),
+    ],
+)
+def test_nothing_weighs_less_than_it_took_on_the_wire(command: Command) -> None:
+    assert command_bytes(command) >= len(encode(command))
+
+
+def raw(**fields: object) -> bytes:
+    return msgspec.msgpack.encode(fields)
+
+
+def test_a_submission_that_cannot_be_read_is_refused_by_its_id() -> None:
+    data = raw(type="Submit", request_id="mine", prompt=5, sampling={"n": -1}, novel=[{"x": 1}])
+    assert answer_unreadable(data, "why") == Refused(request_id="mine", reason="why")
+
+
+def test_another_command_fails_with_its_tag() -> None:
+    assert answer_unreadable(raw(type="GetBlockText", blocks="x", tag=9), "why") == Failed(reason="why", tag=9)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        raw(type="Submit", request_id=7),
+        raw(type="Submit", request_id="x" * 200),
+        raw(type="Submit"),
+        raw(type=1, tag=2),
+        b"\x82\xa4type\xa9GetStatus\xa3tag\xff\xff",
+    ],
+)
+def test_what_names_nothing_fails_without_a_name(data: bytes) -> None:
+    assert answer_unreadable(data, "why") == Failed(reason="why")
