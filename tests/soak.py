@@ -67,11 +67,12 @@ def run_desktop(endpoint: str, recording: str) -> int:
 
     from kvscope_app.command_line import Options
     from kvscope_app.desktop import Desktop, make_application
+    from kvscope_app.window.open_file import try_to_open
 
     app = make_application()
     desktop = Desktop(app, Options(theme="dark"), QSettings(f"{recording}.ini", QSettings.Format.IniFormat))
     first = desktop.open_window(endpoint)
-    turns = cycle((lambda: desktop.attach(endpoint), lambda: desktop.open_file(recording)))
+    turns = cycle((lambda: desktop.attach(endpoint), lambda: try_to_open(first, recording)))
 
     def turn() -> None:
         others = [window for window in desktop.windows if window is not first]

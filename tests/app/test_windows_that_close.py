@@ -17,6 +17,7 @@ from PySide6.QtWidgets import QApplication
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
 from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
@@ -108,4 +109,4 @@ def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
 
 
 def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
-    leaves_nothing(desktop, lambda: desktop.open_file(recording), amount(3, 100), qtbot)
+    leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(3, 100), qtbot)

@@ -17,7 +17,7 @@ def prefix(number: int) -> Prefix:
 
 
 def is_remembered(history: PrefixHistory, number: int) -> bool:
-    return "was evicted" in history.explain(prefix(number).digest, b"root", b"", 0)
+    return history.explain(prefix(number).digest, b"root", b"", 0).kind == "evicted"
 
 
 def test_the_oldest_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
