@@ -111,8 +111,6 @@ class Update:
     """Changes of requests, oldest first."""
     series: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """`SERIES_FIELDS` of the frames, shape (num_frames,) each."""
-    last_batch_numbers: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """Requests that ran in the newest frame."""
     first_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     inter_token_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     evicted: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))

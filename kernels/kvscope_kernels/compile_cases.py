@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from kvscope_kernels.copy_blocks import _copy_blocks_kernel
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import DotTiles, attention_constants, decode_tiles, prefill_tiles
@@ -108,7 +107,6 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     merge = merge_constants(heads.num_heads, heads.head_dim)
     yield _launch("merge_splits", variant, _merge_splits_kernel, merge, dtype)
     yield write_case(heads, dtype)
-    yield _launch("copy_blocks", dtype, _copy_blocks_kernel, {"TILE": 2048}, dtype)
 
 
 def write_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvscope_kernels.copy_blocks import copy_blocks, copy_blocks_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
@@ -29,12 +28,6 @@ class KvWrite(Protocol):
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
     ) -> None: ...
-
-
-class CopyBlocks(Protocol):
-    """See `copy_blocks.copy_blocks`."""
-
-    def __call__(self, cache: Tensor, pairs: Tensor) -> None: ...
 
 
 class DecodeAttention(Protocol):
@@ -88,7 +81,6 @@ class Ops:
     """The operations of one device type."""
 
     kv_write: KvWrite
-    copy_blocks: CopyBlocks
     decode: DecodeAttention
     prefill: PrefillAttention
 
@@ -99,8 +91,8 @@ def ops_for(device_type: str) -> Ops:
     Raises ValueError for any other device type, RuntimeError for `cuda` where Triton is not installed.
     """
     if device_type == "cpu":
-        return Ops(kv_write_torch, copy_blocks_torch, paged_decode_attention_torch, paged_prefill_attention_torch)
+        return Ops(kv_write_torch, paged_decode_attention_torch, paged_prefill_attention_torch)
     if device_type == "cuda":
         require_triton()
-        return Ops(kv_write, copy_blocks, paged_decode_attention, paged_prefill_attention)
+        return Ops(kv_write, paged_decode_attention, paged_prefill_attention)
     raise ValueError(f"device_type={device_type!r} is not accepted: cpu or cuda")

@@ -126,7 +126,7 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
         return Runner("torch", ops_for("cpu"), "cpu")
     if request.param == "interpreter":
         interpret, kernels = request.getfixturevalue("interpret"), ops_for("cuda")
-        ops = (kernels.kv_write, kernels.copy_blocks, kernels.decode, kernels.prefill)
+        ops = (kernels.kv_write, kernels.decode, kernels.prefill)
         return Runner("interpreter", Ops(*(partial(interpret, op) for op in ops)), "cpu")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

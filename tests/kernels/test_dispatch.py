@@ -7,7 +7,6 @@ import textwrap
 import pytest
 
 from kvscope_kernels import ops_for
-from kvscope_kernels.copy_blocks import copy_blocks_torch
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
@@ -15,7 +14,7 @@ from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torc
 
 def test_each_device_has_its_own() -> None:
     cpu = ops_for("cpu")
-    assert (cpu.kv_write, cpu.copy_blocks) == (kv_write_torch, copy_blocks_torch)
+    assert cpu.kv_write is kv_write_torch
     assert (cpu.decode, cpu.prefill) == (paged_decode_attention_torch, paged_prefill_attention_torch)
     assert ops_for("cuda").decode is paged_decode_attention
 
@@ -32,11 +31,12 @@ def test_works_without_triton() -> None:
         sys.modules["triton"] = None  # as where it is not installed
         import torch
         from kvscope_kernels import ops_for
-        from kvscope_kernels.copy_blocks import copy_blocks
-        cache = torch.randn(1, 3, 4)
-        ops_for("cpu").copy_blocks(cache, torch.tensor([[0, 2]]))
-        assert torch.equal(cache[0, 0], cache[0, 2])
-        for use in (lambda: ops_for("cuda"), lambda: copy_blocks(cache, torch.tensor([[0, 2]]))):
+        from kvscope_kernels.kv_write import kv_write
+        new, k_cache, v_cache = torch.randn(1, 3, 4), torch.zeros(2, 4, 3, 4), torch.zeros(2, 4, 3, 4)
+        arguments = new, new, k_cache, v_cache, torch.tensor([5])
+        ops_for("cpu").kv_write(*arguments)
+        assert torch.equal(k_cache[1, 1], new[0])
+        for use in (lambda: ops_for("cuda"), lambda: kv_write(*arguments)):
             try:
                 use()
             except RuntimeError as error:

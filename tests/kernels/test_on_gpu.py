@@ -62,7 +62,7 @@ def test_blocks_past_two_to_the_31(ops: Ops) -> None:
     ops.kv_write(new, -new, k_cache, v_cache, slots)
     assert torch.equal(k_cache[last, :4], new)
     assert torch.equal(v_cache[last, :4], -new)
-    ops.copy_blocks(storage[None], torch.tensor([[last, last - 1]], device="cuda"))
+    storage[last - 1] = storage[last]
     tables = torch.tensor([[last], [last - 1]], dtype=torch.int32, device="cuda")
     query = torch.randn(2, num_kv_heads, head_dim, dtype=torch.float16, device="cuda")
     query[1] = query[0]

@@ -141,7 +141,7 @@ def shape_true_ops() -> Ops:
     def attend(query: torch.Tensor, *_: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
         return torch.empty_like(query) if out is None else out
 
-    return Ops(kv_write=lambda *a, **k: None, copy_blocks=lambda *a, **k: None, decode=attend, prefill=attend)
+    return Ops(kv_write=lambda *a, **k: None, decode=attend, prefill=attend)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def _same(left: Update, right: Update) -> None:
     for name in SERIES_FIELDS:
         np.testing.assert_array_equal(left.series[name], right.series[name])
         assert left.series[name].dtype == np.int64
-    for name in ("first_token_ns", "inter_token_ns", "last_batch_numbers"):
+    for name in ("first_token_ns", "inter_token_ns"):
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
     assert (left.new_requests, left.requests) == (right.new_requests, right.requests)
     assert (left.events, left.counters) == (right.events, right.counters)
