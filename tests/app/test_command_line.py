@@ -79,7 +79,7 @@ def test_tells_about_itself(flag, capsys):
 
 def test_the_engine_has_the_same_options():
     """The desktop lists them without importing the engine; this holds the two against each other."""
-    from kvscope_app.own_engine.engine_options import ENGINE_OPTIONS
+    from kvscope_app.own_engine.engine_options import ENGINE_OPTIONS, SWITCHES
 
     serve = pytest.importorskip("kvscope_engine.cli.options")
     import argparse
@@ -90,7 +90,7 @@ def test_the_engine_has_the_same_options():
     ours = {option.flag for option in ENGINE_OPTIONS} | {
         "--enable-prefix-caching",
         "--no-enable-prefix-caching",
-        "--kv-disk-keep",
+        *SWITCHES,
     }
     assert ours == engines
     checks = {option.flag: option.check for option in ENGINE_OPTIONS}

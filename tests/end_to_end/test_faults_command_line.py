@@ -68,7 +68,7 @@ def generate(*words: str) -> tuple[str, ...]:
         (generate("--model", "dummy:missing.json"), "'dummy:missing.json' is not there"),
         (generate("--model", "two words"), "'two words' is not accepted"),
         (("serve", "--endpoint", "nonsense"), "'nonsense' is not accepted: ipc:///DIR or tcp://HOST:PORT"),
-        (("serve", "--endpoint", "tcp://0.0.0.0:5600"), "CURVE key"),
+        (("serve", "--endpoint", "tcp://0.0.0.0:5600", "--keyless", "viewer"), "without keys"),
         (("serve", "--endpoint", "ipc:///" + "x" * 200), "at most 107 are possible"),
         (("serve", "--endpoint", "ipc:///proc/no"), "/proc/no"),
     ],

@@ -16,6 +16,12 @@ from typing import Final
 _SIZE: Final = re.compile(r"\d+(\.\d+)?\s*([KMGT]?i?B?)", re.IGNORECASE)
 
 
+SWITCHES: Final = {
+    "--kv-disk-keep": "keep that file at exit, for the next start",
+    "--enforce-eager": "on a GPU: run without CUDA graphs (slower; starts sooner and takes less memory)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOption:
     """One option; `check` raises ValueError with what is accepted."""
@@ -36,7 +42,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="reuse the blocks of prompts that begin alike (default: yes)",
     )
-    group.add_argument("--kv-disk-keep", action="store_true", help="keep that file at exit, for the next start")
+    for flag, words in SWITCHES.items():
+        group.add_argument(flag, action="store_true", help=words)
 
 
 def engine_arguments(args: argparse.Namespace) -> list[str]:
@@ -49,7 +56,7 @@ def engine_arguments(args: argparse.Namespace) -> list[str]:
     caching: bool | None = args.enable_prefix_caching
     if caching is not None:
         result.append("--enable-prefix-caching" if caching else "--no-enable-prefix-caching")
-    return [*result, "--kv-disk-keep"] if args.kv_disk_keep else result
+    return [*result, *(flag for flag in SWITCHES if getattr(args, _dest(flag)))]
 
 
 def _typed(option: EngineOption) -> Callable[[str], str]:
@@ -154,5 +161,5 @@ ENGINE_OPTIONS: Final = (
         _one_of("paged", "contiguous", "buddy", "virtual"),
     ),
     EngineOption("--seed", "N", "for requests that bring none (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
-    EngineOption("--num-threads", "N", "CPU threads (default: torch's choice)", _whole(1, _MANY)),
+    EngineOption("--num-threads", "N", "CPU threads, always that many (default: by the cores)", _whole(1, _MANY)),
 )
