@@ -128,8 +128,10 @@ class Update:
 
     @property
     def is_sign_of_life(self) -> bool:
-        """Whether it tells nothing but that the engine is there: heartbeats and samples of its device."""
-        news = (self.snapshot, self.series, self.new_requests, self.requests, self.events, self.memory, self.progress)
+        """Whether it tells nothing but that the engine is there: heartbeats, samples of its device and its memory, and
+        that it is ready, which an engine says again every few seconds."""
+        is_loading = self.progress is not None and self.progress.stage != "ready"
+        news = (self.snapshot, self.series, self.new_requests, self.requests, self.events, is_loading)
         return not any(news) and not self.block_ids.size
 
 
