@@ -40,6 +40,9 @@ class Notices(Protocol):
     def show_log(self) -> None:
         """What the engine printed."""
 
+    def forget(self) -> None:
+        """The window closes."""
+
 
 class WindowBody(QMainWindow):
     """The page map or the welcome in the middle, under the banner, and a dock for each other view."""
