@@ -39,6 +39,7 @@ test-portable: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/kvscope-engine bench decode
+	$(BIN)/kvscope-engine bench neighbour
 	$(BIN)/kvscope-engine bench reuse
 	$(BIN)/kvscope-engine bench memory
 	$(BIN)/kvscope-engine bench kv-cache
