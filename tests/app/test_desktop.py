@@ -9,8 +9,9 @@ import sys
 import pytest
 from PySide6.QtCore import QSettings
 
+from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options
-from kvscope_app.desktop import Desktop
+from kvscope_app.desktop import Desktop, run_desktop
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_telemetry.source import SourceState
 
@@ -104,3 +105,17 @@ def test_windows_do_not_cover_each_other_exactly(desktop, own_engine):
         window._unloaded.clear()
         places.add((window.pos().x(), window.pos().y()))
     assert len(places) == 3
+
+
+def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(desktop_module, "make_application", lambda: qapp)
+    monkeypatch.setattr(desktop_module, "_quit_on_signals", lambda app: None)
+    monkeypatch.setattr(desktop_module, "_probe_startup", lambda app, window: None)
+    monkeypatch.setattr(desktop_module, "_tell_exceptions_in_one_line", lambda debug: None)
+    monkeypatch.setattr(desktop_module, "LiveSource", lambda endpoint, key: opened.append((endpoint, key)))
+    monkeypatch.setattr(Desktop, "_open", lambda self, source, keeper: self.windows.append(source))
+    monkeypatch.setattr(qapp, "exec", lambda: 0)
+    key, endpoints = tmp_path / "mine.key", ("tcp://10.0.0.1:5600", "tcp://10.0.0.2:5600")
+    assert run_desktop(Options(theme="dark", attach=endpoints, key=key), None) == 0
+    assert opened == [(endpoint, key) for endpoint in endpoints]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvscope_engine import Completion, Engine, SamplingParams
+from kvscope_engine.model.text.detokenizer import Detokenizer
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
@@ -246,6 +248,24 @@ def test_end_of_sequence_and_its_options(make_engine: Make, tiny_model: Callable
     assert later.token_ids[:place] == said[:place]
     assert said[place] not in later.token_ids[: place + 3]
     assert len(later.token_ids) > place + 3 or later.finish_reason == "length"
+
+
+class Marks:
+    """A tokenizer of the SentencePiece kind: each token a word after a space, which a text does not begin with."""
+
+    def detokenizer(self, stop: Sequence[str], context: Sequence[int]) -> Detokenizer:
+        return Detokenizer(lambda ids: "".join(f" {token}" for token in ids)[1:], stop, context)
+
+
+@pytest.mark.parametrize(("raw", "beginning"), [(True, " "), (False, "")], ids=["raw", "an answer"])
+def test_a_raw_completion_goes_on_from_its_prompt(make_engine: Make, raw: bool, beginning: str) -> None:
+    engine = make_engine()
+    parts: Any = engine._parts
+    parts.loaded = dataclasses.replace(parts.loaded, tokenizer=Marks())
+    engine.submit(Submit(request_id="a", prompt_token_ids=prompt_of(1), raw=raw, sampling=GREEDY))
+    said = run_to_end(engine)
+    text = "".join(message.text for message in said if isinstance(message, Tokens))
+    assert text == beginning + " ".join(map(str, tokens_of(said, "a")))
 
 
 # What it says, against the model computed without an engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import zstandard
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Goodbye, Hello
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings import chunks as chunk_files
 from kvscope_telemetry.recordings import effort as efforts
 from kvscope_telemetry.recordings import survey as surveys
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
@@ -143,6 +145,30 @@ def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
     list(recording.messages(keyframes=True))
     recording.state_at(1e9)
     assert max(inflated[count:]) < 1 << 20, "what is damaged is inflated once"
+
+
+def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
+    """Its times and counts hold, so that opening does not look into it; every pass over the file meets it."""
+    recorded = record(300)
+    bad = [chunk for chunk in Recording.open(recorded.path)._chunks if chunk.counts.get(FRAMES)][1]
+    data = bytearray(recorded.path.read_bytes())
+    data[bad.offset + bad.stored_bytes // 2] ^= 1
+    path = tmp_path / "bad.mcap"
+    path.write_bytes(data)
+    times: Counter[int] = Counter()
+    inflate = chunk_files._inflated
+
+    def counted(stored: bytes, chunk: chunk_files.Chunk) -> bytes:
+        times[chunk.offset] += 1
+        return inflate(stored, chunk)
+
+    monkeypatch.setattr(chunk_files, "_inflated", counted)
+    recording = Recording.open(path)
+    for _ in range(3):
+        assert 0 < len(list(recording.frames())) < len(recorded.frames)
+        recording.state_at(recording.info.duration_s)
+    assert recording.num_damaged == 1
+    assert times[bad.offset] == 1
 
 
 def test_what_all_chunks_claim_together_is_bounded(

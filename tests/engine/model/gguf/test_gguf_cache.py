@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from kvscope_engine.model.gguf import cache as gguf_cache
 from kvscope_engine.model.gguf.cache import MANIFEST, converted_gguf, is_intact
@@ -100,6 +102,20 @@ def test_a_full_disk_is_said(tiny_gguf: Callable[..., Path], own_cache: Path, mo
     monkeypatch.setattr(gguf_cache, "convert_gguf", full)
     with pytest.raises(KvscopeError, match="No space left"):
         converted_gguf(tiny_gguf(), torch.float32, lambda _: None)
+
+
+def test_a_disk_that_is_full_while_weights_are_written_is_said(
+    tiny_gguf: Callable[..., Path], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Safetensors has an error of its own for it."""
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(KvscopeError, match="^cannot write the converted model to .*: No space left on device;"):
+        converted_gguf(tiny_gguf(), torch.float32, lambda _: None)
+    assert [path.name for path in (own_cache / "converted").iterdir() if path.is_dir()] == []
 
 
 def test_two_processes_at_once(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
