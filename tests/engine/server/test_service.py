@@ -407,6 +407,17 @@ def test_a_flood_of_one_client_holds_up_neither_steps_nor_others(
     flood.send(Control(action="shutdown", tag=1))
 
 
+def test_steps_go_on_while_one_command_reads_many_blocks(start: Callable[..., Running], client: Client) -> None:
+    running = start(step_s=0.002, block_s=0.001)
+    client.wait_ready()
+    client.ask(submit("a", max_tokens=ENDLESS), Accepted)
+    client.receive(Tokens)
+    step = running.engine.step_count
+    answer = client.ask(GetBlockText(blocks=tuple(range(20)) * 32, tag=1), BlockText)
+    assert [content.block for content in answer.contents] == list(range(20)) * 32
+    assert running.engine.step_count >= step + 10, "in slices, with a step after each"
+
+
 def test_a_stop_is_answered_at_once_whatever_waits(
     start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:

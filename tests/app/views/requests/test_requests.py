@@ -227,3 +227,9 @@ def test_both_themes_and_small_sizes_paint(view, session):
         for size in ((420, 300), (900, 500)):
             view.resize(*size)
             assert not view.grab().isNull()
+
+
+def test_the_wait_of_each_request_is_in_the_table(view):
+    """As far as it was seen: of one that waits so far, of one that runs until it ran."""
+    waited = column(view, "Queued")
+    assert [text.endswith(" ms") for text in waited] == [False, True, True, False]

@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_while_weights_are_written_is_said(
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
-    with pytest.raises(KvscopeError, match="^cannot write the converted model to .*: No space left on device;"):
+    with pytest.raises(KvscopeError, match=r"^cannot write the converted model to .*: No space left on device;"):
         converted_gguf(tiny_gguf(), torch.float32, lambda _: None)
     assert [path.name for path in (own_cache / "converted").iterdir() if path.is_dir()] == []
 
