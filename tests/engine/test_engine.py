@@ -18,6 +18,7 @@ from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.sockets.host_id import host_id
 
 Make = Callable[..., Engine]
 
@@ -340,6 +341,10 @@ def test_penalties_are_those_of_the_formula(
         assert complete(engine, ids, max_tokens=20, **penalty).token_ids == said
         num_changed += complete(engine, ids, max_tokens=20).token_ids != said
     assert num_changed > 0, "the penalty made no difference: the test says nothing"
+
+
+def test_it_says_whose_clock_its_times_are_of(make_engine: Make) -> None:
+    assert make_engine().snapshot().hello.host == host_id()
 
 
 # What it leaves behind

@@ -23,6 +23,7 @@ from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
 from kvscope_telemetry.recordings.effort import Effort, EffortSpent, OpeningCancelled
 from kvscope_telemetry.recordings.layout import FRAMES, OTHERS, STATE
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
 
 CHUNK_HEAD = struct.Struct("<QQQII")
 Record = Callable[..., Any]
@@ -97,6 +98,9 @@ def test_a_hole_of_10_gib_is_the_end_of_it(record: Record, tmp_path: Path) -> No
     recording = Recording.open(whole)
     assert 0 < len(list(recording.frames())) <= 50
     assert recording.note, "the chunk that runs into the hole is damaged, or there is none"
+    assert "looked at" not in recording.detail, "the hole is not walked through"
+    with open_regular(whole) as file:
+        assert len(data) // 2 < stored_bytes(file) < 16 << 20, "a hole earns no effort"
     assert "holds no telemetry" in refusal(empty)
 
 

@@ -61,6 +61,12 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture(autouse=True)
+def _no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bare connection answers none, and would be ended for that."""
+    monkeypatch.setattr(server_sockets, "TCP_HEARTBEAT_MS", (600_000, 600_000))
+
+
 @pytest.fixture(params=["ipc", "tcp"])
 def endpoint(request: pytest.FixtureRequest, folder: Path) -> str:
     return f"ipc://{folder}" if request.param == "ipc" else "tcp://127.0.0.1:0"
@@ -130,6 +136,9 @@ def test_a_mute_crowd_locks_out_nobody(
     start: Callable[[str], Engine], endpoint: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(server_sockets, "MAX_CONNECTIONS", 8)
+    for handshake in ("HANDSHAKE_MS", "TCP_HANDSHAKE_MS"):  # it is not their silence that ends them
+        monkeypatch.setattr(server_sockets, handshake, 600_000)
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 600.0)
     engine = start(endpoint)
     assert engine.ask()
     before = len(os.listdir("/proc/self/fd"))

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import zmq
 
-from kvscope_telemetry.messages.commands import BlockContent, BlockText
+from kvscope_telemetry.messages.commands import BlockContent, BlockText, Failed
+from kvscope_telemetry.messages.wire import decode_reply
 from kvscope_telemetry.sockets import reply_sender
+from kvscope_telemetry.sockets.reply_backlogs import MAX_ANSWER_BYTES
 from kvscope_telemetry.sockets.reply_sender import BIG_REPLY_BYTES, ReplySender
 
 
@@ -20,17 +23,20 @@ class Tracker:
 
 
 class Router:
-    """Takes everything, and remembers for whom."""
+    """Remembers what it took: for whom, and what is not big."""
 
     def __init__(self) -> None:
-        self.clients: list[bytes] = []
+        self.taken: list[bytes] = []
+        self.is_full = False
 
-    def send(self, client: bytes, flags: int) -> None:
-        self.clients.append(client)
+    def send(self, part: bytes, flags: int) -> None:
+        if self.is_full:
+            raise zmq.Again
+        self.taken.append(part)
 
 
-def text_of(num_bytes: int) -> BlockText:
-    return BlockText(contents=(BlockContent(block=1, text="x" * num_bytes),))
+def text_of(num_bytes: int, tag: int = 0) -> BlockText:
+    return BlockText(contents=(BlockContent(block=1, text="x" * num_bytes),), tag=tag)
 
 
 @pytest.fixture
@@ -68,9 +74,24 @@ def test_a_client_has_one_big_reply_at_a_time(trackers: list[Tracker]) -> None:
     sender = ReplySender(router, lambda client: None, lambda client: None)
     for _ in range(3):
         sender.answer(b"a", text_of(BIG_REPLY_BYTES))
-    assert router.clients == [b"a"]
+    assert router.taken == [b"a"]
     trackers[0].done = True
     sender.retry()
-    assert router.clients == [b"a", b"a"]
+    assert router.taken == [b"a", b"a"]
     sender.answer(b"b", text_of(BIG_REPLY_BYTES))
-    assert router.clients[-1] == b"b", "others do not wait"
+    assert router.taken[-1] == b"b", "others do not wait"
+
+
+def test_what_is_asked_for_while_too_much_waits_is_refused_by_its_tag(trackers: list[Tracker]) -> None:
+    router: Any = Router()
+    sender = ReplySender(router, lambda client: None, lambda client: None)
+    router.is_full = True
+    sender.answer(b"a", text_of(MAX_ANSWER_BYTES + 1, tag=1))
+    sender.answer(b"a", text_of(10, tag=2))
+    router.is_full = False
+    sender.retry()
+    assert router.taken[:2] == [b"a", b"a"]
+    refused = decode_reply(router.taken[2])
+    assert isinstance(refused, Failed)
+    assert refused.tag == 2
+    assert "read them before asking for more" in refused.reason
