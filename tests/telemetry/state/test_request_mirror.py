@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,6 +132,11 @@ def test_who_holds_a_block_is_found_without_copying_tables(monkeypatch: pytest.M
     assert peak < 3 * length, "one byte a block of one table at a time, where a copy takes four"
     looked_at: list[int] = []
     held = mirror._held
-    monkeypatch.setattr(mirror, "_held", lambda row: looked_at.append(row) or held(row))
+
+    def noted(row: int) -> npt.NDArray[np.int32]:
+        looked_at.append(row)
+        return held(row)
+
+    monkeypatch.setattr(mirror, "_held", noted)
     assert mirror.holders(2 * length, limit=1, first=2) == [2]
     assert looked_at == [mirror.row_of(2)], "its owner is asked first"
