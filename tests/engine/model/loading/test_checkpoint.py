@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from kvscope_engine.model.loading.checkpoint import INDEX_FILE, WEIGHTS_FILE, check_weights, load_weights
@@ -130,7 +131,16 @@ def test_weights_that_do_not_fit_the_configuration(llama: Path, change: str) -> 
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+        SafetensorError("Error while deserializing: I/O error: Cannot allocate memory (os error 12)"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_no_memory_is_not_a_damaged_file(llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     import safetensors
     from transformers import AutoModelForCausalLM
