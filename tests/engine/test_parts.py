@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig, parts
-from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.commands import Finished, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
@@ -117,8 +117,11 @@ def test_a_step_without_memory_ends_its_own_requests_alone(
         monkeypatch.setattr(runner, "run", lambda plan: run(plan) if not failures else _raise(failures.pop()))
         sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
         submit = Submit(request_id="-", prompt_token_ids=(5, 6, 7), sampling=sampling)
-        (failed,) = engine.generate([submit])
-        assert (failed.finish_reason, "no memory for a step of 3 tokens" in failed.error) == ("error", True)
+        engine.submit(submit)
+        said = [message for _ in range(4) for message in engine.step()]
+        (last,) = [message for message in said if isinstance(message, Finished)]
+        assert (last.finish_reason, engine.has_unfinished) == ("error", False)
+        assert "no memory for a step of 3 tokens" in last.error
         failures.clear()
         (served,) = engine.generate([submit])
         assert len(served.token_ids) == 3
