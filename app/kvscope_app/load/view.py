@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QComboBox,
     QDoubleSpinBox,
     QFrame,
     QGridLayout,
     QHBoxLayout,
-    QLabel,
     QPushButton,
     QScrollArea,
     QSpinBox,
@@ -28,7 +26,7 @@ from kvscope_app.load.settings import (
     Mix,
     Pace,
 )
-from kvscope_app.look.makers import label, set_look
+from kvscope_app.look.makers import label, number_label, set_look
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
@@ -67,7 +65,7 @@ class LoadView(View):
         self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, " tokens", "Output tokens to")
         self.button = QPushButton("Start")
         self.message = label(wraps=True)
-        self.counts = {name: _number() for name in _COUNTS}
+        self.counts = {name: number_label("0") for name in _COUNTS}
         self._lay_out()
         self._connect()
         self.refresh()
@@ -233,9 +231,3 @@ def _whole(low: int, high: int, value: int, suffix: str, name: str) -> QSpinBox:
     box.setMinimumWidth(_MIN_FIELD_WIDTH)
     box.setAccessibleName(name)
     return box
-
-
-def _number() -> QLabel:
-    made = label("0")
-    made.setAlignment(Qt.AlignmentFlag.AlignRight)
-    return made

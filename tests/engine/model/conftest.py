@@ -199,6 +199,21 @@ VIVID = {"initializer_range": 0.3}
 
 
 @pytest.fixture
+def vivid_model() -> Callable[..., Any]:
+    """Makes a tiny random model of a `model_type` as transformers does, in float32; a change to None leaves it out."""
+
+    def make(model_type: str, **changes: Any) -> Any:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        options = {key: value for key, value in (SIZES | VIVID | changes).items() if value is not None}
+        torch.manual_seed(0)
+        auto: Any = AutoModelForCausalLM
+        return auto.from_config(AutoConfig.for_model(model_type, **options), dtype=torch.float32).eval()
+
+    return make
+
+
+@pytest.fixture
 def tiny_loaded(tmp_path: Path) -> Callable[..., LoadedModel]:
     """Loads a tiny random model of a `model_type`, float32 on the CPU; the same weights each time it is asked."""
 

@@ -29,7 +29,7 @@ from kvscope_engine.model.checks.check_script import (
 )
 from kvscope_engine.model.checks.layer_trace import LayerPlace, LayerTap, Rows, Trace
 from kvscope_engine.model.loading.hf_config import position_limit
-from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, PagedContext
+from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionContext, AttentionOptions
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
@@ -108,10 +108,10 @@ def first_fault(actual: Trace, expected: Trace, slack: float = 1.0) -> str:
     return ""
 
 
-class _WatchedContext:
-    """A `PagedContext` whose results are kept."""
+class _WatchedContext(AttentionContext):
+    """Another, whose results are kept."""
 
-    def __init__(self, context: PagedContext, tap: LayerTap) -> None:
+    def __init__(self, context: AttentionContext, tap: LayerTap) -> None:
         self._context, self._tap = context, tap
         self.scratch = context.scratch
 

@@ -103,14 +103,11 @@ class KVStorage:
         """Values of a layer, (num_blocks, block_size, heads, dim)."""
         return self._views[layer].v
 
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (from, to), in every layer; all are read before any is written."""
-        if not pairs:
-            return
-        self.copy_rows(torch.tensor(pairs, dtype=torch.int64, device=self.device))
-
     def copy_rows(self, pairs: torch.Tensor) -> None:
-        """The same for pairs (n, 2) int64 on the storage's device: two launches a tensor of `block_tensors`."""
+        """Copy whole blocks in every layer, `pairs` (n, 2) int64, from and to, on the storage's device.
+
+        All are read before any is written: two launches a tensor of `block_tensors`.
+        """
         sources, targets = pairs.unbind(1)
         for tensor in self.block_tensors:
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))

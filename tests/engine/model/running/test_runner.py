@@ -124,7 +124,7 @@ def test_copied_blocks_hold_what_their_sources_held(tiny_loaded: Load, planned: 
         run.step()
     old = list(request.block_table)
     new = [run.free.pop() for _ in old]
-    run.storage.copy_blocks(tuple(zip(old, new, strict=True)))
+    run.storage.copy_rows(torch.tensor(list(zip(old, new, strict=True))))
     for layer in range(len(run.storage.layers)):
         for part in run.storage.kv(layer):
             part[old] = float("nan")
