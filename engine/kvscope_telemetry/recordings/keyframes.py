@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
-from kvscope_telemetry.recordings.follower import Follower
+from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import RequestMirror
 
@@ -21,21 +21,20 @@ BLOCK_ROW_BYTES: Final = 26
 
 
 class Keyframes:
-    """Follows what is recorded and says when a keyframe belongs after it.
+    """Says when a keyframe belongs after what is recorded; `follower` is fed with it first.
 
     One is due `interval_ns` after the last, once the frames since are half its size: so keyframes never make up more
     than two thirds of a file, and no seek replays more than one of these two amounts.
     """
 
-    def __init__(self, interval_ns: int = INTERVAL_NS) -> None:
+    def __init__(self, follower: Follower, interval_ns: int = INTERVAL_NS) -> None:
         self._interval_ns = interval_ns
-        self._follower = Follower()
+        self._follower = follower
         self._last_ns = 0
         self._num_bytes = 0
 
     def after(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int) -> Snapshot | None:
         """The keyframe that follows `message` (of `num_bytes` on the wire), None when none is due."""
-        self._follower.feed(message)
         if not isinstance(message, Frame):
             if isinstance(message, Snapshot):
                 self._restart(log_time_ns)

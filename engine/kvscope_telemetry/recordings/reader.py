@@ -8,7 +8,7 @@ read or is of another time than its chunk. What opening may cost is `effort`'s, 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -19,16 +19,21 @@ from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.follower import Follower
-from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, OTHERS, STATE
+from kvscope_telemetry.recordings.layout import EVENTS, FRAMES, KEYFRAMES, OTHERS, STATE, SUMMARIES
 from kvscope_telemetry.recordings.regular_file import open_regular
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
 from kvscope_telemetry.recordings.survey import survey
+from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event, decode_summary
 
 MAX_BAD_MESSAGES: Final = 100_000
 """So many at most are remembered and counted."""
 _FOREVER_NS: Final = 1 << 63
+_GLANCE_DECODERS: Final[dict[int, Callable[[bytes], Summary | TimedEvent]]] = {
+    SUMMARIES: decode_summary,
+    EVENTS: decode_event,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,11 @@ class Recording:
         self._limit = found.limit
         self._damages = found.damages
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
-        self._chunks = found.chunks
         self._channels = found.channels
+        told = {self._channels[kind] for kind in (FRAMES, STATE, KEYFRAMES, OTHERS)}
+        self._chunks = [chunk for chunk in found.chunks if told & chunk.counts.keys()]
+        self._glances = [chunk for chunk in found.chunks if not told & chunk.counts.keys()]
+        """Chunks that hold only what was made of the messages in the others."""
         self._start_ns = min(chunk.start_ns for chunk in self._chunks)
         self._starts = [chunk.start_ns for chunk in self._chunks]
         self.info = RecordingInfo(
@@ -111,6 +119,28 @@ class Recording:
     def start_ns(self) -> int:
         """When it begins, by the wall clock: nanoseconds since 1970."""
         return self._start_ns
+
+    @property
+    def end_ns(self) -> int:
+        """When its last message was, by the same clock."""
+        return self._start_ns + round(self.info.duration_s * 1e9)
+
+    def glances(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
+        """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`.
+
+        What cannot be read is left out and counted as other messages are.
+        """
+        channels = {self._channels[kind]: decode for kind, decode in _GLANCE_DECODERS.items()}
+        with open_regular(self.path) as file:
+            for chunk in self._glances:
+                if chunk.end_ns < from_ns or not channels.keys() & chunk.counts.keys():
+                    continue
+                for place, raw in enumerate(self._raw(file, chunk)):
+                    if raw.channel in channels:
+                        try:
+                            yield channels[raw.channel](raw.data)
+                        except ProtocolError:
+                            self._note_bad(chunk, place)
 
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
         """Frames from `from_s` until `until_s`, both included."""
@@ -175,19 +205,24 @@ class Recording:
                 yield from self._messages(file, chunk, channels, until_ns)
 
     def _messages(self, file: BinaryIO, chunk: Chunk, channels: set[int], until_ns: int) -> Iterator[TimedMessage]:
-        if not channels & chunk.counts.keys() or chunk.damage:
+        if not channels & chunk.counts.keys():
             return
-        try:
-            raw = read_chunk(file, chunk)
-        except DamagedChunk:
-            self._damages.append(chunk.where)
-            return
-        for place, message in enumerate(raw):
+        for place, message in enumerate(self._raw(file, chunk)):
             if message.channel not in channels or message.log_time_ns > until_ns:
                 continue
             decoded = self._decoded(chunk, place, message)
             if decoded is not None:
                 yield message.log_time_ns, decoded
+
+    def _raw(self, file: BinaryIO, chunk: Chunk) -> list[RawMessage]:
+        """What lies in the chunk; nothing where it is damaged."""
+        if chunk.damage:
+            return []
+        try:
+            return read_chunk(file, chunk)
+        except DamagedChunk:
+            self._damages.append(chunk.where)
+            return []
 
     def _decoded(self, chunk: Chunk, place: int, message: RawMessage) -> TelemetryMessage | None:
         try:
@@ -197,9 +232,12 @@ class Recording:
             return None
         except ProtocolError:
             pass
+        self._note_bad(chunk, place)
+        return None
+
+    def _note_bad(self, chunk: Chunk, place: int) -> None:
         if len(self._bad_messages) < MAX_BAD_MESSAGES:
             self._bad_messages.add((chunk.offset, place))
-        return None
 
     def _backwards(self, channels: set[int], seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and messages of these channels, the newest first, from `seconds` on."""
