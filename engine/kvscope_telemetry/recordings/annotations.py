@@ -1,6 +1,6 @@
-"""What a recording has besides the messages that came: keyframes for seeking, summaries and events for a glance.
+"""What a recording has besides what came: keyframes and leaps for seeking, summaries and events for a glance.
 
-Owns the state that it is made from, and when it is written: keyframes where they belong, the rest some seconds at once,
+Owns the state that it is made from, and when it is written: these where they belong, the rest some seconds at once,
 so that it lies in chunks of its own and a file's whole course is read without its frames. Knows no file.
 """
 
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvscope_telemetry.messages.leap import encode_leap
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
-from kvscope_telemetry.recordings.layout import EVENTS, SUMMARIES
+from kvscope_telemetry.recordings.layout import EVENTS, KEYFRAMES, LEAPS, SUMMARIES
+from kvscope_telemetry.recordings.leaps import Leaps
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
@@ -31,6 +33,7 @@ class Annotations:
     def __init__(self, keyframe_interval_ns: int = INTERVAL_NS) -> None:
         self.follower = Follower()
         self._keyframes = Keyframes(self.follower, keyframe_interval_ns)
+        self._leaps = Leaps(self.follower)
         self._summarizer = Summarizer(self.follower)
         self._waiting: list[Entry] = []
         self._num_waiting_bytes = 0
@@ -39,15 +42,23 @@ class Annotations:
         """Since somebody emptied it; the same for the next."""
         self.new_events: list[TimedEvent] = []
 
-    def add(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int) -> bytes | None:
-        """`message` of `num_bytes` was written; the keyframe that belongs after it, if one does."""
+    def add(self, message: TelemetryMessage, log_time_ns: int) -> Entry | None:
+        """`message` was written; the keyframe or leap that belongs after it, if one does."""
         for summary in self._summarizer.add(message, log_time_ns):
             self._note_summary(summary)
         for event in self._summarizer.take_events():
             self._note_event(event)
         self.follower.feed(message)
-        keyframe = self._keyframes.after(message, log_time_ns, num_bytes)
-        return None if keyframe is None else encode(keyframe)
+        keyframe = self._keyframes.after(message, log_time_ns)
+        if keyframe is not None:
+            self._leaps.restart(keyframe.seq, log_time_ns)
+            return KEYFRAMES, log_time_ns, encode(keyframe)
+        leap = self._leaps.after(message, log_time_ns)
+        if leap is None:
+            return None
+        data = encode_leap(leap)
+        self._keyframes.leapt(len(data))
+        return LEAPS, log_time_ns, data
 
     def glance(self, *, at_end: bool = False) -> list[Entry]:
         """Summaries and events that are due, to be written together; empty while none are."""

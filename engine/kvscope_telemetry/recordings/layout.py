@@ -2,9 +2,9 @@
 
 An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
 `kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels; and, in chunks of
-their own, a summary a second and every event, as JSON with a JSON schema. Log times are the engine's monotonic clock
-set by the wall clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a
-chunk.
+their own, leaps over some seconds (`leaps`), a summary a second and every event, these as JSON with a JSON schema. Log
+times are the engine's monotonic clock set by the wall clock of its hello, and on the first four channels never go back
+(`log_clock`). Every keyframe begins a chunk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUFFIX: Final = ".mcap"
 PART_SUFFIX: Final = ".part"
 """Added to the name while the file is being written."""
 
-FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS = 1, 2, 3, 4, 5, 6
+FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS = 1, 2, 3, 4, 5, 6, 7
 TOPICS: Final = {
     FRAMES: "/kvscope/frames",
     STATE: "/kvscope/state",  # hellos, and snapshots that somebody asked for
@@ -29,8 +29,11 @@ TOPICS: Final = {
     OTHERS: "/kvscope/others",
     SUMMARIES: "/kvscope/summaries",
     EVENTS: "/kvscope/events",
+    LEAPS: "/kvscope/leaps",  # the frames of some seconds joined into one, for seeking
 }
 """Channel id -> topic. A file that another tool wrote anew may have other ids; its channel records say so."""
+SEEKABLE: Final = (KEYFRAMES, LEAPS)
+"""Channels of which each message has a chunk of its own."""
 JSON_SCHEMAS: Final = {SUMMARIES: ("kvscope.Summary", Summary), EVENTS: ("kvscope.TimedEvent", TimedEvent)}
 """Channels that are JSON: name of the schema, and of what it is."""
 

@@ -15,11 +15,11 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.layout import (
     CHUNK_BYTES,
     JSON_SCHEMAS,
-    KEYFRAMES,
     MESSAGE_ENCODING,
     PART_SUFFIX,
     PROFILE,
     SCHEMA,
+    SEEKABLE,
     SUFFIX,
     TOPICS,
 )
@@ -54,8 +54,8 @@ class McapFile:
             assert given == channel, f"channel {topic} got the id {given}"
 
     def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
-        """Append a message. A keyframe, like all that is big, gets a chunk of its own."""
-        alone = channel == KEYFRAMES or len(data) > BIG_MESSAGE_BYTES
+        """Append a message. A keyframe or a leap, like all that is big, gets a chunk of its own."""
+        alone = channel in SEEKABLE or len(data) > BIG_MESSAGE_BYTES
         if alone:
             self._writer.flush()
         self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)

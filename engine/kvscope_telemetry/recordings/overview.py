@@ -75,6 +75,7 @@ def computed_part(recording: Glanced, from_ns: int, watch: Watch | None = None) 
 
     Raises OpeningCancelled when `watch`, which is told the share that is done, says so.
     """
+    from_ns -= from_ns % SECOND_NS
     part, follower = Part(), Follower()
     summarizer = Summarizer(follower)
     start_s = max(0.0, (from_ns - recording.start_ns) / 1e9)

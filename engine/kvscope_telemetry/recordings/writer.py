@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.annotations import Annotations
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
-from kvscope_telemetry.recordings.layout import KEYFRAMES, MAX_RECORDED_MESSAGE_BYTES, channel_of
+from kvscope_telemetry.recordings.layout import MAX_RECORDED_MESSAGE_BYTES, channel_of
 from kvscope_telemetry.recordings.log_clock import LogClock
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Queued, RecordingQueue
@@ -111,9 +111,9 @@ class RecordingWriter:
         self._file.add(channel_of(message), log_time_ns, data)
         self.num_written += 1
         self._num_lost -= 1
-        keyframe = self._annotations.add(message, log_time_ns, len(data))
-        if keyframe is not None:
-            self._file.add(KEYFRAMES, log_time_ns, keyframe)
+        seekable = self._annotations.add(message, log_time_ns)
+        if seekable is not None:
+            self._file.add(*seekable)
         self._file.add_together(self._annotations.glance())
         self._annotations.new_summaries.clear()
         self._annotations.new_events.clear()

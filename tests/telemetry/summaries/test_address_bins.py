@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_a_bin_says_how_its_rows_stand(num_rows: int) -> None:
     owner = np.frombuffer(bins.owner, "<i4")
     active, filled = np.frombuffer(bins.active, "u1"), np.frombuffer(bins.filled, "u1")
     shared = np.frombuffer(bins.shared, "u1")
-    for place, (first, last) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for place, (first, last) in enumerate(pairwise(edges)):
         is_active = ledger.state[first:last] == BlockState.ACTIVE
         owners = ledger.owner[first:last][is_active]
         assert owner[place] == owners.max(initial=NO_OWNER)
