@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
@@ -34,7 +36,10 @@ TOPICS: Final = {
 """Channel id -> topic. A file that another tool wrote anew may have other ids; its channel records say so."""
 SEEKABLE: Final = (KEYFRAMES, LEAPS)
 """Channels of which each message has a chunk of its own."""
-JSON_SCHEMAS: Final = {SUMMARIES: ("kvscope.Summary", Summary), EVENTS: ("kvscope.TimedEvent", TimedEvent)}
+JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
+    SUMMARIES: ("kvscope.Summary", Summary),
+    EVENTS: ("kvscope.TimedEvent", TimedEvent),
+}
 """Channels that are JSON: name of the schema, and of what it is."""
 
 CHUNK_BYTES: Final = 64 << 10

@@ -61,4 +61,4 @@ def count_by_size(lengths: IntArray) -> tuple[int, ...]:
 def _as_bytes(counts: IntArray, of: IntArray) -> bytes:
     """Shares as 0 to 255; what there is at all is at least 1."""
     scaled = np.maximum(counts * 255 // of, counts > 0)
-    return np.minimum(scaled, 255).astype(np.uint8).tobytes()
+    return bytes(np.minimum(scaled, 255).astype(np.uint8).tobytes())

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from kvscope_telemetry.ledger import BlockState, Tier
-from kvscope_telemetry.messages.telemetry import DeviceSample, Event, Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Counters, DeviceSample, Event, Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
@@ -86,33 +87,28 @@ class Summarizer:
         return taken
 
     def _begin(self) -> None:
-        self._sums = dict.fromkeys((*_TOTALS, *_PHASES, "prefill_tokens", "decode_tokens", "num_steps"), 0)
+        self._frames: list[Frame] = []
+        self._sums: dict[str, int] = dict.fromkeys(_TOTALS, 0)
         self._num_lost = 0
         self._sample: dict[str, float] = {}
-        self._first_token: list[bytes] = []
-        self._inter_token: list[bytes] = []
         self._queued_ns: list[int] = []
 
     def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
+        self._settle_totals()
         if snapshot.hello.epoch != self._epoch:
             self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
         self._offset_ns = log_time_ns - snapshot.time_ns
-        self._note_totals(snapshot)
+        self._note_totals(snapshot.counters)
         self._note_place(snapshot.seq + 1)
         self._last_seq = max(snapshot.seq, self._last_seq or 0)
 
     def _count(self, frame: Frame, log_time_ns: int) -> None:
+        """Little for each frame: they are added up when the second ends."""
         self._offset_ns = log_time_ns - frame.time_ns
-        self._note_place(frame.seq)
+        if self._last_seq is not None and frame.seq != self._last_seq + 1:
+            self._note_place(frame.seq)
         self._last_seq = max(frame.seq, self._last_seq or 0)
-        self._note_totals(frame)
-        self._sums["num_steps"] += 1
-        self._sums["prefill_tokens"] += frame.batch.num_prefill_tokens
-        self._sums["decode_tokens"] += frame.batch.num_decode_tokens
-        for name in _PHASES:
-            self._sums[name] += getattr(frame.timings, name)
-        self._first_token.append(frame.first_token_ns)
-        self._inter_token.append(frame.inter_token_ns)
+        self._frames.append(frame)
         for event in frame.events:
             self._note_event(event, frame.epoch)
 
@@ -126,12 +122,32 @@ class Summarizer:
         if self._last_seq is not None:
             self._num_lost += max(0, seq - self._last_seq - 1)
 
-    def _note_totals(self, message: Frame | Snapshot) -> None:
+    def _settle_totals(self) -> None:
+        """Of the frames so far, the last of which has the totals of all."""
+        if self._frames:
+            if not self._totals:
+                self._note_totals(self._frames[0].counters)
+            self._note_totals(self._frames[-1].counters)
+
+    def _note_totals(self, counters: Counters) -> None:
         """A total that is met for the first time is none of this second."""
         for name in _TOTALS:
-            total = getattr(message.counters, name)
+            total = getattr(counters, name)
             self._sums[name] += max(0, total - self._totals.get(name, total))
             self._totals[name] = total
+
+    def _added_up(self) -> dict[str, int]:
+        """What the frames of the second come to."""
+        self._settle_totals()
+        batches = [frame.batch for frame in self._frames]
+        timings = [frame.timings for frame in self._frames]
+        return {
+            "num_steps": len(self._frames),
+            "prefill_tokens": sum([batch.num_prefill_tokens for batch in batches]),
+            "decode_tokens": sum([batch.num_decode_tokens for batch in batches]),
+            **{name: sum([getattr(timing, name) for timing in timings]) for name in _PHASES},
+            **self._sums,
+        }
 
     def _summary(self, mirror: Mirror) -> Summary:
         assert mirror.hello is not None, "a summary of no state"
@@ -139,7 +155,7 @@ class Summarizer:
         pool = ledger.part(0, min(cache.num_blocks, ledger.num_blocks))
         runs = free_run_lengths(pool.state)
         is_active = pool.state == BlockState.ACTIVE
-        return Summary(
+        summary = Summary(
             time_ns=self._second * SECOND_NS,
             epoch=mirror.hello.epoch,
             step=mirror.step,
@@ -156,14 +172,14 @@ class Summarizer:
             longest_free_run=int(runs.max(initial=0)),
             num_free_runs=len(runs),
             free_runs=count_by_size(runs),
-            first_token=_latency(self._first_token),
-            inter_token=_latency(self._inter_token),
+            first_token=_latency([frame.first_token_ns for frame in self._frames]),
+            inter_token=_latency([frame.inter_token_ns for frame in self._frames]),
             queued=_latency([np.array(self._queued_ns, "<u8").tobytes()]),
             num_rows=mirror.num_rows,
             bins=self._bins(mirror, cache.block_size),
-            **self._sums,
-            **self._sample,
+            **self._added_up(),
         )
+        return msgspec.structs.replace(summary, **self._sample)
 
     def _bins(self, mirror: Mirror, block_size: int) -> AddressBins | None:
         if mirror.version == self._seen_version:

@@ -6,7 +6,7 @@ makes of many is `course`.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -117,6 +117,7 @@ class TimedEvent(msgspec.Struct, frozen=True, gc=False):
     event: Event
 
 
+_Item = TypeVar("_Item")
 _summaries: Final = msgspec.json.Decoder(Summary)
 _events: Final = msgspec.json.Decoder(TimedEvent)
 _encoder: Final = msgspec.json.Encoder()
@@ -137,12 +138,12 @@ def decode_event(data: bytes) -> TimedEvent:
     return _decoded(_events, data)
 
 
-def schema_of(kind: type[Summary | TimedEvent]) -> bytes:
+def schema_of(kind: type[msgspec.Struct]) -> bytes:
     """Its JSON schema, for other tools."""
     return msgspec.json.encode(msgspec.json.schema(kind))
 
 
-def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes) -> Any:
+def _decoded(decoder: msgspec.json.Decoder[_Item], data: bytes) -> _Item:
     if len(data) > MAX_SUMMARY_BYTES:
         raise ProtocolError(f"a summary of {len(data)} bytes: at most {MAX_SUMMARY_BYTES} are accepted")
     try:
