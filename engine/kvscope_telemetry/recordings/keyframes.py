@@ -12,35 +12,39 @@ import numpy.typing as npt
 
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
-from kvscope_telemetry.recordings.follower import Follower
+from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import RequestMirror
 
-INTERVAL_NS: Final = 5_000_000_000
+INTERVAL_NS: Final = 10_000_000_000
 BLOCK_ROW_BYTES: Final = 26
+SMALL_BYTES: Final = 64 << 10
+"""A keyframe of no more is written whenever it is time."""
 
 
 class Keyframes:
-    """Follows what is recorded and says when a keyframe belongs after it.
+    """Says when a keyframe belongs after what is recorded; `follower` is fed with it first.
 
-    One is due `interval_ns` after the last, once the frames since are half its size: so keyframes never make up more
-    than two thirds of a file, and no seek replays more than one of these two amounts.
+    One is due `interval_ns` after the last, once the leaps since are as large: so keyframes never make up more of a
+    file than these, and no seek reads more than one of each.
     """
 
-    def __init__(self, interval_ns: int = INTERVAL_NS) -> None:
+    def __init__(self, follower: Follower, interval_ns: int = INTERVAL_NS) -> None:
         self._interval_ns = interval_ns
-        self._follower = Follower()
+        self._follower = follower
         self._last_ns = 0
         self._num_bytes = 0
 
-    def after(self, message: TelemetryMessage, log_time_ns: int, num_bytes: int) -> Snapshot | None:
-        """The keyframe that follows `message` (of `num_bytes` on the wire), None when none is due."""
-        self._follower.feed(message)
+    def leapt(self, num_bytes: int) -> None:
+        """A leap of so many bytes was written."""
+        self._num_bytes += num_bytes
+
+    def after(self, message: TelemetryMessage, log_time_ns: int) -> Snapshot | None:
+        """The keyframe that follows `message`, None when none is due."""
         if not isinstance(message, Frame):
             if isinstance(message, Snapshot):
                 self._restart(log_time_ns)
             return None
-        self._num_bytes += num_bytes
         if log_time_ns - self._last_ns < self._interval_ns or self._is_early:
             return None
         self._follower.settle()
@@ -51,7 +55,7 @@ class Keyframes:
 
     @property
     def _is_early(self) -> bool:
-        return 2 * self._num_bytes < BLOCK_ROW_BYTES * self._follower.mirror.num_blocks
+        return self._num_bytes < BLOCK_ROW_BYTES * self._follower.mirror.num_rows - SMALL_BYTES
 
     def _restart(self, log_time_ns: int) -> None:
         self._last_ns, self._num_bytes = log_time_ns, 0

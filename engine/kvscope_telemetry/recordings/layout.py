@@ -1,16 +1,20 @@
 """What a recording looks like inside, and how large what it claims may be.
 
 An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
-`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels. Log times are the
-engine's monotonic clock set by the wall clock of its hello, and never go back (`log_clock`). Every keyframe begins a
-chunk.
+`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels; and, in chunks of
+their own, leaps over some seconds (`leaps`), a summary a second and every event, these as JSON with a JSON schema. Log
+times are the engine's monotonic clock set by the wall clock of its hello, and on the first four channels never go back
+(`log_clock`). Every keyframe begins a chunk.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Frame, Hello, Snapshot, TelemetryMessage
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 PROFILE: Final = "kvscope"
 SCHEMA: Final = "kvscope.TelemetryMessage"
@@ -19,14 +23,24 @@ SUFFIX: Final = ".mcap"
 PART_SUFFIX: Final = ".part"
 """Added to the name while the file is being written."""
 
-FRAMES, STATE, KEYFRAMES, OTHERS = 1, 2, 3, 4
+FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS = 1, 2, 3, 4, 5, 6, 7
 TOPICS: Final = {
     FRAMES: "/kvscope/frames",
     STATE: "/kvscope/state",  # hellos, and snapshots that somebody asked for
     KEYFRAMES: "/kvscope/keyframes",  # snapshots that the writer made, for seeking
     OTHERS: "/kvscope/others",
+    SUMMARIES: "/kvscope/summaries",
+    EVENTS: "/kvscope/events",
+    LEAPS: "/kvscope/leaps",  # the frames of some seconds joined into one, for seeking
 }
 """Channel id -> topic. A file that another tool wrote anew may have other ids; its channel records say so."""
+SEEKABLE: Final = (KEYFRAMES, LEAPS)
+"""Channels of which each message has a chunk of its own."""
+JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
+    SUMMARIES: ("kvscope.Summary", Summary),
+    EVENTS: ("kvscope.TimedEvent", TimedEvent),
+}
+"""Channels that are JSON: name of the schema, and of what it is."""
 
 CHUNK_BYTES: Final = 64 << 10
 """What a killed process loses at most, besides what came in the last second."""

@@ -5,6 +5,7 @@ Owns the file, its name and its channels; used by one thread. Knows neither queu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +14,16 @@ from mcap.writer import CompressionType, Writer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.layout import (
     CHUNK_BYTES,
-    KEYFRAMES,
+    JSON_SCHEMAS,
     MESSAGE_ENCODING,
     PART_SUFFIX,
     PROFILE,
     SCHEMA,
+    SEEKABLE,
     SUFFIX,
     TOPICS,
 )
+from kvscope_telemetry.summaries.summary import schema_of
 
 LIBRARY: Final = "kvscope"
 BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 2
@@ -47,17 +50,26 @@ class McapFile:
         self._writer.start(PROFILE, LIBRARY)
         schema = self._writer.register_schema(SCHEMA, "", b"")
         for channel, topic in TOPICS.items():
-            given = self._writer.register_channel(topic, MESSAGE_ENCODING, schema)
+            given = self._register(channel, topic, schema)
             assert given == channel, f"channel {topic} got the id {given}"
 
     def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
-        """Append a message. A keyframe, like all that is big, gets a chunk of its own."""
-        alone = channel == KEYFRAMES or len(data) > BIG_MESSAGE_BYTES
+        """Append a message. A keyframe or a leap, like all that is big, gets a chunk of its own."""
+        alone = channel in SEEKABLE or len(data) > BIG_MESSAGE_BYTES
         if alone:
             self._writer.flush()
         self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
         if alone:
             self._writer.flush()
+
+    def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
+        """Append messages (channel, log time, data) as a chunk, or chunks, of their own."""
+        if not entries:
+            return
+        self._writer.flush()
+        for channel, log_time_ns, data in entries:
+            self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
+        self._writer.flush()
 
     def flush(self) -> None:
         """End the chunk in progress and hand all to the system."""
@@ -72,6 +84,15 @@ class McapFile:
     def abandon(self) -> None:
         """Leave the file as it is, with its chunks up to here, under its other name."""
         self._stream.close()
+
+    def _register(self, channel: int, topic: str, schema: int) -> int:
+        """The id that the channel got."""
+        encoding = MESSAGE_ENCODING
+        if channel in JSON_SCHEMAS:
+            name, kind = JSON_SCHEMAS[channel]
+            encoding, schema = "json", self._writer.register_schema(name, "jsonschema", schema_of(kind))
+        given: int = self._writer.register_channel(topic, encoding, schema)
+        return given
 
 
 def check_path(path: Path) -> None:

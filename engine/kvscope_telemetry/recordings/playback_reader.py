@@ -35,13 +35,16 @@ class PlaybackReader:
         when there is no state at all.
         """
         base_ns = max(0, to_ns - PAST_NS) if with_past else to_ns
-        begin_s = self._recording.snapshot_before(base_ns / 1e9)
-        if begin_s is None:
-            begin_s = 0.0
         self._spans = Spans(self._memory_before)
-        self._messages = self._recording.messages(begin_s, keyframes=True)
+        self._messages = iter(self._recording.run_up(base_ns / 1e9))
         self._advance()
         if not self._read(base_ns, is_wanted):
+            return None
+        # What is after the state there; and all, where there is none.
+        has_state = self._spans.sequence.epoch is not None
+        self._messages = self._recording.messages(base_ns / 1e9 if has_state else 0.0, keyframes=True)
+        self._advance()
+        if not has_state and not self._read(base_ns, is_wanted):
             return None
         self._spans.begin_short(base_ns)
         if not self._read(to_ns, is_wanted):

@@ -18,9 +18,9 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
-from kvscope_telemetry.recordings.continuity import Sequence
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.continuity import Sequence
 
 SPAN_NS: Final = 1_000_000_000
 """An update ends with the first frame that is so much later than the one before it: curves have no coarser steps."""

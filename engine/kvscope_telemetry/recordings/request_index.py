@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
-from kvscope_telemetry.recordings.follower import Follower
+from kvscope_telemetry.state.follower import Follower
 
 TimedMessage = tuple[int, TelemetryMessage]
 """Log time in ns, and a message."""

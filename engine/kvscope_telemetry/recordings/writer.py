@@ -16,8 +16,9 @@ from typing import Final, Self
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
-from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
-from kvscope_telemetry.recordings.layout import KEYFRAMES, MAX_RECORDED_MESSAGE_BYTES, channel_of
+from kvscope_telemetry.recordings.annotations import Annotations
+from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
+from kvscope_telemetry.recordings.layout import MAX_RECORDED_MESSAGE_BYTES, channel_of
 from kvscope_telemetry.recordings.log_clock import LogClock
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Queued, RecordingQueue
@@ -37,10 +38,10 @@ class RecordingWriter:
     ) -> None:
         self._file = McapFile(Path(path))
         self._clock = LogClock()
-        self._keyframes = Keyframes(keyframe_interval_ns)
+        self._annotations = Annotations(keyframe_interval_ns)
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
-        """Messages in the file, keyframes not counted."""
+        """Messages in the file as they came: what is made of them is not counted."""
         self._num_lost = 0  # taken from the queue and not written
         self.failure = ""
         """Why the recording ended before its time; empty while all is well."""
@@ -94,6 +95,7 @@ class RecordingWriter:
                 for queued in taken:
                     self._record(queued)
                 self._flush_when_due()
+            self._file.add_together(self._annotations.glance(at_end=True))
             self._file.finish()
         except OSError as error:
             self._fail(error.strerror or str(error))
@@ -109,9 +111,12 @@ class RecordingWriter:
         self._file.add(channel_of(message), log_time_ns, data)
         self.num_written += 1
         self._num_lost -= 1
-        keyframe = self._keyframes.after(message, log_time_ns, len(data))
-        if keyframe is not None:
-            self._file.add(KEYFRAMES, log_time_ns, encode(keyframe))
+        seekable = self._annotations.add(message, log_time_ns)
+        if seekable is not None:
+            self._file.add(*seekable)
+        self._file.add_together(self._annotations.glance())
+        self._annotations.new_summaries.clear()
+        self._annotations.new_events.clear()
 
     def _flush_when_due(self) -> None:
         if time.monotonic() >= self._next_flush_s:

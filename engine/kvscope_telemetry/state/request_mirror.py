@@ -85,6 +85,10 @@ class RequestMirror:
         row = self.row_of(number)
         return _NO_BLOCKS.copy() if row is None else self._tables[row][: self.num_blocks[row]].copy()
 
+    def tail(self, row: int, start: int) -> npt.NDArray[np.int32]:
+        """The block table of a row from its entry `start` on, no copy: read it at once."""
+        return self._held(row)[start:]
+
     def holders(self, block: int, limit: int, first: int = 0) -> list[int]:
         """Requests whose block tables hold `block`, in order of number, at most `limit`. `first` is looked at first:
         with the owner there, a block that one request holds costs no search."""

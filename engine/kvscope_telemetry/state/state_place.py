@@ -5,6 +5,7 @@ Owns epoch and number of the last frame that the state knows of. Who waits, asks
 
 from __future__ import annotations
 
+from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 
 
@@ -21,7 +22,8 @@ class StatePlace:
 
     def is_before(self, frame: Frame) -> bool:
         """Whether `frame` is the very next."""
-        return frame.epoch == self.epoch and frame.seq == self.seq + 1
+        follows = frame.since_seq if isinstance(frame, Leap) else frame.seq - 1
+        return frame.epoch == self.epoch and follows == self.seq
 
     def is_newer(self, snapshot: Snapshot) -> bool:
         """Whether `snapshot` is of another epoch, or of later in this one."""

@@ -10,8 +10,8 @@ import pytest
 
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
-from kvscope_telemetry.recordings.follower import Follower
 from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests
 from kvscope_telemetry.synthetic.engine import SyntheticEngine

@@ -1,4 +1,4 @@
-"""Which recorded frames and snapshots go on from the state there is.
+"""Which frames and snapshots go on from the state there is.
 
 A frame goes on when it is the very next, a snapshot when it is newer. After a hole nothing does until a snapshot. Knows
 no mirror.

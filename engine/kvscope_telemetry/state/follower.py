@@ -1,4 +1,4 @@
-"""A mirror that follows recorded messages, and knows when it no longer can.
+"""A mirror that follows messages in their order, and knows when it no longer can.
 
 Owns the mirror; frames are applied in batches, as that costs least. Knows no files.
 """
@@ -9,8 +9,8 @@ from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
-from kvscope_telemetry.recordings.continuity import Sequence
 from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.continuity import Sequence
 from kvscope_telemetry.state.mirror import Mirror
 
 MAX_PENDING: Final = 256

@@ -1,0 +1,110 @@
+"""Leaps: the frames of a second or two joined into one, so that a seek goes from leap to leap and not step by step.
+
+Owns what changed since the last. A leap says how all that changed stands at its end, once however often it changed; it
+is made from the messages that are recorded.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Final
+
+import numpy as np
+
+from kvscope_telemetry.messages.leap import Leap
+from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.state.request_mirror import RequestMirror
+
+LEAP_NS: Final = 2_000_000_000
+LEAP_FRAMES: Final = 400
+"""A leap is due after so much time, or so many frames: what is left to replay one by one."""
+
+
+class Leaps:
+    """Call `after` with every message, once `follower` was fed with it."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._begin(0, 0)
+        self._is_lost = True
+
+    def after(self, message: TelemetryMessage, log_time_ns: int) -> Leap | None:
+        """The leap that ends with `message`, None when none is due."""
+        if isinstance(message, Snapshot):
+            self._is_lost = False
+            self._begin(message.seq, log_time_ns)
+        elif isinstance(message, Frame) and not self._is_lost and not self._follower.is_lost:
+            self._note(message)
+            if self._num_frames >= LEAP_FRAMES or log_time_ns - self._since_ns >= LEAP_NS:
+                return self._leap(message, log_time_ns)
+        return None
+
+    def restart(self, seq: int, log_time_ns: int) -> None:
+        """The state after frame `seq` is in the recording: the next leap begins there."""
+        self._begin(seq, log_time_ns)
+
+    def _begin(self, seq: int, log_time_ns: int) -> None:
+        self._since_seq, self._since_ns = seq, log_time_ns
+        self._num_frames = 0
+        self._blocks: list[bytes] = []
+        self._rows: list[RequestRows] = []
+        self._infos: list[tuple[RequestInfo, ...]] = []
+
+    def _note(self, frame: Frame) -> None:
+        self._num_frames += 1
+        self._blocks.append(frame.blocks.ids)
+        self._infos.append(frame.new_requests)
+        if frame.requests.number:
+            self._rows.append(frame.requests)
+
+    def _leap(self, last: Frame, log_time_ns: int) -> Leap | None:
+        self._follower.settle()
+        if self._follower.is_lost:
+            self._is_lost = True
+            return None
+        mirror = self._follower.mirror
+        ids = np.unique(np.frombuffer(b"".join(self._blocks), "<u4"))
+        leap = Leap(
+            epoch=last.epoch,
+            seq=last.seq,
+            since_seq=self._since_seq,
+            step=last.step,
+            time_ns=last.time_ns,
+            blocks=mirror.ledger.pack(ids),
+            new_requests=tuple(chain.from_iterable(self._infos)),
+            requests=_rows_of(mirror.requests, self._rows),
+            counters=last.counters,
+        )
+        self._begin(last.seq, log_time_ns)
+        return leap
+
+
+def _rows_of(requests: RequestMirror, changes: list[RequestRows]) -> RequestRows:
+    """How the requests of `changes` stand: of their block tables what may have changed, each once."""
+    numbers = np.frombuffer(b"".join([rows.number for rows in changes]), "<u4").astype(np.int64)
+    starts = np.frombuffer(b"".join([rows.table_start for rows in changes]), "<u4").astype(np.int64)
+    touched, inverse = np.unique(numbers, return_inverse=True)
+    first = np.full(touched.size, np.iinfo(np.int64).max)
+    np.minimum.at(first, inverse, starts)
+    found = [(requests.row_of(number), start) for number, start in zip(touched.tolist(), first.tolist(), strict=True)]
+    known = [(row, start) for row, start in found if row is not None]  # others ended and are forgotten
+    rows = np.array([row for row, _ in known], np.intp)
+    kept = np.array([start for _, start in known], np.int64)
+    kept = np.minimum(kept, requests.num_blocks[rows])
+    tails = [requests.tail(row, start) for row, start in zip(rows.tolist(), kept.tolist(), strict=True)]
+
+    def packed(name: str, dtype: str) -> bytes:
+        return bytes(getattr(requests, name)[rows].astype(dtype).tobytes())
+
+    return RequestRows(
+        number=packed("number", "<u4"),
+        state=packed("state", "u1"),
+        num_computed_tokens=packed("num_computed_tokens", "<u4"),
+        num_cached_tokens=packed("num_cached_tokens", "<u4"),
+        num_output_tokens=packed("num_output_tokens", "<u4"),
+        num_preemptions=packed("num_preemptions", "<u2"),
+        table_start=kept.astype("<u4").tobytes(),
+        table_count=np.array([len(tail) for tail in tails], "<u4").tobytes(),
+        table_blocks=b"".join([tail.astype("<u4").tobytes() for tail in tails]),
+    )

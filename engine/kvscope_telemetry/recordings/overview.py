@@ -1,0 +1,103 @@
+"""The whole course of a recording: read from its summaries, and computed where it has none.
+
+Owns which seconds are missing. What is computed is computed by the code that computes it live. Holds no file open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summarizer import Summarizer
+from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
+
+_LOOK_EVERY: Final = 256
+
+
+class Glanced(Protocol):
+    """A recording, as far as this asks it."""
+
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+    def glances(self, from_ns: int = 0) -> Iterable[Summary | TimedEvent]:
+        """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`."""
+
+    def snapshot_before(self, seconds: float) -> float | None: ...
+    def messages(
+        self, from_s: float = 0.0, until_s: float | None = None, *, keyframes: bool = False
+    ) -> Iterable[tuple[float, TelemetryMessage]]: ...
+
+
+@dataclass(slots=True)
+class Part:
+    """Some summaries and the events beside them."""
+
+    summaries: list[Summary] = field(default_factory=list)
+    events: list[TimedEvent] = field(default_factory=list)
+
+    def into(self, course: Course) -> None:
+        """Add them."""
+        course.extend(self.summaries, self.events)
+
+
+def written_part(recording: Glanced) -> Part:
+    """What the file has of it; quick."""
+    part = Part()
+    for item in recording.glances():
+        if isinstance(item, Summary):
+            part.summaries.append(item)
+        else:
+            part.events.append(item)
+    return part
+
+
+def missing_from(recording: Glanced, written: Part) -> int | None:
+    """From when on it has to be computed; None where nothing is missing.
+
+    Summaries are written in their order, some seconds after: what is missing is the end of a file that was cut short,
+    or all of one that has none.
+    """
+    if not written.summaries:
+        return recording.start_ns
+    covered_ns = written.summaries[-1].time_ns + SECOND_NS
+    return covered_ns if recording.end_ns >= covered_ns else None
+
+
+def computed_part(recording: Glanced, from_ns: int, watch: Watch | None = None) -> Part:
+    """The course from the second at `from_ns` on, by going through all that was recorded since.
+
+    Raises OpeningCancelled when `watch`, which is told the share that is done, says so.
+    """
+    from_ns -= from_ns % SECOND_NS
+    part, follower = Part(), Follower()
+    summarizer = Summarizer(follower)
+    start_s = max(0.0, (from_ns - recording.start_ns) / 1e9)
+    begin_s = recording.snapshot_before(start_s) or 0.0
+    length_s = max((recording.end_ns - recording.start_ns) / 1e9 - begin_s, 1e-9)
+    for count, (at_s, message) in enumerate(recording.messages(begin_s, keyframes=True)):
+        if watch is not None and count % _LOOK_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
+            raise OpeningCancelled
+        part.summaries += summarizer.add(message, recording.start_ns + round(at_s * 1e9))
+        part.events += summarizer.take_events()
+        follower.feed(message)
+    part.summaries += summarizer.close()
+    part.summaries = [summary for summary in part.summaries if summary.time_ns >= from_ns]
+    part.events = [event for event in part.events if event.time_ns >= from_ns]
+    return part
+
+
+def read_course(recording: Glanced, watch: Watch | None = None) -> Course:
+    """The whole of it, computed where the file does not have it."""
+    course, written = Course(), written_part(recording)
+    written.into(course)
+    from_ns = missing_from(recording, written)
+    if from_ns is not None:
+        computed_part(recording, from_ns, watch).into(course)
+    return course

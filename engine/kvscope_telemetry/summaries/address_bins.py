@@ -1,0 +1,64 @@
+"""The ledger's rows in at most 1,024 bins of addresses, and the runs of free blocks in them. Knows columns alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
+from kvscope_telemetry.summaries.summary import MAX_BINS, AddressBins
+
+IntArray = npt.NDArray[np.int64]
+MAX_RUN_SIZES: Final = 32
+"""Runs of 2³¹ blocks and more are in the last."""
+
+
+def bin_edges(num_rows: int) -> IntArray:
+    """First row of each bin and, last, `num_rows`: shape (bins + 1,)."""
+    num_bins = min(num_rows, MAX_BINS)
+    return np.arange(num_bins + 1, dtype=np.int64) * num_rows // max(num_bins, 1)
+
+
+def bin_rows(ledger: Ledger, block_size: int) -> AddressBins:
+    """`ledger` by bins; costs a pass over each of four columns."""
+    edges = bin_edges(ledger.num_blocks)
+    if len(edges) < 2:
+        return AddressBins()
+    starts, sizes = edges[:-1], np.diff(edges)
+
+    def share(of: npt.NDArray[np.bool_]) -> bytes:
+        return _as_bytes(np.add.reduceat(of, starts, dtype=np.int64), sizes)
+
+    filled = np.add.reduceat(ledger.filled, starts, dtype=np.int64)
+    owner = np.where(ledger.state == BlockState.ACTIVE, ledger.owner, NO_OWNER)
+    return AddressBins(
+        active=share(ledger.state == BlockState.ACTIVE),
+        cached=share(ledger.state == BlockState.CACHED),
+        shared=share(ledger.ref_count > 1),
+        filled=_as_bytes(filled, sizes * max(block_size, 1)),
+        owner=np.maximum.reduceat(owner, starts).astype("<i4").tobytes(),
+    )
+
+
+def free_run_lengths(state: npt.NDArray[np.uint8]) -> IntArray:
+    """Lengths of the runs of free blocks in `state`, in the order of addresses, shape (runs,)."""
+    is_free = np.concatenate(([False], state == BlockState.FREE, [False]))
+    changes = np.flatnonzero(is_free[1:] != is_free[:-1])
+    lengths: IntArray = changes[1::2] - changes[::2]
+    return lengths
+
+
+def count_by_size(lengths: IntArray) -> tuple[int, ...]:
+    """How many lengths are 1, 2 to 3, 4 to 7, …; as many as needed."""
+    if not lengths.size:
+        return ()
+    exponents = np.minimum(np.frexp(lengths.astype(np.float64))[1] - 1, MAX_RUN_SIZES - 1)
+    return tuple(np.bincount(exponents).tolist())
+
+
+def _as_bytes(counts: IntArray, of: IntArray) -> bytes:
+    """Shares as 0 to 255; what there is at all is at least 1."""
+    scaled = np.maximum(counts * 255 // of, counts > 0)
+    return bytes(np.minimum(scaled, 255).astype(np.uint8).tobytes())

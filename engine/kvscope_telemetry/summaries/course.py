@@ -1,0 +1,171 @@
+"""The course of a session: every second of it that was summarized, as columns, oldest first.
+
+Owns the columns and how much of them is kept: numbers of all seconds, address bins of as many as fit, thinned out
+evenly when they do not. One thread adds and reads. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+MAX_BIN_BYTES: Final = 96 << 20
+"""Address bins of three hours in which every second changes; of longer ones every second, fourth, … is kept."""
+_LATENCIES: Final = ("first_token", "inter_token", "queued")
+_QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s")
+_UNKNOWN: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
+_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", *_LATENCIES)
+SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
+COURSE_COLUMNS: Final = (*SCALARS, *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES))
+"""Columns of a course: numbers of `Summary`, and `first_token_p50_s` and the like."""
+_DTYPES: Final = {"owner": np.dtype("<i4")}
+
+
+class Course:
+    """Add summaries in the order of time; one of a second that is there replaces it."""
+
+    def __init__(self, max_bin_bytes: int = MAX_BIN_BYTES) -> None:
+        self.events = EventIndex()
+        self.version = 0
+        """Grows with each change."""
+        self._max_bin_bytes = max_bin_bytes
+        self._size = 0
+        self._times = np.empty(64, np.int64)
+        self._epochs = np.empty(64, np.int64)
+        self._columns = np.empty((len(COURSE_COLUMNS), 64))
+        self._bins: list[AddressBins | None] = []
+        """None: as in the second before."""
+        self._free_runs: list[tuple[int, ...]] = []
+        self._bin_bytes = 0
+        self._stride = 1
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def time_ns(self) -> IntArray:
+        """When each second began, shape (n,); the clock is the recording's. A silence leaves seconds out."""
+        return self._times[: self._size]
+
+    @property
+    def epoch(self) -> IntArray:
+        """Of the engine that each second is of, shape (n,)."""
+        return self._epochs[: self._size]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of it, without the events."""
+        return self._columns.nbytes + self._times.nbytes + self._epochs.nbytes + self._bin_bytes
+
+    def column(self, name: str) -> FloatArray:
+        """One of `COURSE_COLUMNS`, shape (n,); NaN where it is not known."""
+        return self._columns[COURSE_COLUMNS.index(name), : self._size]
+
+    def free_runs(self, place: int) -> tuple[int, ...]:
+        """`Summary.free_runs` of the second at `place`."""
+        return self._free_runs[place]
+
+    def place_at(self, time_ns: int) -> int:
+        """Place of the newest second that had begun by `time_ns`, -1 before the first."""
+        return int(np.searchsorted(self.time_ns, time_ns, "right")) - 1
+
+    def bins(self, name: str, places: IntArray) -> npt.NDArray[np.generic]:
+        """A column of `AddressBins` in the seconds at `places`, shape (len(places), bins); all have as many bins as
+        the last of them. A place of -1, and one without bins, is 0 (owner: -1)."""
+        dtype = _DTYPES.get(name, np.dtype(np.uint8))
+        rows = [np.frombuffer(getattr(self._bins_at(place), name), dtype) for place in places.tolist()]
+        num_bins = next((row.size for row in reversed(rows) if row.size), 0)
+        table = np.full((len(rows), num_bins), -1 if name == "owner" else 0, dtype)
+        for into, row in zip(table, rows, strict=True):
+            if row.size == num_bins:
+                into[:] = row
+            elif row.size:  # of another engine start, with another pool
+                into[:] = row[np.arange(num_bins) * row.size // num_bins]
+        return table
+
+    def extend(self, summaries: Iterable[Summary], events: Iterable[TimedEvent] = ()) -> None:
+        """Add what came."""
+        for summary in summaries:
+            self._add(summary)
+            self.version += 1
+        self.version += self.events.extend(events)
+
+    def forget_before(self, time_ns: int) -> None:
+        """Seconds that ended by `time_ns` go, and the events before it."""
+        num_gone = int(np.searchsorted(self.time_ns, time_ns - SECOND_NS, "right"))
+        self.events.forget_before(time_ns)
+        if not num_gone:
+            return
+        first = self._bins_at(num_gone) if num_gone < self._size else None
+        self._bin_bytes -= sum(_num_bytes(bins) for bins in self._bins[:num_gone])
+        del self._bins[:num_gone], self._free_runs[:num_gone]
+        if self._bins and self._bins[0] is None:
+            self._bins[0] = first
+            self._bin_bytes += _num_bytes(first)
+        left = slice(num_gone, self._size)
+        self._size -= num_gone
+        for array in (self._times, self._epochs):
+            array[: self._size] = array[left].copy()
+        self._columns[:, : self._size] = self._columns[:, left].copy()
+        self.version += 1
+
+    def _add(self, summary: Summary) -> None:
+        while self._size and self._times[self._size - 1] >= summary.time_ns:
+            self._drop_last()
+        self._make_room()
+        self._times[self._size], self._epochs[self._size] = summary.time_ns, summary.epoch
+        self._columns[:, self._size] = _numbers(summary)
+        self._size += 1
+        self._free_runs.append(summary.free_runs)
+        self._bins.append(summary.bins if self._size % self._stride == 0 or self._size == 1 else None)
+        self._bin_bytes += _num_bytes(self._bins[-1])
+        if self._bin_bytes > self._max_bin_bytes:
+            self._thin_out()
+
+    def _drop_last(self) -> None:
+        self._size -= 1
+        self._free_runs.pop()
+        self._bin_bytes -= _num_bytes(self._bins.pop())
+
+    def _make_room(self) -> None:
+        if self._size == self._times.size:
+            self._times, self._epochs = (np.concatenate((a, np.empty_like(a))) for a in (self._times, self._epochs))
+            self._columns = np.concatenate((self._columns, np.empty_like(self._columns)), axis=1)
+
+    def _thin_out(self) -> None:
+        """Half of the bins go, every other second's."""
+        self._stride *= 2
+        held = [place for place, bins in enumerate(self._bins) if bins is not None]
+        for place in held[1::2]:
+            self._bin_bytes -= _num_bytes(self._bins[place])
+            self._bins[place] = None
+
+    def _bins_at(self, place: int) -> AddressBins:
+        while place >= 0:
+            bins = self._bins[place]
+            if bins is not None:
+                return bins
+            place -= 1
+        return AddressBins()
+
+
+def _numbers(summary: Summary) -> list[float]:
+    numbers = [float(getattr(summary, name)) for name in SCALARS]
+    numbers = [np.nan if name in _UNKNOWN and at < 0 else at for name, at in zip(SCALARS, numbers, strict=True)]
+    for name in _LATENCIES:
+        latency: Latency = getattr(summary, name)
+        numbers.append(float(latency.count))
+        numbers += [part if latency.count else np.nan for part in (latency.p50_s, latency.p95_s, latency.p99_s)]
+    return numbers
+
+
+def _num_bytes(bins: AddressBins | None) -> int:
+    return 0 if bins is None else sum(len(getattr(bins, name)) for name in AddressBins.__struct_fields__)

@@ -1,0 +1,106 @@
+"""The events of a session in the order of time, and beside them, in columns, what they are looked for by.
+
+Owns how many are kept: the newest. Knows no words and no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.messages.telemetry import EventKind
+from kvscope_telemetry.summaries.summary import TimedEvent
+
+MAX_EVENTS: Final = 200_000
+KINDS: Final = tuple(get_args(EventKind))
+_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+_OTHER_CODE: Final = 255
+_TIME, _EPOCH, _NUMBER, _OTHER, _KIND = range(5)
+
+
+class EventIndex:
+    """The newest `max_events`; places count from the oldest of them."""
+
+    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+        self.num_forgotten = 0
+        self._max_events = max_events
+        self._events: list[TimedEvent] = []
+        self._rows = np.empty((5, 64), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __getitem__(self, place: int) -> TimedEvent:
+        return self._events[place]
+
+    @property
+    def time_ns(self) -> npt.NDArray[np.int64]:
+        """When each was, shape (n,), ascending."""
+        return self._rows[_TIME, : len(self)]
+
+    @property
+    def kind_codes(self) -> npt.NDArray[np.int64]:
+        """Place of each one's kind in `KINDS`, shape (n,)."""
+        return self._rows[_KIND, : len(self)]
+
+    def extend(self, events: Iterable[TimedEvent]) -> int:
+        """Add some; how many they were. One that is a little late is put where it belongs."""
+        fresh = sorted(events, key=lambda timed: timed.time_ns)
+        if not fresh:
+            return 0
+        size = len(self)
+        late = size - int(np.searchsorted(self.time_ns, fresh[0].time_ns, "right"))
+        self._events += fresh
+        self._make_room(len(self))
+        self._rows[:, size : len(self)] = np.array([_row(timed) for timed in fresh]).T
+        if late:
+            order = np.argsort(self._rows[_TIME, size - late : len(self)], kind="stable") + (size - late)
+            self._rows[:, size - late : len(self)] = self._rows[:, order]
+            self._events[size - late :] = [self._events[place] for place in order.tolist()]
+        if len(self) > self._max_events:
+            self._forget(len(self) - self._max_events * 7 // 8)
+        return len(fresh)
+
+    def find(
+        self,
+        first_ns: int | None = None,
+        last_ns: int | None = None,
+        kinds: Collection[str] | None = None,
+        request: tuple[int, int] | None = None,
+    ) -> npt.NDArray[np.int64]:
+        """Places, ascending, of the events from `first_ns` to `last_ns`, of `kinds`, that happened to or were caused by
+        `request` (its epoch and number)."""
+        begin = 0 if first_ns is None else int(np.searchsorted(self.time_ns, first_ns, "left"))
+        end = len(self) if last_ns is None else int(np.searchsorted(self.time_ns, last_ns, "right"))
+        rows = self._rows[:, begin:end]
+        wanted = np.ones(rows.shape[1], np.bool_)
+        if kinds is not None:
+            wanted &= np.isin(rows[_KIND], [_CODES.get(kind, _OTHER_CODE) for kind in kinds])
+        if request is not None:
+            epoch, number = request
+            wanted &= (rows[_EPOCH] == epoch) & ((rows[_NUMBER] == number) | (rows[_OTHER] == number))
+        found: npt.NDArray[np.int64] = np.flatnonzero(wanted) + begin
+        return found
+
+    def forget_before(self, time_ns: int) -> None:
+        """Those before `time_ns` go."""
+        self._forget(int(np.searchsorted(self.time_ns, time_ns, "left")))
+
+    def _forget(self, count: int) -> None:
+        if count:
+            left = self._rows[:, count : len(self)].copy()
+            del self._events[:count]
+            self._rows[:, : len(self)] = left
+            self.num_forgotten += count
+
+    def _make_room(self, size: int) -> None:
+        while self._rows.shape[1] < size:
+            self._rows = np.concatenate((self._rows, np.empty_like(self._rows)), axis=1)
+
+
+def _row(timed: TimedEvent) -> tuple[int, int, int, int, int]:
+    event = timed.event
+    return timed.time_ns, timed.epoch, event.number, event.other, _CODES.get(event.kind, _OTHER_CODE)

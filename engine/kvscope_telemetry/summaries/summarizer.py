@@ -1,0 +1,200 @@
+"""Makes summaries and timed events out of telemetry in its order: the same live, while recording, and from a file.
+
+Owns what was counted in the second in progress. The state at its end is the follower's, which its caller feeds after.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages.telemetry import Counters, DeviceSample, Event, Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
+from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
+
+_TOTALS: Final = (
+    "cached_tokens",
+    "admitted",
+    "finished",
+    "aborted",
+    "refused",
+    "preemptions",
+    "evicted_blocks",
+    "copied_blocks",
+    "swapped_blocks",
+    "sunk_blocks",
+    "loaded_blocks",
+)
+"""Counters of the epoch: a summary has their increase."""
+MAX_TIME_NS: Final = (1 << 62) - 1
+_PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
+_SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
+
+
+class Summarizer:
+    """Call `add` with every message, before `follower` is fed with it; what it gives are the seconds that ended.
+
+    `events` gathers what happened since it was taken last.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self._second = -1
+        self._epoch: int | None = None
+        self._offset_ns = 0
+        self._last_seq: int | None = None
+        self._totals: dict[str, int] = {}
+        self._seen_version = -1
+        self._events: list[TimedEvent] = []
+        self._begin()
+
+    def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
+        """The next message, recorded at `log_time_ns`."""
+        second = log_time_ns // SECOND_NS
+        done = self.close() if second > self._second else []
+        self._second = max(second, self._second)
+        if isinstance(message, Snapshot):
+            self._restate(message, log_time_ns)
+        elif isinstance(message, Frame) and message.epoch == self._epoch:
+            self._count(message, log_time_ns)
+        elif isinstance(message, DeviceSample) and message.epoch == self._epoch:
+            told = {name: getattr(message, name) for name in _SAMPLED}
+            self._sample.update({name: value for name, value in told.items() if value >= 0})
+        return done
+
+    def close(self) -> list[Summary]:
+        """The second in progress as far as it is; empty when there is no state to speak of."""
+        self._follower.settle()
+        mirror = self._follower.mirror
+        done = []
+        if mirror.hello is not None and mirror.epoch == self._epoch and self._second >= 0:
+            done = [self._summary(mirror)]
+        self._begin()
+        return done
+
+    def restate(self) -> None:
+        """The next summary has its bins, whether they changed or not: it begins a file."""
+        self._seen_version = -1
+
+    def take_events(self) -> list[TimedEvent]:
+        """Since the last call, oldest first."""
+        taken, self._events = self._events, []
+        return taken
+
+    def _begin(self) -> None:
+        self._frames: list[Frame] = []
+        self._sums: dict[str, int] = dict.fromkeys(_TOTALS, 0)
+        self._num_lost = 0
+        self._sample: dict[str, float] = {}
+        self._queued_ns: list[int] = []
+
+    def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
+        self._settle_totals()
+        if snapshot.hello.epoch != self._epoch:
+            self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
+        self._offset_ns = log_time_ns - snapshot.time_ns
+        self._note_totals(snapshot.counters)
+        self._note_place(snapshot.seq + 1)
+        self._last_seq = max(snapshot.seq, self._last_seq or 0)
+
+    def _count(self, frame: Frame, log_time_ns: int) -> None:
+        """Little for each frame: they are added up when the second ends."""
+        self._offset_ns = log_time_ns - frame.time_ns
+        if self._last_seq is not None and frame.seq != self._last_seq + 1:
+            self._note_place(frame.seq)
+        self._last_seq = max(frame.seq, self._last_seq or 0)
+        self._frames.append(frame)
+        for event in frame.events:
+            self._note_event(event, frame.epoch)
+
+    def _note_event(self, event: Event, epoch: int) -> None:
+        time_ns = min(max(event.time_ns + self._offset_ns, 0), MAX_TIME_NS)
+        self._events.append(TimedEvent(time_ns, epoch, event))
+        if event.data is not None and event.data.kind == "started":
+            self._queued_ns.append(event.data.waited_ns)
+
+    def _note_place(self, seq: int) -> None:
+        if self._last_seq is not None:
+            self._num_lost += max(0, seq - self._last_seq - 1)
+
+    def _settle_totals(self) -> None:
+        """Of the frames so far, the last of which has the totals of all."""
+        if self._frames:
+            if not self._totals:
+                self._note_totals(self._frames[0].counters)
+            self._note_totals(self._frames[-1].counters)
+
+    def _note_totals(self, counters: Counters) -> None:
+        """A total that is met for the first time is none of this second."""
+        for name in _TOTALS:
+            total = getattr(counters, name)
+            self._sums[name] += max(0, total - self._totals.get(name, total))
+            self._totals[name] = total
+
+    def _added_up(self) -> dict[str, int]:
+        """What the frames of the second come to."""
+        self._settle_totals()
+        batches = [frame.batch for frame in self._frames]
+        timings = [frame.timings for frame in self._frames]
+        return {
+            "num_steps": len(self._frames),
+            "prefill_tokens": sum([batch.num_prefill_tokens for batch in batches]),
+            "decode_tokens": sum([batch.num_decode_tokens for batch in batches]),
+            **{name: sum([getattr(timing, name) for timing in timings]) for name in _PHASES},
+            **self._sums,
+        }
+
+    def _summary(self, mirror: Mirror) -> Summary:
+        assert mirror.hello is not None, "a summary of no state"
+        cache, ledger = mirror.hello.cache, mirror.ledger
+        pool = ledger.part(0, min(cache.num_blocks, ledger.num_blocks))
+        runs = free_run_lengths(pool.state)
+        is_active = pool.state == BlockState.ACTIVE
+        summary = Summary(
+            time_ns=self._second * SECOND_NS,
+            epoch=mirror.hello.epoch,
+            step=mirror.step,
+            num_lost_frames=self._num_lost,
+            num_running=mirror.counters.num_running,
+            num_waiting=mirror.counters.num_waiting,
+            active_blocks=mirror.num_active,
+            cached_blocks=mirror.num_cached,
+            free_blocks=mirror.num_room,
+            shared_blocks=int(np.count_nonzero(pool.ref_count > 1)),
+            host_blocks=_in_use(mirror, Tier.HOST),
+            disk_blocks=_in_use(mirror, Tier.DISK),
+            used_slots=int(pool.filled[is_active].sum(dtype=np.int64)),
+            longest_free_run=int(runs.max(initial=0)),
+            num_free_runs=len(runs),
+            free_runs=count_by_size(runs),
+            first_token=_latency([frame.first_token_ns for frame in self._frames]),
+            inter_token=_latency([frame.inter_token_ns for frame in self._frames]),
+            queued=_latency([np.array(self._queued_ns, "<u8").tobytes()]),
+            num_rows=mirror.num_rows,
+            bins=self._bins(mirror, cache.block_size),
+            **self._added_up(),
+        )
+        return msgspec.structs.replace(summary, **self._sample)
+
+    def _bins(self, mirror: Mirror, block_size: int) -> AddressBins | None:
+        if mirror.version == self._seen_version:
+            return None
+        self._seen_version = mirror.version
+        return bin_rows(mirror.ledger, block_size)
+
+
+def _in_use(mirror: Mirror, tier: Tier) -> int:
+    return mirror.count(BlockState.ACTIVE, tier) + mirror.count(BlockState.CACHED, tier)
+
+
+def _latency(parts: list[bytes]) -> Latency:
+    values = np.frombuffer(b"".join(parts), "<u8")
+    if not values.size:
+        return Latency()
+    p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
+    return Latency(len(values), p50 / 1e9, p95 / 1e9, p99 / 1e9)

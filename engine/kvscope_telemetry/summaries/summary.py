@@ -1,0 +1,152 @@
+"""A summary: one second of a session, small enough that hours of them are read at once.
+
+Owns what is in it and how it lies in a recording (JSON, with a schema). Who computes it is `summarizer`; what a view
+makes of many is `course`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.telemetry import Event
+
+SECOND_NS: Final = 1_000_000_000
+MAX_BINS: Final = 1_024
+"""Address bins: a pool of fewer rows has one a row."""
+MAX_SUMMARY_BYTES: Final = 1 << 20
+
+
+class Latency(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Of the times that ended in the second; -1 where there were none."""
+
+    count: int = 0
+    p50_s: float = -1.0
+    p95_s: float = -1.0
+    p99_s: float = -1.0
+
+
+class AddressBins(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The ledger's rows, in order, over equal bins (`bin_edges`); packed little-endian, base64 in JSON.
+
+    Shares are 0 to 255, and never 0 where there is one at all.
+    """
+
+    active: bytes = b""
+    """u1: share of the rows that a request holds."""
+    cached: bytes = b""
+    """u1: share of the rows that nobody holds and a later prompt may reuse."""
+    shared: bytes = b""
+    """u1: share of the rows that several requests hold."""
+    filled: bytes = b""
+    """u1: share of the slots that hold a token."""
+    owner: bytes = b""
+    """i4: the newest request that owns a row of the bin, -1 none."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The second that begins at `time_ns`. Counts are of this second; `num_…` and `…_blocks` without a verb, how things
+    stood at its end. -1: unknown."""
+
+    time_ns: int
+    """By the recording's clock: nanoseconds since 1970."""
+    epoch: int
+    step: int = 0
+    """The newest at its end."""
+    num_steps: int = 0
+    num_lost_frames: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    active_blocks: int = 0
+    cached_blocks: int = 0
+    free_blocks: int = 0
+    """Blocks that there is room for."""
+    shared_blocks: int = 0
+    host_blocks: int = 0
+    """Places of host memory in use."""
+    disk_blocks: int = 0
+    used_slots: int = 0
+    """Slots of active blocks that hold a token."""
+    longest_free_run: int = 0
+    """Blocks, one after another in address order, that hold nothing."""
+    num_free_runs: int = 0
+    free_runs: tuple[int, ...] = ()
+    """How many runs have 1, 2 to 3, 4 to 7, … blocks."""
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    admitted: int = 0
+    finished: int = 0
+    aborted: int = 0
+    refused: int = 0
+    preemptions: int = 0
+    evicted_blocks: int = 0
+    copied_blocks: int = 0
+    swapped_blocks: int = 0
+    sunk_blocks: int = 0
+    loaded_blocks: int = 0
+    schedule_ns: int = 0
+    run_ns: int = 0
+    forward_ns: int = 0
+    commit_ns: int = 0
+    record_ns: int = 0
+    first_token: Latency = Latency()
+    """From a request's arrival."""
+    inter_token: Latency = Latency()
+    queued: Latency = Latency()
+    """From a request's arrival, or its preemption, until it ran."""
+    utilization: float = -1.0
+    power_watts: float = -1.0
+    temperature_celsius: float = -1.0
+    process_bytes: int = -1
+    memory_used_bytes: int = -1
+    num_rows: int = 0
+    """Rows of the ledger, over which the bins are."""
+    bins: AddressBins | None = None
+    """None: as in the second before."""
+
+
+class TimedEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event, and when it was by the recording's clock."""
+
+    time_ns: int
+    epoch: int
+    event: Event
+
+
+_Item = TypeVar("_Item")
+_summaries: Final = msgspec.json.Decoder(Summary)
+_events: Final = msgspec.json.Decoder(TimedEvent)
+_encoder: Final = msgspec.json.Encoder()
+
+
+def encode(item: Summary | TimedEvent) -> bytes:
+    """As JSON."""
+    return _encoder.encode(item)
+
+
+def decode_summary(data: bytes) -> Summary:
+    """Raises ProtocolError for what is none."""
+    return _decoded(_summaries, data)
+
+
+def decode_event(data: bytes) -> TimedEvent:
+    """Raises ProtocolError for what is none."""
+    return _decoded(_events, data)
+
+
+def schema_of(kind: type[msgspec.Struct]) -> bytes:
+    """Its JSON schema, for other tools."""
+    return msgspec.json.encode(msgspec.json.schema(kind))
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Item], data: bytes) -> _Item:
+    if len(data) > MAX_SUMMARY_BYTES:
+        raise ProtocolError(f"a summary of {len(data)} bytes: at most {MAX_SUMMARY_BYTES} are accepted")
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise ProtocolError(f"a summary that cannot be read: {error}") from None
