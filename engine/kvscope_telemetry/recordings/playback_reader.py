@@ -41,7 +41,7 @@ class PlaybackReader:
         if not self._read(base_ns, is_wanted):
             return None
         # What is after the state there; and all, where there is none.
-        has_state = self._spans.sequence.epoch is not None
+        has_state = self._spans.continuity.epoch is not None
         self._messages = self._recording.messages(base_ns / 1e9 if has_state else 0.0, keyframes=True)
         self._advance()
         if not has_state and not self._read(base_ns, is_wanted):
@@ -49,7 +49,7 @@ class PlaybackReader:
         self._spans.begin_short(base_ns)
         if not self._read(to_ns, is_wanted):
             return None
-        while self._spans.sequence.epoch is None and self._ahead is not None:
+        while self._spans.continuity.epoch is None and self._ahead is not None:
             self._take_ahead(self._ahead)
         self._spans.pass_time(to_ns)
         spans = self._spans.take()
@@ -63,7 +63,7 @@ class PlaybackReader:
 
     def lose(self) -> None:
         """What was given did not fit: the next snapshot makes it good."""
-        self._spans.sequence.lose()
+        self._spans.continuity.lose()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
         """False when it was given up."""
