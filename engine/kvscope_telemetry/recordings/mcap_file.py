@@ -6,7 +6,7 @@ Owns the file, its name and its channels; used by one thread. Knows neither queu
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from mcap.writer import CompressionType, Writer
 
@@ -24,6 +24,37 @@ from kvscope_telemetry.recordings.layout import (
 
 LIBRARY: Final = "kvscope"
 BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 2
+
+
+class RecordingFile(Protocol):
+    """Where a recording's messages go: one file, or one after another."""
+
+    @property
+    def path(self) -> Path:
+        """What it is called once it is whole."""
+
+    @property
+    def part(self) -> Path:
+        """What it is called until then."""
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether a new file should begin: `begin_anew` it with the whole state."""
+
+    def begin_anew(self) -> None:
+        """End this file; what is added from now on goes into the next."""
+
+    def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
+        """Append a message."""
+
+    def flush(self) -> None:
+        """Hand all to the system."""
+
+    def finish(self) -> None:
+        """Make it whole."""
+
+    def abandon(self) -> None:
+        """Leave it as it is."""
 
 
 class McapFile:
@@ -49,6 +80,20 @@ class McapFile:
         for channel, topic in TOPICS.items():
             given = self._writer.register_channel(topic, MESSAGE_ENCODING, schema)
             assert given == channel, f"channel {topic} got the id {given}"
+
+    @property
+    def wants_state(self) -> bool:
+        """It goes on in this one file."""
+        return False
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file so far, but for the chunk in progress."""
+        return 0 if self._stream.closed else self._stream.tell()
+
+    def begin_anew(self) -> None:
+        """It never asks for that."""
+        raise AssertionError("one file is one file")
 
     def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
         """Append a message. A keyframe, like all that is big, gets a chunk of its own."""

@@ -22,13 +22,17 @@ class Queued:
     num_bytes: int
 
 
+Mark = threading.Event
+"""Waits among the messages: set once all before it are written, or nobody writes any more."""
+
+
 class RecordingQueue:
     """Messages in order. Any thread puts, one takes; `close` lets nothing more in."""
 
     def __init__(self, max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._messages: deque[Queued] = deque()
+        self._messages: deque[Queued | Mark] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self.num_refused = 0
@@ -48,7 +52,16 @@ class RecordingQueue:
             self._changed.notify_all()
             return True
 
-    def take(self, timeout_s: float) -> list[Queued] | None:
+    def put_mark(self, mark: Mark) -> None:
+        """Append a mark, whatever waits; it is set at once when nothing more is put."""
+        with self._changed:
+            if self._is_closed:
+                mark.set()
+            else:
+                self._messages.append(mark)
+                self._changed.notify_all()
+
+    def take(self, timeout_s: float) -> list[Queued | Mark] | None:
         """All that waits, at once or after `timeout_s`; None when it is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s)
@@ -63,7 +76,11 @@ class RecordingQueue:
         with self._changed:
             self._is_closed = True
             if discard:
-                self.num_refused += len(self._messages)
+                for waiting in self._messages:
+                    if isinstance(waiting, Mark):
+                        waiting.set()
+                    else:
+                        self.num_refused += 1
                 self._messages.clear()
             self._changed.notify_all()
 

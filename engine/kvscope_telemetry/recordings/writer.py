@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
-from kvscope_telemetry.recordings.layout import KEYFRAMES, MAX_RECORDED_MESSAGE_BYTES, channel_of
+from kvscope_telemetry.recordings.layout import KEYFRAMES, MAX_RECORDED_MESSAGE_BYTES, STATE, channel_of
 from kvscope_telemetry.recordings.log_clock import LogClock
-from kvscope_telemetry.recordings.mcap_file import McapFile
-from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Queued, RecordingQueue
+from kvscope_telemetry.recordings.mcap_file import McapFile, RecordingFile
+from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue
 
 FLUSH_S: Final = 1.0
 """The longest that a message waits in a chunk that is not full."""
@@ -28,14 +28,19 @@ FLUSH_S: Final = 1.0
 
 class RecordingWriter:
     """Writes `path` (`.mcap`); until `close` it is called `path.part`. Raises BadInput for a path that will not do.
+    Instead of a path, files of another kind (`RecordingFile`) may be given.
 
     A recording can be played from its first snapshot on: give it one at the start, and after each hole.
     """
 
     def __init__(
-        self, path: Path | str, *, keyframe_interval_ns: int = INTERVAL_NS, max_queued_bytes: int = MAX_QUEUED_BYTES
+        self,
+        path: Path | str | RecordingFile,
+        *,
+        keyframe_interval_ns: int = INTERVAL_NS,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
-        self._file = McapFile(Path(path))
+        self._file: RecordingFile = McapFile(Path(path)) if isinstance(path, str | Path) else path
         self._clock = LogClock()
         self._keyframes = Keyframes(keyframe_interval_ns)
         self._queue = RecordingQueue(max_queued_bytes)
@@ -65,6 +70,12 @@ class RecordingWriter:
         """
         return self._queue.put(message, data, wait=wait)
 
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Hand to the system all that was given up to now; whether that was done within `timeout_s`."""
+        mark = Mark()
+        self._queue.put_mark(mark)
+        return mark.wait(timeout_s)
+
     def close(self) -> None:
         """Write what waits; the file gets its name. Idempotent.
 
@@ -90,15 +101,29 @@ class RecordingWriter:
     def _run(self) -> None:
         try:
             while (taken := self._queue.take(FLUSH_S)) is not None:
-                self._num_lost += len(taken)
-                for queued in taken:
-                    self._record(queued)
+                self._write(taken)
                 self._flush_when_due()
             self._file.finish()
         except OSError as error:
             self._fail(error.strerror or str(error))
+        except KvscopeError as error:
+            self._fail(str(error))
         except Exception as error:  # whatever it is, it ends the recording and not the engine
             self._fail(f"{type(error).__name__}: {error}")
+
+    def _write(self, taken: list[Queued | Mark]) -> None:
+        marks = [each for each in taken if isinstance(each, Mark)]
+        self._num_lost += len(taken) - len(marks)
+        try:
+            for each in taken:
+                if isinstance(each, Mark):
+                    self._file.flush()
+                    each.set()
+                else:
+                    self._record(each)
+        finally:
+            for mark in marks:
+                mark.set()
 
     def _record(self, queued: Queued) -> None:
         message, data = queued.message, queued.data
@@ -110,6 +135,11 @@ class RecordingWriter:
         self.num_written += 1
         self._num_lost -= 1
         keyframe = self._keyframes.after(message, log_time_ns, len(data))
+        if isinstance(message, Frame | Snapshot) and self._file.wants_state:
+            keyframe = keyframe or self._keyframes.now(log_time_ns)
+            if keyframe is not None:  # the next file can be read without those before it
+                self._file.begin_anew()
+                self._file.add(STATE, log_time_ns, encode(keyframe.hello))
         if keyframe is not None:
             self._file.add(KEYFRAMES, log_time_ns, encode(keyframe))
 
