@@ -50,6 +50,7 @@ class RecordingWriter:
         self.failure = ""
         """Why the recording ended before its time; empty while all is well."""
         self._next_flush_s = time.monotonic() + FLUSH_S
+        self._marks: list[Mark] = []  # among what is being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
 
@@ -74,7 +75,7 @@ class RecordingWriter:
         """Hand to the system all that was given up to now; whether that was done within `timeout_s`."""
         mark = Mark()
         self._queue.put_mark(mark)
-        return mark.wait(timeout_s)
+        return mark.wait(timeout_s) and not self.failure
 
     def close(self) -> None:
         """Write what waits; the file gets its name. Idempotent.
@@ -112,18 +113,14 @@ class RecordingWriter:
             self._fail(f"{type(error).__name__}: {error}")
 
     def _write(self, taken: list[Queued | Mark]) -> None:
-        marks = [each for each in taken if isinstance(each, Mark)]
-        self._num_lost += len(taken) - len(marks)
-        try:
-            for each in taken:
-                if isinstance(each, Mark):
-                    self._file.flush()
-                    each.set()
-                else:
-                    self._record(each)
-        finally:
-            for mark in marks:
-                mark.set()
+        self._marks = [each for each in taken if isinstance(each, Mark)]
+        self._num_lost += len(taken) - len(self._marks)
+        for each in taken:
+            if isinstance(each, Mark):
+                self._file.flush()
+                each.set()
+            else:
+                self._record(each)
 
     def _record(self, queued: Queued) -> None:
         message, data = queued.message, queued.data
@@ -151,5 +148,7 @@ class RecordingWriter:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self._queue.close(discard=True)
+        for mark in self._marks:
+            mark.set()
         with contextlib.suppress(OSError):  # it is the same full disk
             self._file.abandon()

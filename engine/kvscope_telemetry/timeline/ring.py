@@ -101,7 +101,7 @@ class Ring:
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
         """Let readers see all that was given up to now; whether that was done in time."""
-        return self._writer is not None and self._writer.flush(timeout_s) and not self.failure
+        return self._writer is not None and self._writer.flush(timeout_s)
 
     def close(self, *, keep: bool = False) -> None:
         """Write what waits and let go of the folder; it is deleted unless `keep`. Idempotent."""

@@ -61,6 +61,11 @@ class Tape:
         return (self._first.start_ns - self._start_ns) / 1e9
 
     @property
+    def num_segments(self) -> int:
+        """Files that are left."""
+        return len(self._segments)
+
+    @property
     def unknowns(self) -> Unknowns:
         """What a later version recorded that has no name here, of the segments that are left."""
         total = Unknowns()
@@ -127,7 +132,7 @@ class Tape:
 
         def before(segment: Recording, at_s: float) -> float | None:
             found = segment.snapshot_before(at_s)
-            return None if found is None else found + (segment.start_ns - self._start_ns) / 1e9
+            return None if found is None else (round(found * 1e9) + segment.start_ns - self._start_ns) / 1e9
 
         return next((at_s for at_s in self._search(seconds, before) if at_s is not None), None)
 
@@ -174,10 +179,9 @@ class Tape:
                 try:
                     yield look(segment, (until_ns - segment.start_ns) / 1e9)
                 except BadInput:
-                    if not segment.is_gone:
+                    if not segment.is_gone or not self.grow():
                         raise
-                    self.grow()  # what is left begins later now
-                    if self._first is not segment and until_ns < self._first.start_ns:
+                    if until_ns < self._first.start_ns:  # what is left begins later now
                         yield from self._search(seconds, look)
                     return
 
