@@ -51,7 +51,8 @@ class Collected:
         self.threads.add(threading.get_ident())
         if self.refuses:
             return False
-        assert data is not None and decode_telemetry(data) == message
+        assert data is not None
+        assert decode_telemetry(data) == message
         self.taken.append(message)
         return True
 
@@ -82,11 +83,13 @@ def test_from_the_start_it_has_everything(make_endpoint: MakeEndpoint, serve: Se
         server.close()
         _see(source, lambda: len(sink.of(Goodbye)) == 1)
     assert sink.assert_sound() > 300
-    assert isinstance(sink.taken[0], Snapshot) and isinstance(sink.taken[-1], Goodbye)
+    assert isinstance(sink.taken[0], Snapshot)
+    assert isinstance(sink.taken[-1], Goodbye)
     assert len(sink.of(Snapshot)) == 1
-    assert sink.of(Heartbeat) and sink.of(MemoryBreakdown)
+    assert sink.of(Heartbeat)
+    assert sink.of(MemoryBreakdown)
     assert len(sink.threads) == 1
-    timed = [message for message in sink.of(Frame, DeviceSample, MemoryBreakdown)]
+    timed = list(sink.of(Frame, DeviceSample, MemoryBreakdown))
     assert [m.time_ns for m in timed] == sorted(m.time_ns for m in timed)
 
 
@@ -219,12 +222,14 @@ def test_a_snapshot_that_is_older_than_what_is_held_does_not_do() -> None:
     second = engine.advance()
     feed.passed(second, None)
     feed.snapshot(old, None)
-    assert kept == [] and feed.wants_snapshot(0)
+    assert kept == []
+    assert feed.wants_snapshot(0)
     fresh = engine.snapshot()
     third = engine.advance()
     feed.passed(third, None)
     feed.snapshot(fresh, None)
-    assert kept == [fresh, third] and not feed.wants_snapshot(0)
+    assert kept == [fresh, third]
+    assert not feed.wants_snapshot(0)
     mirror = Mirror()
     mirror.reset(fresh)
     early = engine.snapshot()  # has a frame that is still on its way

@@ -29,7 +29,8 @@ def test_each_segment_opens_by_itself(
     session.go_on(700)
     assert ring.flush()
     paths = segments_in(ring.folder)
-    assert list(paths) == list(range(1, len(paths) + 1)) and len(paths) >= 5
+    assert list(paths) == list(range(1, len(paths) + 1))
+    assert len(paths) >= 5
     assert [path.suffix for path in paths.values()] == [".mcap"] * (len(paths) - 1) + [".part"]
     for path in paths.values():
         segment = Recording.open(path)
@@ -60,12 +61,15 @@ def test_the_oldest_goes_when_it_lasts_too_long(make_ring: MakeRing, make_sessio
     session = make_session(ring)
     session.go_on(1500)
     assert ring.flush()
-    assert ring.start_ns is not None and ring.end_ns is not None and ring.origin_ns is not None
+    assert ring.start_ns is not None
+    assert ring.end_ns is not None
+    assert ring.origin_ns is not None
     assert 6e9 <= ring.end_ns - ring.start_ns <= 8e9
     assert ring.origin_ns == session.times_ns[0]
     left = segments_in(ring.folder)
     assert Recording.open(next(iter(left.values()))).start_ns == ring.start_ns
-    assert 1 not in left and len(left) <= 9
+    assert 1 not in left
+    assert len(left) <= 9
     ring.set_bounds(max_bytes=1 << 30, max_seconds=2.0)
     session.go_on(60)
     assert ring.flush()
@@ -193,7 +197,8 @@ def test_on_a_full_disk_what_was_written_can_be_read(tmp_path: Path) -> None:
     assert "takes no more: File too large" in done.stdout
     recording = Recording.open(segments_in(tmp_path / "ring")[1])
     seqs = [frame.seq for frame in recording.frames()]
-    assert seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 10
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert len(seqs) > 10
     assert recording.state_at(1e9).seq == seqs[-1]
 
 

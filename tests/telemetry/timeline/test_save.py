@@ -43,9 +43,12 @@ def test_a_part_is_what_it_was(
     until_s = end_s if until_s is None else end_s - until_s
     shares: list[float] = []
     assert save(tape, tmp_path / "part.mcap", end_s - back_s, until_s, watch=lambda share: shares.append(share) or True)
-    assert shares == sorted(shares) and shares[0] < 0.1 and shares[-1] == 1.0
+    assert shares == sorted(shares)
+    assert shares[0] < 0.1
+    assert shares[-1] == 1.0
     part = Recording.open(tmp_path / "part.mcap")
-    assert part.info.is_complete and not part.note
+    assert part.info.is_complete
+    assert not part.note
     assert part.start_ns == tape.start_ns + round(from_s * 1e9)
     from_ns, until_ns = part.start_ns, tape.start_ns + round(until_s * 1e9)
     expected = [

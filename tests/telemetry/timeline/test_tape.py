@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -94,9 +95,11 @@ def test_what_goes_while_it_is_read(make_ring: MakeRing, make_session: MakeSessi
     session.go_on(850)
     assert ring.flush()
     seqs = [message.seq for _, message in begun if isinstance(message, Frame)]
-    assert seqs == sorted(set(seqs)) and seqs[0] == 1
+    assert seqs == sorted(set(seqs))
+    assert seqs[0] == 1
     state = before.state_at(0.5)
-    assert before.first_s > 0 and state.time_ns > session.frames[150].time_ns
+    assert before.first_s > 0
+    assert state.time_ns > session.frames[150].time_ns
     assert before.snapshot_before(0.5) == before.first_s
     assert tape.memory_before(0.1, 1) is None or tape.first_s > 0
     tape.grow()
@@ -116,12 +119,12 @@ def test_memory_and_snapshots_are_found_over_segments(make_ring: MakeRing, make_
     assert ring.flush()
     tape = Tape.open(ring.folder)
     told = [(at_s, message) for at_s, message in tape.messages() if isinstance(message, MemoryBreakdown)]
-    for (at_s, memory), (next_s, _) in zip(told, told[1:], strict=False):
+    for (at_s, memory), (next_s, _) in itertools.pairwise(told):
         assert tape.memory_before(at_s, 1) == tape.memory_before((at_s + next_s) / 2, 1) == memory
     assert tape.memory_before(told[0][0] - 0.001, 1) is None
     assert tape.memory_before(1e9, 2) is None
     keyframes = [at_s for at_s, message in tape.messages(keyframes=True) if isinstance(message, Snapshot)]
-    for at_s, next_s in zip(keyframes, keyframes[1:], strict=False):
+    for at_s, next_s in itertools.pairwise(keyframes):
         assert tape.snapshot_before(at_s) == tape.snapshot_before((at_s + next_s) / 2) == at_s
     ring.close()
 
@@ -157,11 +160,13 @@ def test_a_file_that_another_process_writes_is_followed(
     session.go_on(100)
     assert writer.flush()
     recording = Recording.open(tmp_path / "x.mcap.part")
-    assert recording.may_grow and not recording.grow()
+    assert recording.may_grow
+    assert not recording.grow()
     for _ in range(10):
         session.go_on(37)
         assert writer.flush()
-        assert recording.grow() and not recording.grow()
+        assert recording.grow()
+        assert not recording.grow()
         assert [message for _, message in recording.messages()] == session.messages
         assert_same_state(recording.state_at(1e9), session.mirror_at(session.times_ns[-1]))
         assert recording.info.num_frames == len(session.frames)
@@ -172,7 +177,9 @@ def test_a_file_that_another_process_writes_is_followed(
     assert recording.grow()
     assert [message for _, message in reading] == session.messages[1:]
     assert recording.path == tmp_path / "x.mcap"
-    assert recording.info.is_complete and not recording.may_grow and not recording.note
+    assert recording.info.is_complete
+    assert not recording.may_grow
+    assert not recording.note
     assert [message for _, message in recording.messages()] == session.messages
 
 
@@ -212,7 +219,8 @@ def test_a_segment_that_cannot_be_read_is_left_out(
     ring.close(keep=True)
     segments_in(ring.folder)[2].write_bytes(b"\0" * 1000)
     tape = Tape.open(ring.folder)
-    assert "left out" in tape.note and "000002.mcap" in tape.detail
+    assert "left out" in tape.note
+    assert "000002.mcap" in tape.detail
     assert_same_state(tape.state_at(1e9), session.mirror_at(session.times_ns[-1]))
     assert tape.state_at(tape.info.duration_s / 3).hello is not None
 
@@ -309,7 +317,8 @@ def test_kill_9_loses_a_second_at_most(tmp_path: Path) -> None:
         assert len(rings) == 3
         assert all(ring.seconds > 0 and ring.model and ring.num_bytes > 1000 for ring in rings)
         rings[0].discard()
-        assert not rings[0].folder.exists() and len(left_rings(tmp_path)) == 2
+        assert not rings[0].folder.exists()
+        assert len(left_rings(tmp_path)) == 2
     finally:
         for process in started:
             process.kill()
