@@ -11,6 +11,9 @@ from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 
 MAX_QUEUED_BYTES: Final = 64 << 20
+GATHER_S: Final = 0.05
+"""Who takes lets so much time come together: at hundreds of messages a second waking up costs more than writing."""
+_MUCH_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class RecordingQueue:
         self._messages: deque[Queued | Mark] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
+        self._is_urgent = False
+        """Whether somebody waits, or much does."""
         self.num_refused = 0
         """Messages that `put` did not take, and those that waited when nobody took them any more."""
 
@@ -43,13 +48,17 @@ class RecordingQueue:
         num_bytes = approximate_bytes(message) if data is None else len(data)
         with self._changed:
             while wait and not self._is_closed and self._is_full(num_bytes):
+                self._hurry()
                 self._changed.wait()
             if self._is_closed or self._is_full(num_bytes):
                 self.num_refused += 1
                 return False
             self._messages.append(Queued(message, data, num_bytes))
             self._num_bytes += num_bytes
-            self._changed.notify_all()
+            if self._num_bytes >= min(_MUCH_BYTES, self._max_bytes // 2):
+                self._hurry()
+            elif len(self._messages) == 1:
+                self._changed.notify_all()
             return True
 
     def put_mark(self, mark: Mark) -> None:
@@ -59,12 +68,14 @@ class RecordingQueue:
                 mark.set()
             else:
                 self._messages.append(mark)
-                self._changed.notify_all()
+                self._hurry()
 
     def take(self, timeout_s: float) -> list[Queued | Mark] | None:
-        """All that waits, at once or after `timeout_s`; None when it is closed and empty."""
+        """All that waits, soon or after `timeout_s`; None when it is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s)
+            if self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s):
+                self._changed.wait_for(lambda: self._is_urgent or self._is_closed, GATHER_S)
+            self._is_urgent = False
             if self._is_closed and not self._messages:
                 return None
             taken, self._messages, self._num_bytes = list(self._messages), deque(), 0
@@ -82,6 +93,11 @@ class RecordingQueue:
                     else:
                         self.num_refused += 1
                 self._messages.clear()
+            self._changed.notify_all()
+
+    def _hurry(self) -> None:
+        if not self._is_urgent:
+            self._is_urgent = True
             self._changed.notify_all()
 
     def _is_full(self, num_bytes: int) -> bool:
