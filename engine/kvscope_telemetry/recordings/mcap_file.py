@@ -21,6 +21,7 @@ from kvscope_telemetry.recordings.layout import (
     SUFFIX,
     TOPICS,
 )
+from kvscope_telemetry.recordings.regular_file import hold_for_writing
 
 LIBRARY: Final = "kvscope"
 BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 2
@@ -73,6 +74,7 @@ class McapFile:
             raise BadInput(f"recording {str(self.part)!r} exists already: choose another name, or move it") from None
         except OSError as error:
             raise BadInput(f"recording {str(path)!r} cannot be written: {error.strerror}") from None
+        hold_for_writing(self._stream)
         # Any: two of its methods bear no types.
         self._writer: Any = Writer(self._stream, chunk_size=CHUNK_BYTES, compression=CompressionType.ZSTD)
         self._writer.start(PROFILE, LIBRARY)

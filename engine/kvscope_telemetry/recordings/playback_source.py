@@ -237,7 +237,10 @@ class PlaybackSource:
     def _grow_when_due(self) -> None:
         if not self._clock.waits_at_end or time.monotonic() - self._grown_s < GROW_S:
             return
-        has_changed = self._reader.grow()
+        try:
+            has_changed = self._reader.grow()
+        except BadInput:  # it is gone: what was read of it goes on being played
+            self._clock.waits_at_end = has_changed = False
         self._grown_s = time.monotonic()
         if has_changed:
             with self._changed:

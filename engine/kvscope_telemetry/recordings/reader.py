@@ -44,7 +44,9 @@ class Recording:
         self._damages, self._chunks = self._found.damages, self._found.chunks
         self._starts: list[int] = []
         self._end_ns = self._num_frames = 0
+        self._is_written = self._file.is_written()  # asked first: who lets go has written all by then
         new = self._look(watch)
+        self._is_written = self._is_written or self._file.is_written()  # it may have been begun between the two
         if not self._found.hellos:
             reason = self._found.limit or next(iter(self._damages), "")
             raise BadInput(
@@ -69,8 +71,8 @@ class Recording:
 
     @property
     def may_grow(self) -> bool:
-        """Whether `grow` may find more: the file has no end yet, and all that it has was looked at."""
-        return not (self._found.is_complete or self._found.limit)
+        """Whether `grow` may find more: somebody writes, and all that there is was looked at."""
+        return self._is_written and not (self._found.is_complete or self._found.limit)
 
     @property
     def is_gone(self) -> bool:
@@ -79,7 +81,10 @@ class Recording:
 
     def grow(self) -> bool:
         """Look for what was written since; whether there was anything. Raises BadInput when the file is gone."""
-        if not self.may_grow or not self._file.has_grown():
+        if not self.may_grow:
+            return False
+        self._is_written = self._file.is_written()
+        if not self._file.has_grown():
             return False
         new = self._look(None)
         self.info = self._info(new)

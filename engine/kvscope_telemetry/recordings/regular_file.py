@@ -3,6 +3,8 @@ other name once who writes it has made it whole. Knows no format."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -45,6 +47,12 @@ def stored_bytes(file: BinaryIO) -> int:
     return min(status.st_size, _BLOCK_BYTES * status.st_blocks)
 
 
+def hold_for_writing(file: BinaryIO) -> None:
+    """Let readers know, until `file` is closed or the process ends, that there may be more to come."""
+    with contextlib.suppress(OSError):  # a file system without locks: then they do not
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 class FollowedFile:
     """`path`, or what it is called without `.part` once it is whole. Holds no file open."""
 
@@ -71,6 +79,17 @@ class FollowedFile:
             raise BadInput(f"recording {str(self.path)!r} cannot be read: another file took its place")
         self.path = self._names[-1]
         return file
+
+    def is_written(self) -> bool:
+        """Whether somebody holds it for writing (`hold_for_writing`)."""
+        try:
+            with self.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+        return False
 
     def note_size(self, file: BinaryIO) -> None:
         """It is looked at now as far as it goes."""

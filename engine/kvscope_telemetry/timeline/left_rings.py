@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.timeline.ring_folder import delete_ring, hold, segments_in
 from kvscope_telemetry.timeline.tape import Tape
+
+EMPTY_BYTES: Final = 512
+"""Less than a file with a single hello."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,10 @@ class LeftRing:
 
 
 def left_rings(parent: Path | str) -> list[LeftRing]:
-    """Those in the folders of `parent` whose owner is dead, the newest first. What cannot be read is left out."""
+    """Those in the folders of `parent` whose owner is dead, the newest first.
+
+    What cannot be read is left out; where nothing had been recorded yet the folder is taken away.
+    """
     try:
         folders = [Path(entry.path) for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
     except OSError:
@@ -54,6 +61,9 @@ def _left_ring(folder: Path) -> LeftRing | None:
         return None
     try:
         num_bytes = sum(path.stat().st_size for path in segments.values())
+        if num_bytes < EMPTY_BYTES:
+            delete_ring(folder)
+            return None
         tape = Tape.open(folder)
         start_ns = tape.start_ns + round(tape.first_s * 1e9)
         seconds = tape.info.duration_s - tape.first_s

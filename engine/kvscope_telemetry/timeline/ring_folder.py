@@ -83,6 +83,18 @@ def hold(folder: Path, *, make: bool = False) -> int:
     return lock
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process holds `folder`."""
+    try:
+        with (folder / LOCK_NAME).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def delete_ring(folder: Path) -> None:
     """Delete what a ring wrote into `folder`. What cannot be deleted stays."""
     for number in segments_in(folder):

@@ -19,7 +19,7 @@ from kvscope_telemetry.recordings.layout import STATE
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.timeline.ring_folder import segments_in
+from kvscope_telemetry.timeline.ring_folder import is_held, segments_in
 
 _Found = TypeVar("_Found")
 _FOREVER_NS: Final = 1 << 63
@@ -38,6 +38,7 @@ class Tape:
         self.path = folder
         self._segments: dict[int, Recording] = {}
         self._unreadable: dict[int, str] = {}
+        self._is_written = False
         self._why_none = "there is no segment in it"
         self._look(watch)
         if not self._segments:
@@ -92,15 +93,12 @@ class Tape:
 
     @property
     def may_grow(self) -> bool:
-        """A ring is never known to be over."""
-        return True
+        """Whether somebody writes the ring."""
+        return self._is_written
 
     def grow(self) -> bool:
         """Look for new segments and for what was added to the last; forget those that are gone. Whether any changed."""
-        if not self._look(None):
-            return False
-        self.info = self._info()
-        return True
+        return self._is_written and self._refresh()
 
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
         """Frames from `from_s` until `until_s`, both included."""
@@ -179,14 +177,21 @@ class Tape:
                 try:
                     yield look(segment, (until_ns - segment.start_ns) / 1e9)
                 except BadInput:
-                    if not segment.is_gone or not self.grow():
+                    if not segment.is_gone or not self._refresh():
                         raise
                     if until_ns < self._first.start_ns:  # what is left begins later now
                         yield from self._search(seconds, look)
                     return
 
+    def _refresh(self) -> bool:
+        has_changed = self._look(None)
+        if has_changed:
+            self.info = self._info()
+        return has_changed
+
     def _look(self, watch: Watch | None) -> bool:
         """Bring the segments up to date; whether that changed anything."""
+        self._is_written = is_held(self.path)  # asked first: who lets go has written all by then
         names = segments_in(self.path)
         if not names:  # all of them went: who reads is told so there
             return False

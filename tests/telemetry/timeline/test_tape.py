@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from kvscope_telemetry.recordings.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.timeline.left_rings import left_rings
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_folder import segments_in
 from kvscope_telemetry.timeline.tape import Tape
@@ -276,6 +278,7 @@ def test_a_hello_that_was_recorded_is_kept(tmp_path: Path, make_ring: MakeRing, 
 KILLED = """
 import sys, time
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.timeline.left_rings import left_rings
 from kvscope_telemetry.timeline.ring import Ring
 ring = Ring(sys.argv[1], segment_seconds=0.4, keyframe_interval_ns=200_000_000)
 engine = SyntheticEngine(num_blocks=200, num_running=4)
@@ -289,8 +292,6 @@ while True:
 
 
 def test_kill_9_loses_a_second_at_most(tmp_path: Path) -> None:
-    from kvscope_telemetry.timeline.left_rings import left_rings
-
     choose = random.Random()
     started = [
         subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / f"ring{i}")], stdout=subprocess.PIPE, text=True)
@@ -303,16 +304,7 @@ def test_kill_9_loses_a_second_at_most(tmp_path: Path) -> None:
             process.kill()
             told += [line.split() for line in process.stdout if line.endswith("\n")]
             process.wait()
-            told = [line for line in told if len(line) == 2]
-            folder = tmp_path / f"ring{i}"
-            for path in segments_in(folder).values():
-                assert path.stat().st_size < 1000 or Recording.open(path).info.num_frames >= 0
-            tape = Tape.open(folder)
-            seqs = [frame.seq for frame in tape.frames()]
-            assert seqs == list(range(1, len(seqs) + 1))
-            assert tape.state_at(1e9).seq == seqs[-1]
-            lost_s = float(told[-1][1]) - float(told[seqs[-1] - 1][1])
-            assert lost_s < 1.5, f"{lost_s} s, segments {list(segments_in(folder))}"
+            _assert_all_but_a_second(tmp_path / f"ring{i}", told)
         rings = left_rings(tmp_path)
         assert len(rings) == 3
         assert all(ring.seconds > 0 and ring.model and ring.num_bytes > 1000 for ring in rings)
@@ -325,9 +317,49 @@ def test_kill_9_loses_a_second_at_most(tmp_path: Path) -> None:
             process.communicate()
 
 
-def test_a_ring_that_is_written_is_not_left(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
-    from kvscope_telemetry.timeline.left_rings import left_rings
+def _assert_all_but_a_second(folder: Path, told: list[list[str]]) -> None:
+    tape = Tape.open(folder)
+    assert not tape.may_grow
+    seqs = [frame.seq for frame in tape.frames()]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert tape.state_at(1e9).seq == seqs[-1]
+    told = [line for line in told if len(line) == 2]
+    lost_s = float(told[-1][1]) - float(told[seqs[-1] - 1][1])
+    assert lost_s < 1.5, f"{lost_s} s, segments {list(segments_in(folder))}"
 
+
+def test_a_ring_of_another_process_is_followed(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "ring")], stdout=subprocess.DEVNULL)
+    try:
+        tape = _opened(tmp_path / "ring")
+        seen = 0
+        while tape.num_segments < 4:
+            tape.grow()
+            seqs = [frame.seq for frame in tape.frames()]
+            assert seqs == list(range(1, len(seqs) + 1))
+            assert len(seqs) >= seen
+            assert tape.state_at(1e9).seq == len(seqs)
+            assert tape.may_grow
+            seen = len(seqs)
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    tape.grow()
+    assert not tape.may_grow
+
+
+def _opened(folder: Path) -> Tape:
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return Tape.open(folder)
+        except BadInput:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+
+
+def test_a_ring_that_is_written_is_not_left(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
     ring = make_ring()
     make_session(ring).go_on(100)
     assert ring.flush()
