@@ -60,7 +60,7 @@ class Desktop(QObject):
 
     def open_recording(self, recording: Recording) -> MainWindow:
         """Play `recording`."""
-        from kvscope_telemetry.recordings.playback_source import PlaybackSource  # most windows need none of it
+        from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
 
         return self._open(PlaybackSource(recording))
 

@@ -16,7 +16,7 @@ from kvscope_app.window.open_file import try_to_open
 from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
-from kvscope_telemetry.recordings.playback_source import PlaybackSource
+from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.source import SourceState

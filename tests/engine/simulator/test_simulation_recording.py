@@ -22,7 +22,7 @@ from kvscope_engine.simulator.workloads.workload import Workload, WorkloadReques
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown
-from kvscope_telemetry.recordings.playback_source import PlaybackSource
+from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror

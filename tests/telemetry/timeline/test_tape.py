@@ -15,7 +15,7 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, Snapshot
-from kvscope_telemetry.recordings.playback_source import PlaybackSource
+from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror

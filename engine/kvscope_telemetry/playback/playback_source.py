@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.playback.playback_clock import MAX_SPEED, MIN_SPEED, PlaybackClock
+from kvscope_telemetry.playback.playback_reader import PlaybackReader
+from kvscope_telemetry.playback.playback_spans import Span
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.playback_clock import MAX_SPEED, MIN_SPEED, PlaybackClock
-from kvscope_telemetry.recordings.playback_reader import PlaybackReader
-from kvscope_telemetry.recordings.playback_spans import Span
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown, TelemetryMessage
+from kvscope_telemetry.playback.playback_spans import Span, Spans
 from kvscope_telemetry.recorded import Recorded
-from kvscope_telemetry.recordings.playback_spans import Span, Spans
 
 PAST_NS: Final = 60_000_000_000
 """How much of what was before a jump is read along, so that curves have a past."""
