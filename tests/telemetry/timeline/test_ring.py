@@ -184,6 +184,8 @@ def test_a_segment_that_cannot_be_ended_ends_the_ring(
     monkeypatch.setattr(McapFile, "finish", full)
     ring = make_ring()
     session = make_session(ring)
+    session.go_on(60)
+    assert ring.flush()
     for frame in [session.engine.advance() for _ in range(300)]:
         ring.write(frame, wait=True)
     assert not ring.flush()
