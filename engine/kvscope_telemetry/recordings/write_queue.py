@@ -46,7 +46,7 @@ class RecordingQueue:
         """Messages that `put` did not take, and those that waited when nobody took them any more."""
 
     def put(self, message: TelemetryMessage, data: bytes | None, *, wait: bool, log_time_ns: int | None = None) -> bool:
-        """Append; False when it was not taken. `wait` waits for room. One alone is taken whatever its size."""
+        """Append; False when it was not taken. `wait` waits for room. Where little waits any size is taken."""
         num_bytes = approximate_bytes(message) if data is None else len(data)
         with self._changed:
             while wait and not self._is_closed and self._is_full(num_bytes):
@@ -103,4 +103,6 @@ class RecordingQueue:
             self._changed.notify_all()
 
     def _is_full(self, num_bytes: int) -> bool:
-        return bool(self._messages) and self._num_bytes + num_bytes > self._max_bytes
+        if not self._messages or self._num_bytes + num_bytes <= self._max_bytes:
+            return False
+        return num_bytes <= self._max_bytes or self._num_bytes > self._max_bytes // 2

@@ -6,13 +6,14 @@ Knows neither who wrote them nor who asks.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.ring_folder import delete_ring, hold, segments_in
-from kvscope_telemetry.timeline.tape import Tape
 
 EMPTY_BYTES: Final = 512
 """Less than a file with a single hello."""
@@ -64,11 +65,20 @@ def _left_ring(folder: Path) -> LeftRing | None:
         if num_bytes < EMPTY_BYTES:
             delete_ring(folder)
             return None
-        tape = Tape.open(folder)
-        start_ns = tape.start_ns + round(tape.first_s * 1e9)
-        seconds = tape.info.duration_s - tape.first_s
-        return LeftRing(folder, tape.info.hello.model.name, start_ns, seconds, num_bytes)
+        oldest, newest = _readable(segments.values()), _readable(reversed(segments.values()))
+        seconds = (newest.end_ns - oldest.start_ns) / 1e9
+        return LeftRing(folder, newest.info.hello.model.name, oldest.start_ns, seconds, num_bytes)
     except (BadInput, OSError):
         return None
     finally:
         os.close(lock)
+
+
+def _readable(paths: Iterable[Path]) -> Recording:
+    """The first that can be read. Raises BadInput when none can."""
+    for path in paths:
+        try:
+            return Recording.open(path)
+        except BadInput:
+            continue
+    raise BadInput("no segment can be read")

@@ -83,9 +83,9 @@ class Segments:
     def begin_anew(self) -> None:
         """End the segment that is written."""
         if self._file is not None:
-            file, self._file = self._file, None
-            file.finish()
-            self._whole.append(_Whole(file.path, file.path.stat().st_size, self._began_ns))
+            self._file.finish()
+            path, self._file = self._file.path, None
+            self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
 
     def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
         """Append a message; the first begins a segment."""

@@ -13,6 +13,7 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat
+from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_folder import segments_in
@@ -170,6 +171,25 @@ def test_on_a_folder_that_became_unwritable_the_session_goes_on(
     assert "Read-only file system" in ring.failure
     assert not ring.write(session.engine.advance())
     assert ring.num_dropped > 0
+    ring.close(keep=True)
+    assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
+
+
+def test_a_segment_that_cannot_be_ended_ends_the_ring(
+    make_ring: MakeRing, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: McapFile) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(McapFile, "finish", full)
+    ring = make_ring()
+    session = make_session(ring)
+    session.go_on(60)
+    assert ring.flush()
+    for frame in [session.engine.advance() for _ in range(300)]:
+        ring.write(frame, wait=True)
+    assert not ring.flush()
+    assert "No space left on device" in ring.failure
     ring.close(keep=True)
     assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
 
