@@ -25,7 +25,7 @@ from kvscope_telemetry.errors import BadInput, EndpointInUse, KvscopeError, Prot
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Failed, Reply
 from kvscope_telemetry.messages.roles import Caller, Role, not_allowed
-from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import MAX_TELEMETRY_BYTES, Frame, Heartbeat, TelemetryMessage
 from kvscope_telemetry.messages.unreadable import answer_unreadable
 from kvscope_telemetry.messages.wire import decode_command, encode
 from kvscope_telemetry.sockets import zap
@@ -369,7 +369,7 @@ class ServerSockets:
             return
         if len(data) < BIG_BYTES:
             self._publisher.send(data, zmq.NOBLOCK)
-        elif self._has_room(len(data)):
+        elif len(data) <= MAX_TELEMETRY_BYTES and self._has_room(len(data)):
             self._big_messages.append((send_tracked(self._publisher, data), len(data)))
         else:
             self._num_unsent += 1

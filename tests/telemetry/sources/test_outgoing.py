@@ -42,3 +42,12 @@ def test_limits_are_told() -> None:
         outgoing.put(Abort(request_id="r"))
     with pytest.raises(EngineDead):
         outgoing.put(Abort(request_id="r"))
+
+
+def test_what_waits_is_bounded_in_bytes() -> None:
+    outgoing = Outgoing()
+    with pytest.raises(EngineDead, match="wait for it already"):
+        for _ in range(20):
+            outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))
+    outgoing.send_all(lambda data: True)
+    outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))
