@@ -61,6 +61,9 @@ MAX_READ_BYTES: Final = MAX_COMMAND_BYTES + (1 << 20)
 """Up to this a command is read, and refused with the reason; above, its connection is cut."""
 MAX_UNREAD_COMMANDS: Final = 4
 """Of one client, in ZeroMQ's hands."""
+MAX_SUBSCRIPTION_BYTES: Final = (128, 1024)
+"""Without and with keys. Ours is empty, a handshake takes 40 bytes, with keys 300; ZeroMQ keeps each that it is sent
+for some 48 times its length and does not count them."""
 MAX_UNSENT_REPLIES: Final = 256
 """Of one client, in ZeroMQ's hands."""
 HANDSHAKE_MS: Final = 2_000
@@ -177,7 +180,7 @@ class ServerSockets:
 
     def _configure_publisher(self) -> None:
         self._publisher.sndhwm = PUBLISH_HIGH_WATER
-        self._publisher.maxmsgsize = 1024  # subscriptions and handshakes, nothing more
+        self._publisher.maxmsgsize = MAX_SUBSCRIPTION_BYTES[self._guests.has_keys]
         self._publisher.handshake_ivl = HANDSHAKE_MS
         self._watch.attach(self._publisher, self._subscribers)
         self._guests.guard(self._publisher)
