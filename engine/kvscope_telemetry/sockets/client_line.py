@@ -32,7 +32,7 @@ class ClientLine:
         self.monitor = socket.get_monitor_socket(events)
         self._address = address
         self._intake = Intake(socket, high_water)
-        max_bytes = socket.maxmsgsize + MAX_BURST_BYTES
+        max_bytes = int(socket.get(zmq.MAXMSGSIZE)) + MAX_BURST_BYTES
         self._connections = Connections(MAX_CONNECTIONS, lambda seconds: max_bytes, is_client=True)
         self._connections.listen(address)
         self._num_floods = 0
@@ -58,7 +58,8 @@ class ClientLine:
     def look(self, now_s: float) -> None:
         """What became of the connection; connects anew where ZeroMQ gave up, cuts where an engine sends without end."""
         while self.monitor.poll(0):
-            self._take(recv_monitor_message(self.monitor), now_s)
+            message = recv_monitor_message(self.monitor)
+            self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
         if self._knock_s is not None and now_s >= self._knock_s and not self._intake.is_skipping:
             self._knock_s = None  # after a refusal ZeroMQ does not try again by itself, but keys may come to be known
             self._connect_anew()
@@ -72,8 +73,7 @@ class ClientLine:
         self.monitor.close(linger=0)
         self.socket.close(linger=linger_ms)
 
-    def _take(self, message: dict[str, int | bytes], now_s: float) -> None:
-        event, descriptor = zmq.Event(int(message["event"])), int(message["value"])
+    def _take(self, event: zmq.Event, descriptor: int, now_s: float) -> None:
         if event == zmq.EVENT_CONNECTED:
             self._connections.accepted(descriptor)
         elif event == zmq.EVENT_DISCONNECTED:
