@@ -264,9 +264,13 @@ class Engine:
             if token_id is None:
                 continue
             stream = self._spoken[item.request.number] = self._streams[item.request.number]
-            reason = stream.add(token_id, token_logprobs, now_ns)
+            error = ""
+            try:
+                reason = stream.add(token_id, token_logprobs, now_ns)
+            except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole
+                reason, error = "error", f"its output could not be written: {failure!r:.200}"
             if reason is not None:
-                self._finish(item.request, stream, reason, now_ns)
+                self._finish(item.request, stream, reason, now_ns, error)
 
     def _finish(
         self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int, error: str = ""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from kvscope_telemetry.messages.commands import Command, Done, Failed, GetStatus
 from kvscope_telemetry.messages.wire import decode_reply, encode
@@ -190,7 +191,7 @@ def test_subscriptions_without_end_are_cut(start: Callable[[str], Engine]) -> No
     engine = start("tcp://127.0.0.1:0")
     with connect(engine.sockets.telemetry_endpoint) as bare:
         greet(bare, b"SUB")
-        assert was_cut(bare, b"\x00\xc9\x01" + os.urandom(200), 8 * MIB)
+        assert was_cut(bare, b"\x00\x65\x01" + os.urandom(100), 8 * MIB)
     assert engine.ask()
 
 
@@ -261,3 +262,23 @@ def test_big_replies_that_nobody_reads_are_refused_then_bounded_over_all(
     assert "read them before asking for more" in refused[0].reason
     dealer.close(linger=0)
     context.term()
+
+
+def test_a_long_subscription_is_cut_before_it_is_kept(endpoint: str, start: Callable[[str], Engine]) -> None:
+    engine = start(endpoint)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    subscriber = context.socket(zmq.SUB)
+    subscriber.reconnect_ivl = -1
+    monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    monitor.rcvtimeo = 15_000
+    subscriber.subscribe(bytes(200))
+    subscriber.connect(engine.sockets.telemetry_endpoint)
+    try:
+        events = [recv_monitor_message(monitor)["event"] for _ in range(2)]
+        assert events == [zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED]
+        assert engine.ask(), "nobody else notices"
+    finally:
+        subscriber.disable_monitor()
+        monitor.close(linger=0)
+        subscriber.close(linger=0)
+        context.term()
