@@ -128,6 +128,8 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
         interpret, kernels = request.getfixturevalue("interpret"), ops_for("cuda")
         ops = (kernels.kv_write, kernels.decode, kernels.prefill)
         return Runner("interpreter", Ops(*(partial(interpret, op) for op in ops)), "cpu")
+    if os.environ.get("KVSCOPE_GPU_REHEARSAL"):
+        return Runner("rehearsal of gpu", ops_for("cpu"), "cpu")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return Runner("gpu", ops_for("cuda"), "cuda")

@@ -111,6 +111,9 @@ class FakeEvent:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
     def elapsed_time(self, _: FakeEvent) -> float:
         return 1.0
 

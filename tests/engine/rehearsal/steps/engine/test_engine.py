@@ -1,0 +1,117 @@
+"""A whole engine on a GPU that is not there: from files of weights to tokens, through graphs, swaps and tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+Start = Callable[..., Engine]
+SWAPPING = {"num_gpu_blocks_override": 8, "preemption": "swap", "host_kv_memory_bytes": 1 << 20}
+"""Three requests of 37 + 40 tokens take 15 blocks of 16."""
+
+
+@dataclass
+class Step:
+    """What one step did between host and device."""
+
+    up: int
+    down: int
+    replays: int
+    tier_up: int
+    tier_down: int
+    num_waited: int
+
+
+def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1) -> Iterator[Step]:
+    """Three requests together, step by step; and again, with other prompts."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    for number in range(3 * rounds):
+        prompt = tuple(range(3 + 40 * number, 40 + 40 * number))
+        engine.submit(Submit(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling))
+        if number % 3 < 2:
+            continue
+        while engine.has_unfinished:
+            lanes.clear()
+            fake_gpu.seen.clear()
+            engine.step()
+            tier_up, tier_down = (lanes.copied.count(("copy", way)) for way in ("up", "down"))
+            seen = fake_gpu.seen
+            yield Step(
+                lanes.copied.count(("compute", "up")),
+                seen.read_backs - tier_down,
+                seen.replays,
+                tier_up,
+                tier_down,
+                lanes.num_waited,
+            )
+            assert ("compute", "down") not in lanes.copied, "a result is read in one place"
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
+    engine = start(kv_cache_dtype=kv_cache_dtype)
+    assert engine.notes == (), "graphs were captured"
+    known = set(fake_gpu.seen.compiled)
+    steps = list(serve(engine, lanes, fake_gpu))
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    assert [(step.up, step.down, step.num_waited) for step in steps] == [(1, 1, 0)] * len(steps)
+    assert sum(step.replays for step in steps) == len(steps) - 1, "all but the prefill are graphs"
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+def test_graphs_read_nothing_that_moves(start: Start, lanes: Any, kv_cache_dtype: str) -> None:
+    """What a graph did not make itself is there as long as it is, at the same place."""
+    engine = start(kv_cache_dtype=kv_cache_dtype)
+    parts: Any = engine._parts
+    runner, module = parts.runner, parts.loaded.module
+    kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    kept += [*module.parameters(), *module.buffers(), *parts.storage.block_tensors]
+    kept += [runner._buffer._on_device, runner._graphs._logits]
+    known = {tensor.untyped_storage()._cdata for tensor in kept}
+    assert lanes.read_by_graphs, "something was captured"
+    assert lanes.read_by_graphs <= known, len(lanes.read_by_graphs - known)
+    for tensor in parts.storage.block_tensors:
+        assert tensor.untyped_storage()._cdata in lanes.read_by_graphs, "scales too"
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+def test_swaps_go_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
+    """On a stream of their own, from and to pinned memory: nobody waits, and nothing but block numbers goes up."""
+    engine = start(kv_cache_dtype=kv_cache_dtype, **SWAPPING)
+    known = set(fake_gpu.seen.compiled)
+    steps = list(serve(engine, lanes, fake_gpu))
+    stats = engine.tier_stats
+    assert stats is not None
+    assert stats.saved_bytes > 0
+    assert stats.loaded_bytes > 0
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    for step in steps:
+        assert step.down <= 1
+        assert step.num_waited == 0
+        assert step.up <= 1 + step.tier_up + step.tier_down, "the step's own, and the numbers of the blocks"
+    assert sum(step.tier_up for step in steps) > 0
+    assert sum(step.tier_down for step in steps) > 0
+    assert (lanes.copy.waits, lanes.compute.waits) == (0, 0)
+
+
+def test_only_the_disk_waits_for_a_copy(start: Start, lanes: Any, fake_gpu: Any) -> None:
+    """What goes on to a file must have come: once a step at most, and never for what is computed."""
+    engine = start(**SWAPPING | {"host_kv_memory_bytes": 6 * 16384, "disk_kv_memory_bytes": 1 << 20})
+    waits = []
+    for step in serve(engine, lanes, fake_gpu, rounds=4):
+        assert (step.down, step.num_waited) in ((0, 0), (1, 0))
+        waits.append(lanes.copy.waits)
+        assert lanes.compute.waits == 0
+    stats = engine.tier_stats
+    assert stats is not None
+    assert stats.sunk_bytes > 0
+    assert sum(waits) > 0
+    assert max(waits) <= 1
