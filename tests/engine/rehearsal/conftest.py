@@ -115,11 +115,17 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else tensor.clone(memory_format=torch.contiguous_format)
 
 
+def address(tensor: torch.Tensor) -> int:
+    """Its storage's own, which no other has."""
+    return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+
+
 _BY_OTHER_MEANS: Final[dict[Any, Callable[..., Any]]] = {
     torch.Tensor.__getitem__: _get,
     torch.Tensor.__setitem__: _set,
     torch.Tensor.copy_: _copy,
     torch.Tensor.contiguous: _contiguous,
+    torch.Tensor.data_ptr: address,
     torch.Tensor.__invert__: torch.ops.aten.bitwise_not.default,
 }
 
@@ -154,13 +160,19 @@ def shape_true_ops() -> Ops:
     def attend(query: torch.Tensor, *_: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
         return torch.empty_like(query) if out is None else out
 
-    return Ops(kv_write=lambda *a, **k: None, decode=attend, prefill=attend)
+    return Ops(kv_write=lambda *a, **k: None, decode=attend, prefill=attend, copy_rows=lambda *a: None)
 
 
 @pytest.fixture
 def indexing() -> type[Indexing]:
     """For rehearsals that count other things than bytes."""
     return Indexing
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Of bytes on the GPU, while it is entered."""
+    return Ledger()
 
 
 @pytest.fixture
