@@ -117,7 +117,7 @@ class Lanes(TorchDispatchMode):
 
 
 class Memory(TorchFunctionMode):
-    """Memory is pinned by being asked for, and has addresses: its storage's own."""
+    """Memory is pinned by being asked for."""
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__()
@@ -125,8 +125,6 @@ class Memory(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.Tensor.data_ptr:
-            return storage_of(args[0]) + args[0].storage_offset() * args[0].element_size()
         is_pinned = kwargs.pop("pin_memory", False)
         result = func(*args, **kwargs)
         if is_pinned:
@@ -242,6 +240,7 @@ def start(
         engines.append(Engine(EngineConfig(**({"model": str(folder), "device": "cuda"} | small | options))))
         return engines[-1]
 
+    make.folder = folder  # type: ignore[attr-defined]
     yield make
     for engine in engines:
         engine.close()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_engine import Engine
+from kvscope_engine import Engine, EngineConfig
+from kvscope_engine.model.loading.loader import load_model
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -59,6 +60,8 @@ def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1) -> Iterato
 def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
     engine = start(kv_cache_dtype=kv_cache_dtype)
     assert engine.notes == (), "graphs were captured"
+    assert engine.memory_plan == "", "the pool's size was given"
+    assert engine.memory().step_bytes == -1
     known = set(fake_gpu.seen.compiled)
     steps = list(serve(engine, lanes, fake_gpu))
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
@@ -72,14 +75,44 @@ def test_graphs_read_nothing_that_moves(start: Start, lanes: Any, kv_cache_dtype
     engine = start(kv_cache_dtype=kv_cache_dtype)
     parts: Any = engine._parts
     runner, module = parts.runner, parts.loaded.module
-    kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
-    kept += [*module.parameters(), *module.buffers(), *parts.storage.block_tensors]
+    kept = [*held(module), *module.parameters(), *module.buffers()]
+    kept += [*parts.storage.block_tensors, *parts.storage.rows[1:3]]
     kept += [runner._buffer._on_device, runner._graphs._logits]
     known = {tensor.untyped_storage()._cdata for tensor in kept}
     assert lanes.read_by_graphs, "something was captured"
     assert lanes.read_by_graphs <= known, len(lanes.read_by_graphs - known)
     for tensor in parts.storage.block_tensors:
         assert tensor.untyped_storage()._cdata in lanes.read_by_graphs, "scales too"
+
+
+def test_where_the_memory_goes_is_said(start: Start) -> None:
+    engine = start(num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
+    said, memory = engine.memory_plan, engine.memory()
+    assert said.startswith("memory of cuda:0: 1.9 GiB of 24.0 GiB may be used (--gpu-memory-utilization 0.08): ")
+    assert all(part in said for part in ("activations 1.0 MiB", "graphs ", "KV cache ", "others 1.0 GiB"))
+    assert memory.step_bytes > 1 << 20
+    assert memory.graphs_bytes > 256 << 20
+    assert memory.staging_bytes == 0
+    assert memory.kv_bytes > 1 << 28
+
+
+def test_loading_holds_each_weight_once(start: Any, ledger: Any) -> None:
+    """From float32 in the files to bfloat16 on the GPU: no second copy there, and none of the wider type."""
+    with ledger:
+        loaded = load_model(EngineConfig(model=str(start.folder), device="cuda", dtype="bfloat16"), lambda _: None)
+        weights = sum(tensor.nbytes for tensor in loaded.module.parameters())
+        largest = max(tensor.nbytes for tensor in loaded.module.parameters())
+        assert {tensor.dtype for tensor in loaded.module.parameters()} == {torch.bfloat16}
+        assert weights <= ledger.held <= 1.02 * weights
+        assert ledger.peak <= ledger.held + largest
+
+
+def held(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors that parts keep as plain attributes, themselves or in what was joined."""
+    for part in module.modules():
+        for value in vars(part).values():
+            inner = vars(value).values() if hasattr(value, "__dict__") else ()
+            yield from (tensor for tensor in (value, *inner) if isinstance(tensor, torch.Tensor))
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
