@@ -51,6 +51,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40960,
     },
 }
+INPUTS_BYTES = 1 << 20
+"""At most, of the ids and positions of the step that is profiled: afterwards they lie in the buffer of a step."""
 CONFIG = EngineConfig(model="any")
 
 
@@ -106,7 +108,7 @@ def test_every_moment_of_a_start_fits(rehearsed: Callable[..., Any], name: str, 
         weights = plan.weights
         assert moments.peaks["load"] <= 1.01 * weights
         assert moments.peaks["hook and join"] <= 1.05 * weights
-        assert moments.peaks["profile"] <= weights + plan.activations + plan.logits
+        assert moments.peaks["profile"] <= weights + plan.activations + plan.logits + INPUTS_BYTES
         assert moments.peaks["capture and step"] + CONTEXT_BYTES <= plan.allowed
         assert max(moments.peaks.values()) + CONTEXT_BYTES <= gpu.total_bytes
     for size, total in CARDS.items():
