@@ -196,6 +196,12 @@ class Engine:
         return self._parts.loaded.tokenizer
 
     @property
+    def memory_plan(self) -> str:
+        """Where a GPU's memory went, on one line; empty where the size of the pool was given, and on a CPU."""
+        plan = self._parts.plan
+        return "" if plan is None else plan.summary(str(self._parts.loaded.device))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is not as it was asked for, a line each; after `close` also what failed and what could not be kept."""
         return tuple(self._parts.notes)

@@ -330,6 +330,12 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     """Activations, graphs and buffers, where the allocator can tell; -1 unknown."""
     kv_resident_bytes: int = -1
     """Of `kv_bytes`, what is behind blocks now, measured (allocator `virtual`); -1: not measured."""
+    step_bytes: int = -1
+    """Set aside for the largest step: activations, logits, partial results of attention; -1: nothing was planned."""
+    graphs_bytes: int = -1
+    """Set aside for graphs and what they read; 0: there are none."""
+    staging_bytes: int = -1
+    """Of the buffers through which blocks go to host memory."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):
