@@ -28,7 +28,7 @@ from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 COMMANDS: dict[str, Command] = {
     "Submit": Submit(request_id="mine", prompt="hello"),
     "Abort": Abort(request_id="mine"),

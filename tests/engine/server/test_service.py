@@ -52,7 +52,7 @@ class Running:
         self._thread.start()
 
     def join(self) -> None:
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive(), "the service does not end"
 
     def stop(self) -> None:
@@ -191,7 +191,7 @@ def test_the_requests_of_a_client_that_left_are_aborted(
         leaving.ask(submit(name, max_tokens=ENDLESS), Accepted)
     client.ask(submit("stays", max_tokens=ENDLESS), Accepted)
     leaving.dealer.close(linger=0)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while {completion.request_id for completion in running.engine.running} != {"stays"}:
         assert time.monotonic() < deadline, "work goes on for nobody"
         time.sleep(0.002)

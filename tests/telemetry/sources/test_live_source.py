@@ -39,7 +39,7 @@ from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 MakeEndpoint = Callable[[str], str]
 Serve = Callable[..., SyntheticServer]
