@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.bench.contenders.transformers_generate import plain_default_model
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 pytestmark = pytest.mark.timeout(1_500)
 """Of one that stands still: without vector instructions, beside busy neighbours, these take minutes."""
 
-NUM_SHORT, NUM_LONG = 40, 20
+NUM_SHORT, NUM_LONG = 64, 20
 """Tokens to generate after a short and after a long prompt."""
 SHORT = (
     "What is the capital of France?",
@@ -60,14 +59,17 @@ def prompts(short: list[str], long: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(prompts: list[str]) -> list[list[int]]:
-    """What transformers says, each prompt alone."""
-    from transformers import AutoTokenizer
+    """What transformers says, each prompt alone, of the file as we converted it: `test_gguf_convert` proves that
+    those weights are what transformers makes of the file, which takes it half a minute."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from kvscope_engine.model.fetching.default_model import default_gguf
+    from kvscope_engine.model.gguf.cache import converted_gguf
 
-    gguf = default_gguf(lambda progress: None)
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    module = plain_default_model(torch.float32)
+    folder = converted_gguf(default_gguf(lambda progress: None), torch.float32, lambda progress: None)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    auto: Any = AutoModelForCausalLM
+    module = auto.from_pretrained(folder, dtype=torch.float32)
     answers = []
     for prompt in prompts:
         ids = tokenizer.apply_chat_template(
