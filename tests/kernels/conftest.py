@@ -106,7 +106,7 @@ def interpret() -> Iterator[Interpret]:
             pool.submit(os.getpid).result()  # the process has started, with these
 
         def call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = pool.submit(op, *args, **kwargs).result(timeout=60)
+            result = pool.submit(op, *args, **kwargs).result(timeout=240)
             return kwargs["out"] if kwargs.get("out") is not None else result
 
         yield call

@@ -18,7 +18,7 @@ from kvscope_telemetry.source import SourceState, Update
 from kvscope_telemetry.state.mirror import Mirror
 
 SameState = Callable[[Mirror, Mirror], None]
-WAIT_S = 10.0
+WAIT_S = 60.0
 MS = 1_000_000
 
 

@@ -18,7 +18,7 @@ from kvscope_telemetry.synthetic.server import SyntheticServer
 WAIT_S = 60.0
 MIB = 1 << 20
 MAX_GROWTH_BYTES = 2048 * MIB
-"""A flood, what came before it was noticed (looked at several times a second, and it fills a GiB a second), and what the
+"""A flood, what came before it was noticed (looked at several times a second; a GiB comes in one), and what the
 tests before left free. Without a bound it grows until the test gives up waiting."""
 FLOOD = """
 import sys, zmq
