@@ -16,6 +16,7 @@ from kvscope_app.look.theme import Theme, mix
 _SHEET: Final = Template("""
 QMainWindow, QMainWindow > QWidget#body { background: $window; }
 QWidget#page_map { background: $base; }
+QWidget#opening { background: $panel; }
 QMainWindow::separator { background: $window; width: 6px; height: 6px; }
 QMainWindow::separator:hover { background: $accent; }
 
@@ -56,6 +57,7 @@ QLineEdit, QTextEdit, QPlainTextEdit, QTextBrowser, QSpinBox, QDoubleSpinBox {
     background: $base; border: 1px solid $border; border-radius: 6px; padding: 4px 8px;
     selection-background-color: $accent; selection-color: $accent_text;
 }
+QAbstractSpinBox { padding-right: 22px; }
 QLineEdit:focus, QTextEdit:focus, QPlainTextEdit:focus, QSpinBox:focus, QDoubleSpinBox:focus {
     border-color: $accent;
 }
@@ -69,7 +71,7 @@ QComboBox QAbstractItemView::item { color: $text; padding: 4px 6px; border-radiu
 QComboBox QAbstractItemView::item:hover, QComboBox QAbstractItemView::item:selected {
     background: $accent; color: $accent_text;
 }
-QAbstractSpinBox QLineEdit { background: transparent; border: none; border-radius: 0; padding: 0 0 0 8px; }
+QAbstractSpinBox QLineEdit { background: transparent; border: none; border-radius: 0; padding: 0; }
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {
     subcontrol-origin: border; width: 20px; border: none; background: transparent;
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
+from PySide6.QtWidgets import QLayout
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
@@ -55,6 +56,8 @@ class MainWindow(WindowBody):
         """
         super().__init__(session, themes, keeper, attach, open_recording)
         self.slot = slot
+        self.last_words = ""
+        """What a person must read though the window is gone, once it is `closing`."""
         self._settings = settings
         self._unloaded = list(DOCKS)
         self.notices = EngineNotices(self, keeper)
@@ -77,6 +80,8 @@ class MainWindow(WindowBody):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         if self._unloaded:
+            # Views that were never shown ask for more than they need: a small window would grow.
+            self.layout().setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
             self.page_map.canvas.setFocus()
             QTimer.singleShot(40, self, self._load_next_view)
 
@@ -91,6 +96,7 @@ class MainWindow(WindowBody):
         self.notices.forget()
         for view in self.views.values():
             view.shut_down()
+        self.last_words = "\n".join(view.last_words for view in self.views.values() if view.last_words)
         self.closing.emit(self)
         super().closeEvent(event)
 
@@ -137,18 +143,22 @@ class MainWindow(WindowBody):
         if not self._unloaded:
             return
         spec = self._unloaded.pop(0)
-        done = self.views_loaded.emit if not self._unloaded else self._load_next_view
-        QTimer.singleShot(0, self, done)
+        QTimer.singleShot(0, self, self._load_next_view if self._unloaded else self._on_all_loaded)
         self._load(spec)
+
+    def _on_all_loaded(self) -> None:
+        self.layout().setSizeConstraint(QLayout.SizeConstraint.SetDefaultConstraint)
+        self._keep_sizes()
+        self.views_loaded.emit()
 
     def _load(self, spec: DockSpec) -> None:
         view = spec.view_class()(self.session)
+        view.apply_theme(self.themes.theme)  # first: words in place of icons would widen a small window
         dock = self.docks[spec.name]
         placeholder = dock.widget()
         dock.setWidget(view)
         placeholder.deleteLater()
         self._add_view(spec.name, view)
-        view.apply_theme(self.themes.theme)
         self._keep_sizes()
         if spec is DOCKS[0] and self.session.takes_commands:
             view.setFocus()  # the prompt is where one begins
