@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
-from PySide6.QtWidgets import QLayout
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
@@ -80,8 +79,6 @@ class MainWindow(WindowBody):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         if self._unloaded:
-            # Views that were never shown ask for more than they need: a small window would grow.
-            self.layout().setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
             self.page_map.canvas.setFocus()
             QTimer.singleShot(40, self, self._load_next_view)
 
@@ -95,6 +92,7 @@ class MainWindow(WindowBody):
         layout.save(self, self._settings, self._group)
         self.notices.forget()
         for view in self.views.values():
+            self.refresher.remove(view)  # or it would begin again what it ended
             view.shut_down()
         self.last_words = "\n".join(view.last_words for view in self.views.values() if view.last_words)
         self.closing.emit(self)
@@ -147,13 +145,15 @@ class MainWindow(WindowBody):
         self._load(spec)
 
     def _on_all_loaded(self) -> None:
-        self.layout().setSizeConstraint(QLayout.SizeConstraint.SetDefaultConstraint)
         self._keep_sizes()
         self.views_loaded.emit()
 
     def _load(self, spec: DockSpec) -> None:
         view = spec.view_class()(self.session)
-        view.apply_theme(self.themes.theme)  # first: words in place of icons would widen a small window
+        view.apply_theme(self.themes.theme)
+        # Before it was shown it asks for more than it needs: a small window would grow for good.
+        view.setMinimumSize(1, 1)
+        QTimer.singleShot(0, view, lambda: view.setMinimumSize(0, 0))
         dock = self.docks[spec.name]
         placeholder = dock.widget()
         dock.setWidget(view)

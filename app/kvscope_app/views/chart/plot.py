@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pyqtgraph as pg  # type: ignore[import-untyped]
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QCoreApplication, Qt
 from PySide6.QtGui import QWheelEvent
+from PySide6.QtWidgets import QScrollArea
 
 
 class Plot(pg.PlotWidget):  # type: ignore[misc]
-    """With Ctrl the wheel always zooms. `scrolls` says whether there is something around it that scrolls."""
+    """With Ctrl the wheel always zooms; without, it is for `area` where that has more than it shows."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.scrolls: Callable[[], bool] = _never
+        self.area: QScrollArea | None = None
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        if not event.modifiers() & Qt.KeyboardModifier.ControlModifier and self.scrolls():
-            event.ignore()  # for the scroll area
-        else:
+        area = self.area
+        zooms = bool(event.modifiers() & Qt.KeyboardModifier.ControlModifier)
+        if zooms or area is None or area.verticalScrollBar().maximum() == 0:
             super().wheelEvent(event)
-
-
-def _never() -> bool:
-    return False
+        else:
+            QCoreApplication.sendEvent(area.viewport(), event)
+            event.accept()

@@ -202,7 +202,7 @@ class ThroughputView(View):
         scroll = QScrollArea()
         for panel in self.panels.values():
             panel.setParent(body)  # also those that are not shown yet
-            panel.plot.scrolls = lambda: scroll.verticalScrollBar().maximum() > 0
+            panel.plot.area = scroll
         self._grid.setContentsMargins(2, 2, 6, 6)
         self._grid.setHorizontalSpacing(10)
         self._grid.setVerticalSpacing(8)
