@@ -57,7 +57,6 @@ QLineEdit, QTextEdit, QPlainTextEdit, QTextBrowser, QSpinBox, QDoubleSpinBox {
     background: $base; border: 1px solid $border; border-radius: 6px; padding: 4px 8px;
     selection-background-color: $accent; selection-color: $accent_text;
 }
-QAbstractSpinBox { padding-right: 22px; }
 QLineEdit:focus, QTextEdit:focus, QPlainTextEdit:focus, QSpinBox:focus, QDoubleSpinBox:focus {
     border-color: $accent;
 }
@@ -71,7 +70,7 @@ QComboBox QAbstractItemView::item { color: $text; padding: 4px 6px; border-radiu
 QComboBox QAbstractItemView::item:hover, QComboBox QAbstractItemView::item:selected {
     background: $accent; color: $accent_text;
 }
-QAbstractSpinBox QLineEdit { background: transparent; border: none; border-radius: 0; padding: 0; }
+QAbstractSpinBox QLineEdit { background: transparent; border: none; border-radius: 0; padding: 0 0 0 8px; }
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {
     subcontrol-origin: border; width: 20px; border: none; background: transparent;
 }

@@ -49,6 +49,7 @@ class AttachSheet(Sheet):
         self._name = _line("what to call it here, if you like", "Name")
         self._forget = _button("Forget", "Take it off the list; the key file stays", self._forget_it)
         self._complaint = PlainLabel()
+        self._complaint.setProperty("look", "warning")
         self._complaint.setWordWrap(True)
         self._complaint.hide()
         self.column.addWidget(words)
@@ -175,6 +176,8 @@ class AttachSheet(Sheet):
     def _complain(self, words: str) -> None:
         self._complaint.setText(words)
         self._complaint.show()
+        needed = self.layout().totalHeightForWidth(self.width())  # or the fields above are squeezed
+        self.resize(self.width(), max(self.height(), needed))
 
 
 def _button(text: str, tip: str, clicked: Callable[[], None]) -> QPushButton:

@@ -102,6 +102,7 @@ def test_what_cannot_work_is_told_and_opens_nothing(open_sheet, opened, endpoint
     sheet._try()
     assert words in sheet._complaint.text()
     assert sheet.isVisible()
+    assert sheet.height() >= sheet.layout().totalHeightForWidth(sheet.width())
     assert opened == []
 
 

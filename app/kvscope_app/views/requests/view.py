@@ -206,6 +206,7 @@ class RequestsView(View):
         self._splitter.splitterMoved.connect(self._on_split_by_hand)
         self.detail.setMinimumHeight(self.detail.tabBar().sizeHint().height())
         self.detail.tabBarClicked.connect(lambda _: self._want_detail(True))
+        self.detail.currentChanged.connect(lambda _: self._want_detail(True))  # by keys
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)

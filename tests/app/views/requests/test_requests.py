@@ -241,6 +241,8 @@ def test_in_a_low_narrow_dock_the_rows_have_the_room_until_one_is_selected(view,
     assert abs(table - detail) <= 4
     session.select_request(None)
     assert splitter.sizes()[1] <= view.detail.tabBar().sizeHint().height() + 2
+    view.detail.setCurrentIndex(2)
+    assert abs(splitter.sizes()[0] - splitter.sizes()[1]) <= 4
 
 
 def test_a_split_by_hand_stays(view, session):
