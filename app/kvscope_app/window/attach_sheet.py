@@ -176,7 +176,7 @@ class AttachSheet(Sheet):
     def _complain(self, words: str) -> None:
         self._complaint.setText(words)
         self._complaint.show()
-        needed = self.layout().totalHeightForWidth(self.width())  # or the fields above are squeezed
+        needed = self.column.totalHeightForWidth(self.width())  # or the fields above are squeezed
         self.resize(self.width(), max(self.height(), needed))
 
 
