@@ -341,3 +341,25 @@ def test_a_layout_from_before_what_if_is_kept(session, make_window, settings, qt
     if "requests" not in hidden:
         assert tabs(again, "what_if") == {"dock_requests"}
         qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, "what_if"), timeout=30_000)
+
+
+def test_a_small_window_stays_small_while_its_views_are_loaded(engine, session, make_window, poll, qtbot):
+    poll(session)
+    window = make_window(session, with_views=True, size=(1040, 640))
+    qtbot.waitUntil(lambda: len(window.views) == len(DOCKS) + 1, timeout=30_000)
+    assert window.width() == 1040
+    assert window.minimumSizeHint().width() <= 1040
+
+
+def test_a_closed_window_hears_no_more_of_its_session(engine, session, make_window, poll):
+    poll(session)
+    window = make_window(session, with_views=True)
+    window.close()
+    what_if = window.views["what_if"]
+    window.refresher.touch_all()
+    assert not what_if.process.is_running
+    calls = []
+    for name in ("hold", "resume", "reset_cache"):
+        window.actions_by_name[name].changed.connect(lambda: calls.append(True))
+    session.status_changed.emit()
+    assert calls == []

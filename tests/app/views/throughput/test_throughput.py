@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -114,26 +115,49 @@ def test_dragging_looks_back_in_all_panels_and_live_returns(session, view, qtbot
     assert view.bar.live.isChecked()
 
 
-def test_a_wheel_turn_over_a_plot_looks_back(session, view, qtbot):
+@pytest.mark.parametrize(
+    ("height", "modifier", "zooms"),
+    [
+        (2000, Qt.KeyboardModifier.NoModifier, True),
+        (300, Qt.KeyboardModifier.NoModifier, False),
+        (300, Qt.KeyboardModifier.ControlModifier, True),
+    ],
+)
+def test_a_wheel_turn_over_a_plot_looks_back_unless_it_scrolls(session, view, qtbot, height, modifier, zooms):
     from PySide6.QtGui import QWheelEvent
-    from PySide6.QtWidgets import QApplication
+    from PySide6.QtWidgets import QApplication, QScrollArea
 
+    view.resize(400, height)
     feed(session, decode_tokens=1)
     view.refresh_all()
+    bar = view.findChild(QScrollArea).verticalScrollBar()
+    qtbot.waitUntil(lambda: (bar.maximum() > 0) == (height == 300), timeout=5000)
     viewport = view.panels["decode"].plot.viewport()
     centre = QPointF(viewport.rect().center())
-    turn = QWheelEvent(
-        centre,
-        viewport.mapToGlobal(centre),
-        QPoint(),
-        QPoint(0, 120),
-        Qt.MouseButton.NoButton,
-        Qt.KeyboardModifier.NoModifier,
-        Qt.ScrollPhase.NoScrollPhase,
-        False,
-    )
-    QApplication.sendEvent(viewport, turn)
-    assert not view.is_following
+    nothing, turn = QPoint(), QPoint(0, -120)
+    phase, button = Qt.ScrollPhase.NoScrollPhase, Qt.MouseButton.NoButton
+    event = QWheelEvent(centre, viewport.mapToGlobal(centre), nothing, turn, button, modifier, phase, False)
+    QApplication.sendEvent(viewport, event)
+    assert view.is_following is not zooms
+    assert (bar.value() > 0) is not zooms
+
+
+def test_calls_that_come_rarely_draw_all_panels_for_one_time(session, view, monkeypatch):
+    from kvscope_app.views.throughput import view as module
+
+    now_s = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    feed(session, decode_tokens=1)
+    view.refresh()
+    drawn = []
+    monkeypatch.setattr(view, "_draw", drawn.append)
+    for _ in range(4):
+        now_s[0] += 2.0
+        view.refresh()
+    assert [len(keys) > 1 for keys in drawn] == [True, True]
+    now_s[0] += 0.03
+    view.refresh()
+    assert len(drawn[-1]) <= 1
 
 
 def test_hovering_shows_the_values_of_that_moment_everywhere(session, view):
@@ -181,6 +205,7 @@ def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
 
 
 def test_a_silence_is_shaded(session, view):
+    session.history.clear()  # of the snapshot, which is as old as the window took to build
     end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
     later_ns = end_ns + 4_000_000_000
     session.history.add(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
