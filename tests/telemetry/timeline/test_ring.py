@@ -28,7 +28,7 @@ def test_each_segment_opens_by_itself(
     ring = make_ring()
     session = make_session(ring)
     session.go_on(700)
-    assert ring.flush()
+    assert ring.flush(60.0)
     paths = segments_in(ring.folder)
     assert list(paths) == list(range(1, len(paths) + 1))
     assert len(paths) >= 5
@@ -52,7 +52,7 @@ def test_an_idle_engine_begins_no_segments(make_ring: MakeRing, make_session: Ma
     session.go_on(20)
     for _ in range(1000):
         session.tell(Heartbeat(epoch=1, time_ns=session._tick(), seq=session.engine.seq, step=session.engine.seq))
-    assert ring.flush()
+    assert ring.flush(60.0)
     assert list(segments_in(ring.folder)) == [1]
     ring.close()
 
@@ -61,7 +61,7 @@ def test_the_oldest_goes_when_it_lasts_too_long(make_ring: MakeRing, make_sessio
     ring = make_ring(max_seconds=8.0)
     session = make_session(ring)
     session.go_on(1500)
-    assert ring.flush()
+    assert ring.flush(60.0)
     assert ring.start_ns is not None
     assert ring.end_ns is not None
     assert ring.origin_ns is not None
@@ -73,7 +73,7 @@ def test_the_oldest_goes_when_it_lasts_too_long(make_ring: MakeRing, make_sessio
     assert len(left) <= 9
     ring.set_bounds(max_bytes=1 << 30, max_seconds=2.0)
     session.go_on(60)
-    assert ring.flush()
+    assert ring.flush(60.0)
     assert ring.end_ns - ring.start_ns <= 2e9
     ring.close()
 
@@ -83,13 +83,13 @@ def test_the_oldest_goes_when_it_is_too_large(make_ring: MakeRing, make_session:
     session = make_session(ring)
     for _ in range(20):
         session.go_on(100)
-        assert ring.flush()
+        assert ring.flush(60.0)
         on_disk = sum(path.stat().st_size for path in segments_in(ring.folder).values())
         assert ring.num_bytes == on_disk <= 200_000
     assert ring.num_bytes > 100_000
     assert 1 not in segments_in(ring.folder)
     ring.set_bounds(max_bytes=50_000, max_seconds=600)
-    assert ring.flush()
+    assert ring.flush(60.0)
     assert ring.num_bytes < 60_000
     ring.close()
 
@@ -130,7 +130,7 @@ def test_after_a_hole_it_goes_on_with_a_snapshot(make_ring: MakeRing, make_sessi
 def test_a_folder_is_one_rings(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     make_session(ring).go_on(10)
-    assert ring.flush()
+    assert ring.flush(60.0)
     second = make_ring()
     assert "another process writes it" in second.failure
     assert not second.write(Heartbeat(epoch=1, time_ns=1, seq=1, step=1))
@@ -156,7 +156,7 @@ def test_on_a_folder_that_became_unwritable_the_session_goes_on(
     ring = make_ring()
     session = make_session(ring)
     session.go_on(10)
-    assert ring.flush()
+    assert ring.flush(60.0)
     opened = Path.open
 
     def refuse(path: Path, mode: str = "r", *rest: Any) -> Any:
@@ -167,7 +167,7 @@ def test_on_a_folder_that_became_unwritable_the_session_goes_on(
     monkeypatch.setattr(Path, "open", refuse)
     for frame in [session.engine.advance() for _ in range(300)]:
         ring.write(frame, wait=True)
-    assert not ring.flush()
+    assert not ring.flush(60.0)
     assert "Read-only file system" in ring.failure
     assert not ring.write(session.engine.advance())
     assert ring.num_dropped > 0
@@ -185,10 +185,10 @@ def test_a_segment_that_cannot_be_ended_ends_the_ring(
     ring = make_ring()
     session = make_session(ring)
     session.go_on(60)
-    assert ring.flush()
+    assert ring.flush(60.0)
     for frame in [session.engine.advance() for _ in range(300)]:
         ring.write(frame, wait=True)
-    assert not ring.flush()
+    assert not ring.flush(60.0)
     assert "No space left on device" in ring.failure
     ring.close(keep=True)
     assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
@@ -205,7 +205,7 @@ ring.write(engine.snapshot())
 taken = 0
 while ring.write(engine.advance(), wait=True):
     taken += 1
-assert not ring.flush()
+assert not ring.flush(60.0)
 print(ring.failure)
 ring.close(keep=True)
 """
@@ -227,7 +227,7 @@ def test_flushing_lets_everything_be_read(make_ring: MakeRing, make_session: Mak
     session = make_session(ring)
     for count in (1, 2, 3, 50):
         session.go_on(count)
-        assert ring.flush()
+        assert ring.flush(60.0)
         frames = [frame for path in segments_in(ring.folder).values() for frame in Recording.open(path).frames()]
         assert frames == session.frames
         assert isinstance(frames[-1], Frame)

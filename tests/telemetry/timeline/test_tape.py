@@ -36,7 +36,7 @@ def test_it_is_one_recording(make_ring: MakeRing, make_session: MakeSession) -> 
     session.go_on(300)
     session.restart(epoch=2)
     session.go_on(300)
-    assert ring.flush()
+    assert ring.flush(60.0)
     tape = Tape.open(ring.folder)
     assert [message for _, message in tape.messages()] == session.messages
     assert [tape.start_ns + round(at_s * 1e9) for at_s, _ in tape.messages()] == session.times_ns
@@ -63,12 +63,12 @@ def test_at_random_moments_while_it_is_written_and_overwritten(
     ring = make_ring(max_seconds=12.0)
     session = make_session(ring)
     session.go_on(50)
-    assert ring.flush()
+    assert ring.flush(60.0)
     tape = Tape.open(ring.folder, ring.origin_ns)
     positions: list[float] = []
     for _ in range(30):
         session.go_on(choose.randrange(20, 50))
-        assert ring.flush()
+        assert ring.flush(60.0)
         tape.grow()
         assert tape.info.duration_s == (session.times_ns[-1] - session.times_ns[0]) / 1e9
         positions += [choose.uniform(tape.first_s, tape.info.duration_s), tape.info.duration_s, 0.0]
@@ -89,13 +89,13 @@ def test_what_goes_while_it_is_read(make_ring: MakeRing, make_session: MakeSessi
     ring = make_ring(max_seconds=10.0)
     session = make_session(ring)
     session.go_on(150)
-    assert ring.flush()
+    assert ring.flush(60.0)
     tape = Tape.open(ring.folder)
     begun = tape.messages(keyframes=True)
     next(begun)
     before = Tape.open(ring.folder)
     session.go_on(850)
-    assert ring.flush()
+    assert ring.flush(60.0)
     seqs = [message.seq for _, message in begun if isinstance(message, Frame)]
     assert seqs == sorted(set(seqs))
     assert seqs[0] == 1
@@ -118,7 +118,7 @@ def test_memory_and_snapshots_are_found_over_segments(make_ring: MakeRing, make_
     ring = make_ring()
     session = make_session(ring)
     session.go_on(500)
-    assert ring.flush()
+    assert ring.flush(60.0)
     tape = Tape.open(ring.folder)
     told = [(at_s, message) for at_s, message in tape.messages() if isinstance(message, MemoryBreakdown)]
     for (at_s, memory), (next_s, _) in itertools.pairwise(told):
@@ -137,7 +137,7 @@ def test_growing_costs_no_new_survey(
     ring = make_ring(segment_seconds=1e6)
     session = make_session(ring)
     session.go_on(1000)
-    assert ring.flush()
+    assert ring.flush(60.0)
     tape = Tape.open(ring.folder)
     opened: list[int] = []
     from kvscope_telemetry.recordings import survey
@@ -147,7 +147,7 @@ def test_growing_costs_no_new_survey(
     assert not tape.grow()
     assert opened == []
     session.go_on(50)
-    assert ring.flush()
+    assert ring.flush(60.0)
     assert tape.grow()
     assert len(opened) <= 4
     assert len(list(tape.frames())) == 1050
@@ -233,7 +233,7 @@ def test_it_is_played_while_it_is_written(
     ring = make_ring(max_seconds=20.0)
     session = make_session(ring)
     session.go_on(200)
-    assert ring.flush()
+    assert ring.flush(60.0)
     tape = Tape.open(ring.folder, ring.origin_ns)
     with PlaybackSource(tape, is_playing=False) as source:
         mirror = Mirror()
@@ -248,7 +248,7 @@ def test_it_is_played_while_it_is_written(
 
         for count in (100, 300, 900, 5):
             session.go_on(count)
-            assert ring.flush()
+            assert ring.flush(60.0)
             length_s = (session.times_ns[-1] - session.times_ns[0]) / 1e9
             assert source.wait(lambda at_s=length_s: source.duration == at_s, WAIT_S)
             source.seek(source.duration)
@@ -269,7 +269,7 @@ def test_a_hello_that_was_recorded_is_kept(tmp_path: Path, make_ring: MakeRing, 
     session.go_on(150)
     session.tell(session.engine.hello)
     session.go_on(150)
-    assert ring.flush()
+    assert ring.flush(60.0)
     tape = Tape.open(ring.folder)
     assert sum(isinstance(message, Hello) for _, message in tape.messages()) == 1
     ring.close()
@@ -362,7 +362,7 @@ def _opened(folder: Path) -> Tape:
 def test_a_ring_that_is_written_is_not_left(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
     ring = make_ring()
     make_session(ring).go_on(100)
-    assert ring.flush()
+    assert ring.flush(60.0)
     assert left_rings(tmp_path) == [] == left_rings(tmp_path / "nowhere")
     ring.close(keep=True)
     (left,) = left_rings(tmp_path)
