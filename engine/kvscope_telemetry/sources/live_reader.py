@@ -35,6 +35,7 @@ from kvscope_telemetry.sources.awaited_requests import AwaitedRequests
 from kvscope_telemetry.sources.liveness import Liveness
 from kvscope_telemetry.sources.outgoing import Outgoing
 from kvscope_telemetry.sources.pending import Pending
+from kvscope_telemetry.sources.sink import Sink, SinkFeed
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.extras import Extras
 from kvscope_telemetry.state.sync import FIRST_TAG, Sync
@@ -58,14 +59,15 @@ MAX_LATENCY_NS: Final = 3_600_000_000_000
 class LiveReader:
     """What the thread does, and what others may read of it. `run` is the thread's target."""
 
-    def __init__(self, sockets: ClientSockets) -> None:
+    def __init__(self, sockets: ClientSockets, sink: Sink | None = None) -> None:
+        self.feed = SinkFeed(sink)
         self.pending = Pending()
         self.outgoing = Outgoing()
         self.replies: deque[Reply] = deque()
         self.changed = threading.Condition()
         """Notified after each pass in which something came."""
         self._sockets = sockets
-        self._sync = Sync()
+        self._sync = Sync(self.feed.passed)
         self._awaited = AwaitedRequests()
         self._session = secrets.token_hex(16)
         self._num_introduced = 0  # connections on which the engine was told who we are
@@ -141,6 +143,7 @@ class LiveReader:
     def _pass(self) -> None:
         self._sockets.wait(TICK_MS, replies=len(self.replies) < MAX_REPLIES_WAITING)
         now_ns = time.monotonic_ns()
+        self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
         # All of them: what is still unread when a connection ends goes with it at the next look at the connection.
         num_replies = self._read_replies(now_ns)
@@ -174,11 +177,12 @@ class LiveReader:
         if isinstance(message, Frame):
             self._frames_received += 1
             self._measure_latency(message, now_ns)
-            self._sync.frame(message, now_ns)
-        else:
-            self._take_other(message, now_ns)
+            self._sync.frame(message, now_ns, data if self.feed.is_on else None)
+        elif self._take_other(message, now_ns):
+            self.feed.other(message, data)
 
-    def _take_other(self, message: TelemetryMessage, now_ns: int) -> None:
+    def _take_other(self, message: TelemetryMessage, now_ns: int) -> bool:
+        """Whether it belongs into a recording: of the engine that is followed, or of one that is not yet."""
         if isinstance(message, Heartbeat):
             self._take_heartbeat(message, now_ns)
         elif isinstance(message, DeviceSample):
@@ -188,11 +192,15 @@ class LiveReader:
         elif isinstance(message, Progress):
             self._liveness.progress(message)
             self._extras.progress = message
+            return True
         elif isinstance(message, Goodbye):
             if message.epoch == self._sync.epoch or self._sync.epoch is None or self._liveness.has_ended:
                 self._liveness.goodbye(message.reason)
-        elif isinstance(message, Hello) and message.epoch != self._sync.epoch:
-            self._sync.want_snapshot()
+        elif isinstance(message, Hello):
+            if message.epoch != self._sync.epoch:
+                self._sync.want_snapshot()
+            return False  # its snapshot has it
+        return not isinstance(message, Snapshot) and message.epoch == self._sync.epoch
 
     def _take_heartbeat(self, beat: Heartbeat, now_ns: int) -> None:
         self._sync.heartbeat(beat, now_ns)
@@ -209,10 +217,7 @@ class LiveReader:
             self._reject(error, data)
             return
         if isinstance(reply, Snapshot):
-            if self._sync.snapshot(reply, now_ns):
-                self._note_host(reply.hello)
-                self._liveness.began()
-                self._liveness.heard(now_ns)
+            self._take_snapshot(reply, data, now_ns)
         elif isinstance(reply, Status) and reply.tag >= FIRST_TAG:
             self._liveness.answered(reply)
             self._role = reply.role
@@ -222,6 +227,15 @@ class LiveReader:
         else:
             self._awaited.heard(reply)
             self.replies.append(reply)
+
+    def _take_snapshot(self, snapshot: Snapshot, data: bytes, now_ns: int) -> None:
+        is_awaited = self._sync.is_awaited(snapshot)
+        if self._sync.snapshot(snapshot, now_ns, data):
+            self._note_host(snapshot.hello)
+            self._liveness.began()
+            self._liveness.heard(now_ns)
+        elif is_awaited:
+            self.feed.snapshot(snapshot, data)
 
     def _note_host(self, hello: Hello) -> None:
         """Whose clock the engine's times are of: an address may be a tunnel's, a machine's name is its own."""
@@ -284,6 +298,8 @@ class LiveReader:
             self._sockets.send(encode(GetStatus(tag=FIRST_TAG)))
             self._asked_status_ns = now_ns
         if not self._sync.in_sync and now_ns - self._connected_ns >= QUIET_NS:
+            self._sync.want_snapshot()
+        if self._sync.in_sync and self.feed.wants_snapshot(now_ns):
             self._sync.want_snapshot()
         tag = self._sync.next_request(now_ns)
         if tag is not None and self._sockets.send(encode(GetSnapshot(tag=tag))):

@@ -18,6 +18,7 @@ from kvscope_telemetry.messages.commands import Command, Reply
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.source import SourceStatus, Update
 from kvscope_telemetry.sources.live_reader import LiveReader
+from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.state.mirror import Mirror
 
 _LOOK_AGAIN_S: Final = 0.05
@@ -28,14 +29,15 @@ class LiveSource:
 
     `key` is the key file that the engine's operator made for this client, `NO_KEY` for none; without it the one
     remembered for the endpoint is taken, or on loopback that of an engine of the same user (`connections`). An
-    engine that is not there yet is waited for. Raises BadInput for an endpoint or key that is not accepted.
+    engine that is not there yet is waited for. `sink` is given all that is accepted (`set_sink`). Raises BadInput for
+    an endpoint or key that is not accepted.
     """
 
-    def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
+    def __init__(self, endpoint: str, *, key: Path | None = None, sink: Sink | None = None) -> None:
         self.mirror = Mirror()
         """The state as of the last `update_mirror()`."""
         self._name = endpoint
-        self._reader = LiveReader(ClientSockets(endpoint, key=key_for(endpoint, key)))
+        self._reader = LiveReader(ClientSockets(endpoint, key=key_for(endpoint, key)), sink)
         self._is_closed = False
         self._thread = threading.Thread(target=self._reader.run, name="kvscope-reader", daemon=True)
         self._thread.start()
@@ -80,6 +82,14 @@ class LiveSource:
         """For a taker that could not apply an update: drop what waits, ask for a snapshot."""
         self._reader.pending.discard()  # first: a snapshot that comes in between is a good beginning
         self._reader.resync()
+
+    def set_sink(self, sink: Sink | None) -> None:
+        """From now on give what is accepted to `sink`, or to nobody. Never waits: the one before may get a little yet.
+
+        A snapshot is asked for on its behalf; the frames that come meanwhile are given after that.
+        """
+        self._reader.feed.set(sink)
+        self._reader.wake()
 
     def send(self, command: Command) -> None:
         """Send a command. From any thread; never waits; answers come from `take_replies`.

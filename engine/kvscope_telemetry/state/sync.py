@@ -8,6 +8,7 @@ to a question of ours, moves to another epoch: a stray message cannot. Knows no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,18 +37,26 @@ class Run:
     frames: list[Frame] = field(default_factory=list)
 
 
-class Sync:
-    """Follows one engine, over its restarts. Feed it messages; take out `Run`s; ask when it says so."""
+Passed = Callable[[Frame | Snapshot, bytes | None], None]
+"""Told of what may be applied, and the bytes that it came as, where they were given."""
 
-    def __init__(self) -> None:
+
+class Sync:
+    """Follows one engine, over its restarts. Feed it messages; take out `Run`s; ask when it says so.
+
+    `passed` is told of each snapshot and frame that goes into a run, at once and in order.
+    """
+
+    def __init__(self, passed: Passed = lambda message, data: None) -> None:
         self._place = StatePlace()
+        self._passed = passed
         self.in_sync = False
         self.num_dropped = 0
         """Frames that never came."""
         self.num_resyncs = 0
         """Snapshots taken after the first."""
         self._runs: list[Run] = []
-        self._held: list[Frame] = []
+        self._held: list[tuple[Frame, bytes | None]] = []
         self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
         self._last_frame_ns = 0
         self._behind: tuple[int, int] | None = None  # (seq a heartbeat told of, when we learnt it)
@@ -68,10 +77,10 @@ class Sync:
         """The last frame that was passed on."""
         return self._place.seq
 
-    def frame(self, frame: Frame, now_ns: int) -> None:
-        """A frame arrived."""
+    def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
+        """A frame arrived, as `data`."""
         if frame.epoch != self.epoch:
-            self._hold(frame)
+            self._hold(frame, data)
             self.want_snapshot()
             return
         self._last_frame_ns = now_ns
@@ -79,12 +88,12 @@ class Sync:
             self.num_dropped += max(0, frame.seq - self._last_seen - 1)
         self._last_seen = max(self._last_seen or 0, frame.seq)
         if not self.in_sync:
-            self._hold(frame)
+            self._hold(frame, data)
         elif self._place.is_before(frame):
-            self._pass_on(frame)
+            self._pass_on(frame, data)
         elif not self._place.has(frame):
             self.lose()
-            self._hold(frame)
+            self._hold(frame, data)
 
     def heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
         """A heartbeat arrived: it may tell of a frame we never saw, or of another engine."""
@@ -93,19 +102,23 @@ class Sync:
         elif self._behind is None and (heartbeat.seq > self._newest or self._is_behind(heartbeat.seq)):
             self._behind = (heartbeat.seq, now_ns)
 
-    def snapshot(self, snapshot: Snapshot, now_ns: int) -> bool:
-        """An answer arrived; whether it was taken. One that nobody waits for any more is not."""
-        if snapshot.tag < self._oldest_tag or snapshot.tag > self._tag:
+    def snapshot(self, snapshot: Snapshot, now_ns: int, data: bytes | None = None) -> bool:
+        """An answer arrived, as `data`; whether it was taken. One that nobody waits for any more is not."""
+        if not self.is_awaited(snapshot):
             return False
         self._wants, self._oldest_tag = False, self._tag + 1
         self._patience_ns = REQUEST_INTERVAL_NS
         is_news = snapshot.hello.epoch != self.epoch or not self.in_sync
         if is_news:
-            self._begin(snapshot)
+            self._begin(snapshot, data)
             self._last_frame_ns = now_ns
             self._interval_ns = max(REQUEST_INTERVAL_NS, self._interval_ns // 2)
         self._held = [] if self.in_sync else self._held
         return is_news
+
+    def is_awaited(self, snapshot: Snapshot) -> bool:
+        """Whether `snapshot` answers a question that is still open."""
+        return self._oldest_tag <= snapshot.tag <= self._tag
 
     def lose(self) -> None:
         """The state is not to be trusted any more: nothing is passed on until a snapshot came."""
@@ -175,7 +188,7 @@ class Sync:
         """Whether the state lacks a frame that is not waited for: it may be accounted for and yet not in a snapshot."""
         return self.in_sync and seq > self.seq
 
-    def _begin(self, snapshot: Snapshot) -> None:
+    def _begin(self, snapshot: Snapshot, data: bytes | None) -> None:
         """The state is `snapshot`; go on with the held frames that follow it."""
         is_same = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
@@ -183,16 +196,18 @@ class Sync:
         self.in_sync = True
         self._behind = self._behind if is_same else None
         self._runs.append(Run(snapshot))
+        self._passed(snapshot, data)
         held, self._held = self._held, []
-        held = [frame for frame in held if frame.epoch == self.epoch]
+        held = [(frame, its_data) for frame, its_data in held if frame.epoch == self.epoch]
         if not is_same:
-            self._count_holes({frame.seq for frame in held})
-        following = {frame.seq: frame for frame in held if frame.seq > self.seq}
+            self._count_holes({frame.seq for frame, _ in held})
+        following = {frame.seq: (frame, its_data) for frame, its_data in held if frame.seq > self.seq}
         for seq in sorted(following):
-            if self._place.is_before(following[seq]):
-                self._pass_on(following[seq])
+            frame, its_data = following[seq]
+            if self._place.is_before(frame):
+                self._pass_on(frame, its_data)
             else:
-                self._held.append(following[seq])
+                self._held.append((frame, its_data))
         if self._held:
             self.lose()
 
@@ -202,13 +217,14 @@ class Sync:
         if seqs:
             self.num_dropped += max(seqs) - min(seqs) + 1 - len(seqs)
 
-    def _pass_on(self, frame: Frame) -> None:
+    def _pass_on(self, frame: Frame, data: bytes | None) -> None:
         self._place.advance(frame)
+        self._passed(frame, data)
         if not self._runs:
             self._runs.append(Run())
         self._runs[-1].frames.append(frame)
 
-    def _hold(self, frame: Frame) -> None:
+    def _hold(self, frame: Frame, data: bytes | None) -> None:
         if len(self._held) >= MAX_HELD:  # the newest are what a snapshot will not have
             del self._held[: MAX_HELD // 2]
-        self._held.append(frame)
+        self._held.append((frame, data))
