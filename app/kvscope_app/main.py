@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the desktop until its windows are closed; the exit code is returned."""
+    """Run the desktop until its windows are closed, or a command; the exit code is returned."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments[:1] == ["bench"]:
-            from kvscope_app.bench.command import run_bench
-
-            return run_bench(arguments[1:])
-        return run(parse(arguments))
+        wanted = parse(arguments)
+        return run(wanted) if isinstance(wanted, Options) else wanted()
     except KeyboardInterrupt:
         return 130
     except KvscopeError as error:
