@@ -57,9 +57,7 @@ def parse(arguments: Sequence[str]) -> Options | Command:
     """The window's options, or the command that is named, to be called. Raises BadInput for what is not accepted;
     prints and exits for --help and --version."""
     first = next((word for word in arguments if word != "--debug"), "-")
-    if (
-        first.startswith("-") and first not in _HELP
-    ):  # else a wrong option's value is taken for a command
+    if first.startswith("-") and first not in _HELP:  # else a wrong option's value is taken for a command
         return _options(build_parser(with_commands=False).parse_args(arguments))
     args = build_parser().parse_args(arguments)
     return partial(args.run, args)
