@@ -27,7 +27,7 @@ def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 
 def recover(args: argparse.Namespace) -> int:
     """Write it, and say what was saved."""
-    from kvscope_telemetry.recordings import recover as recovering
+    from kvscope_telemetry.exports import recover as recovering
     from kvscope_telemetry.recordings.reader import Recording
 
     if args.out.resolve() == args.file.resolve():

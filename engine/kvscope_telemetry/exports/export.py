@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.exports.arrow_files import require_pyarrow, write_arrow, write_parquet
-from kvscope_telemetry.exports.csv_file import write_csv
 from kvscope_telemetry.exports.lives import Life, read_lives
 from kvscope_telemetry.exports.new_file import new_file
-from kvscope_telemetry.exports.perfetto_file import write_perfetto
-from kvscope_telemetry.exports.report import write_report
+from kvscope_telemetry.exports.perfetto.trace import write_perfetto
+from kvscope_telemetry.exports.report.report import write_report
 from kvscope_telemetry.exports.span import Exported, Span, span_of, timed_messages
-from kvscope_telemetry.exports.table import Table
-from kvscope_telemetry.exports.tables import KINDS, events_table, metrics_table, requests_table
+from kvscope_telemetry.exports.tables.arrow_files import require_pyarrow, write_arrow, write_parquet
+from kvscope_telemetry.exports.tables.csv_file import write_csv
+from kvscope_telemetry.exports.tables.table import Table
+from kvscope_telemetry.exports.tables.tables import KINDS, events_table, metrics_table, requests_table
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.overview import Glanced, read_course
 from kvscope_telemetry.summaries.course import Course

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.exports.png import png
-from kvscope_telemetry.exports.report_charts import (
+from kvscope_telemetry.exports.report.charts import (
     BOTTOM,
     LEFT,
     PLOT_WIDTH,
@@ -19,6 +18,7 @@ from kvscope_telemetry.exports.report_charts import (
     number_text,
     svg,
 )
+from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

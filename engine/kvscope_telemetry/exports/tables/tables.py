@@ -13,7 +13,7 @@ import numpy as np
 from kvscope_telemetry.exports.digest import rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.span import Exported, Span
-from kvscope_telemetry.exports.table import Column, Table
+from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course

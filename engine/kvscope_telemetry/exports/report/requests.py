@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvscope_telemetry.exports.lives import PhaseKind
-from kvscope_telemetry.exports.report_charts import BOTTOM, LEFT, TOP, TimeAxis, frame, svg
-from kvscope_telemetry.exports.report_page import clean
+from kvscope_telemetry.exports.report.charts import BOTTOM, LEFT, TOP, TimeAxis, frame, svg
+from kvscope_telemetry.exports.report.page import clean
+from kvscope_telemetry.exports.report.worst import WorstRequest
 from kvscope_telemetry.exports.span import Span
-from kvscope_telemetry.exports.worst import WorstRequest
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.summaries.course import Course
 

@@ -9,7 +9,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.exports.table import Column, Table
+from kvscope_telemetry.exports.tables.table import Column, Table
 
 if TYPE_CHECKING:
     import pyarrow

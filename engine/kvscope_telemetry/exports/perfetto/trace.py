@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, Final
 
-from kvscope_telemetry.exports import perfetto_packets as packets
 from kvscope_telemetry.exports.digest import rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
+from kvscope_telemetry.exports.perfetto import packets
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage

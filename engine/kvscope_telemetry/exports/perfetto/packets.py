@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvscope_telemetry.exports.protobuf import block, double, number, text
+from kvscope_telemetry.exports.perfetto.protobuf import block, double, number, text
 
 _SEQUENCE: Final = number(10, 1)  # TracePacket.trusted_packet_sequence_id
 _REALTIME, _BOOTTIME = 1, 6

@@ -16,12 +16,12 @@ import numpy as np
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.exports.digest import Digest, digest, rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
-from kvscope_telemetry.exports.report_charts import Line, TimeAxis, chart
-from kvscope_telemetry.exports.report_heatmap import heatmap
-from kvscope_telemetry.exports.report_page import clean, figures, keys, page, section, table
-from kvscope_telemetry.exports.report_requests import event_rows, request_lanes, request_rows
+from kvscope_telemetry.exports.report.charts import Line, TimeAxis, chart
+from kvscope_telemetry.exports.report.heatmap import heatmap
+from kvscope_telemetry.exports.report.page import clean, figures, keys, page, section, table
+from kvscope_telemetry.exports.report.requests import event_rows, request_lanes, request_rows
+from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.span import Exported, Span
-from kvscope_telemetry.exports.worst import worst_requests
 from kvscope_telemetry.summaries.course import Course
 
 MAX_WORST: Final = 12

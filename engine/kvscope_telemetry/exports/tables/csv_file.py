@@ -8,7 +8,7 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.table import Column, Table
+from kvscope_telemetry.exports.tables.table import Column, Table
 
 _ROWS_AT_ONCE: Final = 4_096
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
