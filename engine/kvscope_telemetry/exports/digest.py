@@ -29,6 +29,8 @@ _TOTALS: Final = (
     "sunk_blocks",
     "loaded_blocks",
 )
+_PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
+"""What share of a second's values each of its quantiles is nearest to."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +104,11 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
         num_silences=len(silences),
         silent_s=float(silences.sum()) / 1e9,
         totals=totals,
-        first_token_p50_s=_typical(course, "first_token", "p50_s", rows),
-        first_token_p95_s=_typical(course, "first_token", "p95_s", rows),
-        inter_token_p50_s=_typical(course, "inter_token", "p50_s", rows),
-        inter_token_p95_s=_typical(course, "inter_token", "p95_s", rows),
-        queued_p95_s=_typical(course, "queued", "p95_s", rows),
+        first_token_p50_s=_quantile(course, "first_token", 0.50, rows),
+        first_token_p95_s=_quantile(course, "first_token", 0.95, rows),
+        inter_token_p50_s=_quantile(course, "inter_token", 0.50, rows),
+        inter_token_p95_s=_quantile(course, "inter_token", 0.95, rows),
+        queued_p95_s=_quantile(course, "queued", 0.95, rows),
     )
 
 
@@ -138,8 +140,15 @@ def _pool(recording: Exported) -> Pool:
     )
 
 
-def _typical(course: Course, latency: str, part: str, rows: slice) -> float | None:
-    """The mean of a second's quantile, weighted by how many there were: near the range's own, and always at hand."""
-    counts, values = course.column(f"{latency}_count")[rows], course.column(f"{latency}_{part}")[rows]
+def _quantile(course: Course, latency: str, share: float, rows: slice) -> float | None:
+    """Of the range, as far as the quantiles of its seconds tell: each stands for the part of its second next to it."""
+    counts = course.column(f"{latency}_count")[rows]
     known = counts > 0
-    return float(np.average(values[known], weights=counts[known])) if known.any() else None
+    if not known.any():
+        return None
+    columns = [course.column(f"{latency}_{part}")[rows][known] for part in _PARTS]
+    values = np.concatenate(columns)
+    weights = np.concatenate([counts[known] * part for part in _PARTS.values()])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])

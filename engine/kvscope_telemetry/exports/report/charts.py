@@ -118,6 +118,9 @@ def _path(axis: TimeAxis, times_s: FloatArray, line: Line, y: object, bottom: fl
         if line.is_area:
             ends = f"{axis.x(run[0][0]):.1f},{bottom:.1f} {points} {axis.x(run[-1][0]):.1f},{bottom:.1f}"
             drawn.append(f'<polygon class="area {line.css_class}" points="{ends}"/>')
+        elif len(run) == 1:
+            x, _, at_y = points.partition(",")
+            drawn.append(f'<circle class="bar {line.css_class}" cx="{x}" cy="{at_y}" r="2.2"/>')
         else:
             drawn.append(f'<polyline class="curve {line.css_class}" points="{points}"/>')
     return "".join(drawn)

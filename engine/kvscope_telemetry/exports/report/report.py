@@ -99,17 +99,19 @@ def _curves(course: Course, span: Span) -> list[str]:
         Line("evicted blocks", "two", values("evicted_blocks")),
         Line("swapped blocks", "six", values("swapped_blocks")),
     ]
+    slowest_s = max(np.nan_to_num(values(f"{name}_p95_s")).max() for name in ("first_token", "queued", "inter_token"))
+    factor, unit_of_waits = (1.0, " s") if slowest_s >= 1 else (1e3, " ms")
     waits = [
-        Line("first token, p95", "one", 1e3 * values("first_token_p95_s")),
-        Line("queue, p95", "two", 1e3 * values("queued_p95_s")),
-        Line("next tokens, p95", "three", 1e3 * values("inter_token_p95_s")),
+        Line("first token, p95", "one", factor * values("first_token_p95_s")),
+        Line("queue, p95", "two", factor * values("queued_p95_s")),
+        Line("next tokens, p95", "three", factor * values("inter_token_p95_s")),
     ]
     charts = (
         ("KV usage, % of the pool", usage, "%", 100.0),
         ("Requests", queue, "", None),
         ("Tokens a second", tokens, "", None),
         ("Preemptions, evictions and swaps a second", lost, "", None),
-        ("Latencies of each second", waits, " ms", None),
+        ("Latencies of each second", waits, unit_of_waits, None),
     )
     return [
         section(title, _keys(lines), chart(axis, times_s, lines, unit=unit, top=top))

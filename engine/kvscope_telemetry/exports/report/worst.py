@@ -20,15 +20,11 @@ class WorstRequest:
 
 
 def worst_requests(lives: Sequence[Life], until_ns: int, count: int) -> list[WorstRequest]:
-    """Those that waited and stood aside longest, the worst first; those that were turned away before all."""
-    rated = [(_is_lost(life), _lost_ns(life, until_ns), life) for life in lives]
-    rated = [each for each in rated if each[0] or each[1] > 0]
+    """Those that were turned away, then those that waited and stood aside longest, the worst first."""
+    rated = [(life.end == "refused", _lost_ns(life, until_ns), life) for life in lives]
+    rated = [each for each in rated if each[0] or each[1] >= _NOTABLE_NS]
     rated.sort(key=lambda each: (not each[0], -each[1], each[2].info.number))
     return [WorstRequest(life, lost_ns, tuple(_reasons(life, until_ns))) for _, lost_ns, life in rated[:count]]
-
-
-def _is_lost(life: Life) -> bool:
-    return life.end in ("refused", "aborted")
 
 
 def _lost_ns(life: Life, until_ns: int) -> int:
@@ -47,6 +43,6 @@ def _reasons(life: Life, until_ns: int) -> list[str]:
             verb = "swapped out" if phase.kind is PhaseKind.SWAPPED else "preempted"
             cause = f": {phase.cause}" if phase.cause else ""
             reasons.append(f"{verb}{whom}, {phase.length_ns(until_ns) / 1e9:.2f} s aside{cause}")
-    if _is_lost(life):
+    if life.end in ("refused", "aborted"):
         reasons.append(f"{life.end}: {life.end_reason}" if life.end_reason else life.end)
-    return reasons or [f"{_lost_ns(life, until_ns) / 1e9:.3f} s without being served"]
+    return reasons or ["waited a little, several times"]
