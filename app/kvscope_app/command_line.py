@@ -8,25 +8,21 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
-from kvscope_app.bench.options import add_bench_parser
-from kvscope_app.commands.export import add_export_parser
-from kvscope_app.commands.info import add_info_parser
-from kvscope_app.commands.record import add_record_parser
-from kvscope_app.commands.recover import add_recover_parser
 from kvscope_app.own_engine.engine_options import add_engine_options, engine_arguments
 from kvscope_telemetry.errors import BadInput
 
 PROGRAM: Final = "kvscope"
 THEME_CHOICES: Final = ("auto", "dark", "light")
-COMMANDS: Final = (add_info_parser, add_record_parser, add_export_parser, add_recover_parser, add_bench_parser)
 _COMMANDS_HELP: Final = "without one the window opens; none but bench needs a display (`COMMAND --help` tells more)"
 
 _HELP: Final = ("-h", "--help")
 
 Command = Callable[[], int]
 """Runs it; gives the exit code."""
+AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParser]
+"""Adds a command. Its parser sets `run`: arguments in, exit code out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +49,13 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message} (see `{self.prog} --help`)")
 
 
-def parse(arguments: Sequence[str]) -> Options | Command:
+def parse(arguments: Sequence[str], commands: Sequence[AddParser] = ()) -> Options | Command:
     """The window's options, or the command that is named, to be called. Raises BadInput for what is not accepted;
     prints and exits for --help and --version."""
     first = next((word for word in arguments if word != "--debug"), "-")
     if first.startswith("-") and first not in _HELP:  # else a wrong option's value is taken for a command
-        return _options(build_parser(with_commands=False).parse_args(arguments))
-    args = build_parser().parse_args(arguments)
+        return _options(build_parser().parse_args(arguments))
+    args = build_parser(commands).parse_args(arguments)
     return partial(args.run, args)
 
 
@@ -79,8 +75,8 @@ def _options(args: argparse.Namespace) -> Options:
     )
 
 
-def build_parser(*, with_commands: bool = True) -> argparse.ArgumentParser:
-    """The parser of `kvscope` and its commands. Each command sets `run`: arguments in, exit code out."""
+def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
+    """The parser of `kvscope` and `commands`."""
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [options]\n       {PROGRAM} COMMAND ...",
@@ -115,17 +111,17 @@ def build_parser(*, with_commands: bool = True) -> argparse.ArgumentParser:
     parser.add_argument("--theme", choices=THEME_CHOICES, help="colours (default: as last time, at first auto)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_engine_options(parser)
-    if with_commands:
-        _add_commands(parser)
+    if commands:
+        _add_commands(parser, commands)
     return parser
 
 
-def _add_commands(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(
+def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[AddParser]) -> None:
+    choices = parser.add_subparsers(
         prog=PROGRAM, title="commands", metavar="COMMAND", dest="command", description=_COMMANDS_HELP
     )
-    for add_parser in COMMANDS:
-        command = add_parser(commands)
+    for add_parser in commands:
+        command = add_parser(choices)
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
