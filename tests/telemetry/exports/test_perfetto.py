@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import unknown_fields
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
 from kvscope_telemetry.exports.export import Wanted, export
 from kvscope_telemetry.exports.perfetto.protobuf import varint
 from kvscope_telemetry.recordings.reader import Recording
 
-trace_pb2 = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
-unknown_fields = pytest.importorskip("google.protobuf.unknown_fields")
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 
 

@@ -10,6 +10,7 @@ import pytest
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.layout import FRAMES
 from kvscope_telemetry.recordings.overview import missing_from, written_part
 from kvscope_telemetry.recordings.reader import Recording
 
@@ -47,8 +48,9 @@ def test_a_cut_file_is_whole_up_to_there(record, assert_same_state, tmp_path: Pa
 def test_after_damage_it_goes_on_with_the_next_state(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     recorded = record(900)
     data = bytearray(recorded.path.read_bytes())
-    for place in range(len(data) // 3, len(data) // 2, len(data) // 40):  # frames among what is hit
-        data[place] ^= 0xFF
+    whole = Recording.open(recorded.path)
+    chunks = [chunk for chunk in whole._chunks if chunk.counts.get(FRAMES, 0) > 5]
+    data[chunks[len(chunks) // 2].offset + 200] ^= 0xFF
     (tmp_path / "bad.mcap").write_bytes(bytes(data))
     done = recover(Recording.open(tmp_path / "bad.mcap"), tmp_path / "new.mcap")
     new = Recording.open(tmp_path / "new.mcap")

@@ -17,6 +17,7 @@ _SEQUENCE: Final = number(10, 1)  # TracePacket.trusted_packet_sequence_id
 _REALTIME, _BOOTTIME = 1, 6
 _SLICE_BEGIN, _SLICE_END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _EXPLICIT_ORDER: Final = 3
+_NEVER_MERGED: Final = number(15, 2)  # TrackDescriptor.sibling_merge_behavior: tracks may bear the same name
 Values = Mapping[str, str | int | float]
 
 
@@ -35,7 +36,15 @@ def process_track(uuid: int, name: str, pid: int) -> bytes:
 def track(uuid: int, parent: int, name: str, rank: int = 0) -> bytes:
     """A track of slices and instants."""
     return _packet(
-        block(60, number(1, uuid) + text(2, name) + number(5, parent) + number(11, _EXPLICIT_ORDER) + number(12, rank))
+        block(
+            60,
+            number(1, uuid)
+            + text(2, name)
+            + number(5, parent)
+            + number(11, _EXPLICIT_ORDER)
+            + number(12, rank)
+            + _NEVER_MERGED,
+        )
     )
 
 

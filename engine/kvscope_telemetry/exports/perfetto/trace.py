@@ -72,7 +72,7 @@ def _events(course: Course, span: Span) -> Iterator[bytes]:
     yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS))
     for place in course.events.find(span.from_ns, span.until_ns, kinds=("evicted", "note", "refused")).tolist():
         timed = course.events[place]
-        values = {"cause": cause_text(timed.event), "blocks": timed.event.num_blocks}
+        values: packets.Values = {"cause": cause_text(timed.event), "blocks": timed.event.num_blocks}
         yield packets.instant(_EVENTS, timed.time_ns, timed.event.kind, "event", values)
 
 
@@ -85,7 +85,7 @@ def _requests(lives: Sequence[Life], span: Span) -> Iterator[bytes]:
 def _request(life: Life, uuid: int, rank: int, span: Span) -> Iterator[bytes]:
     info = life.info
     yield packets.track(uuid, _REQUESTS, f"#{info.number} {info.request_id}", rank=rank)
-    facts = {
+    facts: packets.Values = {
         "request_id": info.request_id,
         "prompt tokens": info.num_prompt_tokens,
         "cached tokens": life.num_cached_tokens,

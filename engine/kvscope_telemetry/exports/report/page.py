@@ -43,7 +43,7 @@ _STYLE: Final = (
     "table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
     "th{text-align:left;font-weight:600;color:var(--soft);font-size:12px}"
     "th,td{padding:4px 10px 4px 0;border-bottom:1px solid var(--grid);vertical-align:top}"
-    "td.number,th.number{text-align:right}td.words{overflow-wrap:anywhere}"
+    "td.number,th.number{text-align:right;white-space:nowrap}td.words{overflow-wrap:break-word}"
     "footer{margin-top:18px;color:var(--soft);font-size:12px}"
 )
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -57,7 +57,7 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
         cached = f"<br><span class=soft>{life.num_cached_tokens:,} cached</span>" if life.num_cached_tokens else ""
         rows.append(
             [
-                f"#{info.number}<br><span class=soft>{clean(_short(info.request_id, 60))}</span>",
+                f"#{info.number}<br><span class=soft>{clean(_short(info.request_id, 40))}</span>",
                 f"{each.lost_ns / 1e9:,.2f} s",
                 f"{info.num_prompt_tokens:,}{cached}",
                 f"{life.num_output_tokens:,}",

@@ -5,14 +5,12 @@ Needs pyarrow, which kvscope does not bring by itself: says how to get it.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.tables.table import Column, Table
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _ROWS_A_GROUP: Final = 1 << 16
 
@@ -27,23 +25,25 @@ def require_pyarrow(suffix: str) -> None:
 
 def write_parquet(table: Table, file: BinaryIO) -> None:
     """Write all of it, compressed with zstd."""
-    import pyarrow.parquet as parquet
-
-    parquet.write_table(_as_arrow(table), file, compression="zstd", row_group_size=_ROWS_A_GROUP)
+    importlib.import_module("pyarrow.parquet").write_table(
+        _as_arrow(table), file, compression="zstd", row_group_size=_ROWS_A_GROUP
+    )
 
 
 def write_arrow(table: Table, file: BinaryIO) -> None:
     """Write all of it as an IPC file (also known as Feather)."""
-    import pyarrow as pa
-
-    made = _as_arrow(table)
+    pa, made = _pyarrow(), _as_arrow(table)
     with pa.ipc.new_file(file, made.schema) as writer:
         writer.write_table(made, max_chunksize=_ROWS_A_GROUP)
 
 
-def _as_arrow(table: Table) -> pyarrow.Table:
-    import pyarrow as pa
+def _pyarrow() -> Any:
+    """It bears no types, and is imported only where it is needed."""
+    return importlib.import_module("pyarrow")
 
+
+def _as_arrow(table: Table) -> Any:
+    pa = _pyarrow()
     types: dict[str, Any] = {
         "int": pa.int64(),
         "float": pa.float64(),
@@ -51,7 +51,7 @@ def _as_arrow(table: Table) -> pyarrow.Table:
         "time": pa.timestamp("ns", tz="UTC"),
     }
 
-    def field(column: Column) -> pyarrow.Field[Any]:
+    def field(column: Column) -> Any:
         metadata = {"unit": column.unit, "description": column.description}
         return pa.field(column.name, types[column.type], metadata={k: v for k, v in metadata.items() if v})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -19,7 +20,7 @@ class Column:
 
     name: str
     type: ColumnType
-    values: list[int | None] | list[str] | npt.NDArray[np.float64] | npt.NDArray[np.int64]
+    values: Sequence[int | None] | Sequence[str] | npt.NDArray[np.float64] | npt.NDArray[np.int64]
     unit: str = ""
     """"s", "ns", "tokens", "blocks", …; empty where there is none."""
     description: str = ""

@@ -21,6 +21,7 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 KINDS: Final = ("metrics", "requests", "events")
 """What there is a table of."""
+_STATES: Final[dict[int, str]] = {RequestState.RUNNING: "running", RequestState.PREEMPTED: "preempted"}
 _SHARES: Final = ("utilization",)
 _SUFFIX_UNITS: Final = {
     "_ns": "ns",
@@ -162,4 +163,4 @@ def _metric(name: str, course: Course, rows: slice) -> Column:
 def _state(life: Life) -> str:
     if life.is_ended:
         return life.end
-    return {RequestState.RUNNING: "running", RequestState.PREEMPTED: "preempted"}.get(life.state, "waiting")  # type: ignore[call-overload]
+    return _STATES.get(life.state, "waiting")
