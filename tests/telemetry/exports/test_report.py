@@ -104,6 +104,14 @@ def test_a_range_without_anything_is_a_page_too(tell: Callable[..., Recording], 
     assert "What happened" not in page.text
 
 
+def test_gaps_and_starts_are_told(record: Callable, make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    first, second = make_messages(100), make_messages(100, epoch=2)
+    recording = Recording.open(record([*first[:40], *first[90:], *second]).path)
+    _, page = report(recording, tmp_path / "report.html")
+    assert "frames were lost in this second" in page.text or "nothing was recorded for" in page.text
+    assert "the engine was started anew" in page.text
+
+
 def test_a_long_recording_stays_small(record: Callable, make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(make_messages(3000, num_blocks=4000)).path)
     html, _ = report(recording, tmp_path / "report.html")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
+from kvscope_telemetry.exports.digest import rows_in
 from kvscope_telemetry.exports.lives import PhaseKind
 from kvscope_telemetry.exports.report.charts import BOTTOM, LEFT, TOP, TimeAxis, frame, svg
 from kvscope_telemetry.exports.report.page import clean
@@ -12,6 +14,7 @@ from kvscope_telemetry.exports.report.worst import WorstRequest
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _CLASSES: Final = {
     PhaseKind.QUEUED: "idle",
@@ -68,15 +71,35 @@ def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
 
 
 def event_rows(course: Course, span: Span, count: int) -> tuple[list[list[str]], int]:
-    """Cells of the first notable events, and how many there are."""
+    """Cells of the first notable events and gaps, and how many there are."""
     places = course.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
-    rows = []
-    for place in places[:count]:
-        timed = course.events[place]
-        what = f"{timed.event.kind}" + (f" #{timed.event.number}" if timed.event.number else "")
-        words = clean(_short(cause_text(timed.event), _MAX_WORDS))
-        rows.append([f"{span.seconds(timed.time_ns):,.2f} s", clean(what), words])
-    return rows, len(places)
+    told = [(int(course.events.time_ns[place]), *_words(course, place)) for place in places[:count]]
+    gaps = list(_gaps(course, span))
+    rows = [
+        [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_short(why, _MAX_WORDS))]
+        for time_ns, what, why in sorted([*told, *gaps])
+    ]
+    return rows[:count], len(places) + len(gaps)
+
+
+def _words(course: Course, place: int) -> tuple[str, str]:
+    event = course.events[place].event
+    return event.kind + (f" #{event.number}" if event.number else ""), cause_text(event)
+
+
+def _gaps(course: Course, span: Span) -> Iterator[tuple[int, str, str]]:
+    """Where nothing is known of the engine, and where it began anew."""
+    rows = rows_in(course, span)
+    times, lost = course.time_ns[rows].tolist(), course.column("num_lost_frames")[rows].tolist()
+    for time_ns, num_lost in zip(times, lost, strict=True):
+        if num_lost:
+            yield time_ns, "gap", f"{num_lost:,.0f} frames were lost in this second"
+    for before_ns, after_ns in pairwise(times):
+        if after_ns - before_ns > SECOND_NS:
+            yield before_ns + SECOND_NS, "gap", f"nothing was recorded for {(after_ns - before_ns) / 1e9 - 1:,.0f} s"
+    for time_ns, (before, after) in zip(times[1:], pairwise(course.epoch[rows].tolist()), strict=True):
+        if before != after:
+            yield time_ns, "start", "the engine was started anew"
 
 
 def _few(reasons: Sequence[str], count: int = 4) -> list[str]:
