@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from kvscope_app.own_engine.engine_options import add_engine_options, engine_arguments
 from kvscope_telemetry.errors import BadInput
 
 PROGRAM: Final = "kvscope"
 THEME_CHOICES: Final = ("auto", "dark", "light")
+_COMMANDS_HELP: Final = "without one the window opens; none but bench needs a display (`COMMAND --help` tells more)"
+
+_HELP: Final = ("-h", "--help")
+
+Command = Callable[[], int]
+"""Runs it; gives the exit code."""
+AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParser]
+"""Adds a command. Its parser sets `run`: arguments in, exit code out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +46,20 @@ class Parser(argparse.ArgumentParser):
     """Raises BadInput where argparse would print its usage and exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message} (see `{PROGRAM} --help`)")
+        raise BadInput(f"{message} (see `{self.prog} --help`)")
 
 
-def parse(arguments: Sequence[str]) -> Options:
-    """Raises BadInput for what is not accepted; prints and exits for --help and --version."""
-    args = build_parser().parse_args(arguments)
+def parse(arguments: Sequence[str], commands: Sequence[AddParser] = ()) -> Options | Command:
+    """The window's options, or the command that is named, to be called. Raises BadInput for what is not accepted;
+    prints and exits for --help and --version."""
+    first = next((word for word in arguments if word != "--debug"), "-")
+    if first.startswith("-") and first not in _HELP:  # else a wrong option's value is taken for a command
+        return _options(build_parser().parse_args(arguments))
+    args = build_parser(commands).parse_args(arguments)
+    return partial(args.run, args)
+
+
+def _options(args: argparse.Namespace) -> Options:
     engine = engine_arguments(args)
     if args.attach and (engine or args.keep_engine):
         given = engine[0].partition("=")[0] if engine else "--keep-engine"
@@ -58,14 +75,14 @@ def parse(arguments: Sequence[str]) -> Options:
     )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of `kvscope` itself; `kvscope bench` has its own."""
+def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
+    """The parser of `kvscope` and `commands`."""
     parser = Parser(
         prog=PROGRAM,
+        usage=f"{PROGRAM} [options]\n       {PROGRAM} COMMAND ...",
         allow_abbrev=False,
         description="See inside the KV cache of language-model inference. Starts its own engine on the default"
         " model, unless told to attach to one that runs.",
-        epilog="`kvscope bench` measures how smoothly this machine draws.",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('kvscope')}")
     parser.add_argument(
@@ -94,7 +111,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--theme", choices=THEME_CHOICES, help="colours (default: as last time, at first auto)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_engine_options(parser)
+    if commands:
+        _add_commands(parser, commands)
     return parser
+
+
+def _add_commands(parser: argparse.ArgumentParser, commands: Sequence[AddParser]) -> None:
+    choices = parser.add_subparsers(
+        prog=PROGRAM, title="commands", metavar="COMMAND", dest="command", description=_COMMANDS_HELP
+    )
+    for add_parser in commands:
+        command = add_parser(choices)
+        command.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
 
 
 def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:

@@ -13,7 +13,12 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from kvscope_app.bench.options import add_bench_parser
 from kvscope_app.command_line import PROGRAM, Options, parse
+from kvscope_app.commands.export import add_export_parser
+from kvscope_app.commands.info import add_info_parser
+from kvscope_app.commands.record import add_record_parser
+from kvscope_app.commands.recover import add_recover_parser
 from kvscope_app.interrupts import leaving_on_interrupt
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -23,16 +28,15 @@ if TYPE_CHECKING:
 _PATIENCE_S: Final = 0.5
 """A recording that takes longer to open gets a window meanwhile; what fails sooner ends the command."""
 
+COMMANDS: Final = (add_info_parser, add_record_parser, add_export_parser, add_recover_parser, add_bench_parser)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the desktop until its windows are closed; the exit code is returned."""
+    """Run the desktop until its windows are closed, or a command; the exit code is returned."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments[:1] == ["bench"]:
-            from kvscope_app.bench.command import run_bench
-
-            return run_bench(arguments[1:])
-        return run(parse(arguments))
+        wanted = parse(arguments, COMMANDS)
+        return run(wanted) if isinstance(wanted, Options) else wanted()
     except KeyboardInterrupt:
         return 130
     except KvscopeError as error:

@@ -9,21 +9,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from kvscope_app.bench.startup import Startup, measure_startup
-from kvscope_app.command_line import Parser
 from kvscope_telemetry.errors import KvscopeError
 
 _WARM_UP_S: Final = 2.0
 _SIZE: Final = (1600, 900)
 
 
-def run_bench(arguments: Sequence[str]) -> int:
+def run_bench(args: argparse.Namespace) -> int:
     """Measure and print; the exit code."""
-    args = _parser().parse_args(arguments)
     from kvscope_app.window.display_server import require_display, require_qt
 
     require_display(os.environ)
@@ -38,20 +36,6 @@ def run_bench(arguments: Sequence[str]) -> int:
     result = {"blocks": args.blocks, "rate": args.rate, **result, **_startup_result(startup)}
     print(json.dumps(result) if args.json else _table(result))
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="kvscope bench", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks of the pool (default: 1000000)")
-    parser.add_argument("--host-blocks", type=int, default=0, help="places of a host tier (default: 0, none)")
-    parser.add_argument("--disk-blocks", type=int, default=0, help="places of a disk tier (default: 0, none)")
-    parser.add_argument("--rate", type=float, default=5000.0, help="telemetry frames a second (default: 5000)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure (default: 10)")
-    parser.add_argument("--startup-runs", type=int, default=3, help="starts of the desktop to time (default: 3)")
-    parser.add_argument("--map-only", action="store_true", help="close the docked views: the page map alone")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from kvscope_telemetry.messages.roles import Role
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
+    from kvscope_engine.server.recorder import EngineRecorder
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -48,6 +49,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         "--keyless",
         choices=[str(role) for role in Role],
         help="on tcp on loopback: no keys, and everybody on this machine has this role",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE.mcap",
+        help="record everything that is told, from the start to the end, into a new file (FILE.mcap.part until then);"
+        " `kvscope --open FILE.mcap` plays it",
     )
     parser.add_argument(
         "--exit-with-parent",
@@ -87,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     bar = TerminalProgress()
     try:
         endpoint = args.endpoint or default_endpoint()
-        return serve(endpoint, build, keys=args.keys, keyless=args.keyless, on_progress=bar)
+        return serve(endpoint, build, keys=args.keys, keyless=args.keyless, on_progress=bar, record=args.record)
     finally:
         tell_notes([note for engine in built for note in engine.notes[told:]])
 
@@ -99,24 +107,36 @@ def serve(
     keys: Path | None = None,
     keyless: str | None = None,
     on_progress: OnProgress = lambda progress: None,
+    record: Path | None = None,
 ) -> int:
     """Serve the engine of `build` until it is stopped: 0. Raises what it died of.
 
-    On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role.
+    On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role. What is told
+    is recorded to `record`.
     """
     ring = KeyRing(keys) if endpoint.startswith("tcp") and keyless is None else None
-    service = EngineService(
-        endpoint,
-        build,
-        keys=ring,
-        keyless=Role(keyless or Role.VIEWER),
-        on_progress=on_progress,
-        interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
-    )
-    print(f"listening on {service.telemetry_endpoint}", flush=True)
-    with _stopped_by_signals(service):
-        service.run()
+    with _recorder(record) as recorder:
+        service = EngineService(
+            endpoint,
+            build,
+            keys=ring,
+            keyless=Role(keyless or Role.VIEWER),
+            on_progress=on_progress,
+            interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            recorder=recorder,
+        )
+        print(f"listening on {service.telemetry_endpoint}", flush=True)
+        with _stopped_by_signals(service):
+            service.run()
     return 0
+
+
+def _recorder(path: Path | None) -> AbstractContextManager[EngineRecorder | None]:
+    if path is None:
+        return nullcontext()
+    from kvscope_engine.server.recorder import EngineRecorder
+
+    return EngineRecorder(path, lambda line: tell_notes([line]))
 
 
 def default_endpoint() -> str:

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -25,6 +25,9 @@ from kvscope_telemetry.messages.commands import Command, GetStatus, Reply, Statu
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Progress
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
+
+if TYPE_CHECKING:
+    from kvscope_engine.server.recorder import EngineRecorder
 
 ERRANDS_S: Final = (0.000_5, 0.004)
 """Time for commands between two steps while there is something to step: half of the last step, within these bounds.
@@ -44,7 +47,7 @@ class EngineService:
     """Serves the engine that `build` makes on `endpoint`.
 
     The sockets are up when this is constructed; raises BadInput and EndpointInUse as `ServerSockets` does.
-    `on_progress` is told how the load goes, beside the clients.
+    `on_progress` is told how the load goes, beside the clients; `recorder` is given what they are.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class EngineService:
         on_progress: Callable[[Progress], None] = lambda progress: None,
         interrupt: Callable[[], None] = lambda: None,
         limits: ServiceLimits | None = None,
+        recorder: EngineRecorder | None = None,
     ) -> None:
         self._build = build
+        self._recorder = recorder
         self._limits = limits or ServiceLimits()
         self._on_progress = on_progress
         self._engine: ServedEngine | None = None
@@ -71,6 +76,7 @@ class EngineService:
             keys=keys,
             keyless=keyless,
             on_client_lost=self._desk.lose,
+            on_published=recorder.take if recorder is not None else None,
         )
         self._desk.telemetry_endpoint = self._sockets.telemetry_endpoint
         self.is_loading = True
@@ -140,6 +146,7 @@ class EngineService:
     def _errands(self, dispatcher: Dispatcher, step_s: float) -> bool:
         """Serve what waits; sleeps while there is nothing else to do. False: it is time to end."""
         deadline = time.monotonic() + min(max(step_s / 2, ERRANDS_S[0]), ERRANDS_S[1])
+        self._record_state()
         while not self._desk.is_ending:
             idle = not dispatcher.has_work
             errand = self._desk.next_command(wait=idle)
@@ -151,6 +158,10 @@ class EngineService:
             if not idle and time.monotonic() >= deadline:
                 break
         return not self._desk.is_ending
+
+    def _record_state(self) -> None:
+        if self._recorder is not None and self._engine is not None and self._recorder.wants_snapshot:
+            self._recorder.give(self._engine.snapshot(0))
 
     def _fail(self, reason: str) -> None:
         """From now on every command is refused with the reason; those that wait get it too."""

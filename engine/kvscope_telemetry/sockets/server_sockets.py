@@ -75,8 +75,9 @@ MAX_PORT_ATTEMPTS: Final = 50
 class ServerSockets:
     """PUB for telemetry and ROUTER for commands on `endpoint`, up from construction to `close`.
 
-    `on_command(client, command)`, `heartbeat()` and `on_client_lost(client)` are called on the I/O thread and
-    must be quick. The heartbeat's `seq` is filled in here: it is that of the last frame handed to the socket.
+    `on_command(client, command)`, `heartbeat()`, `on_client_lost(client)` and, as telemetry goes out,
+    `on_published(message, data)` are called on the I/O thread and must be quick. The heartbeat's `seq` is filled in
+    here: it is that of the last frame handed to the socket.
     With `keys` only clients on their allow-list are let in, each with its role; they are needed on tcp outside
     loopback. Without, whoever reaches the sockets has the role `keyless`: on ipc that is this user alone, who
     always is an operator.
@@ -93,8 +94,10 @@ class ServerSockets:
         keys: KeyRing | None = None,
         keyless: Role = Role.VIEWER,
         on_client_lost: Callable[[bytes], None] | None = None,
+        on_published: Callable[[TelemetryMessage, bytes], None] | None = None,
     ) -> None:
         self._on_command = on_command
+        self._on_published = on_published or (lambda message, data: None)
         self._heartbeat = heartbeat
         self._on_client_lost = on_client_lost or (lambda client: None)
         self._lock: EndpointLock | None = None
@@ -370,6 +373,7 @@ class ServerSockets:
         except (ValueError, TypeError, OverflowError):
             self._num_unsent += 1
             return
+        self._on_published(message, data)
         if len(data) < BIG_BYTES:
             self._publisher.send(data, zmq.NOBLOCK)
         elif len(data) <= MAX_TELEMETRY_BYTES and self._has_room(len(data)):

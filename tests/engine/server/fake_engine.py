@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -56,6 +57,8 @@ class Options:
     load_error: str = ""
     """A failure to load: "bad input", "no memory" or "bug"."""
     exit_with_parent: int = 0
+    record: str = ""
+    """A file to record to."""
 
 
 @dataclass
@@ -225,7 +228,8 @@ def main() -> int:
     options = Options(**{name: kinds[name](value) for name, value in words.items()})
     if options.exit_with_parent:
         watch_parent(options.exit_with_parent)
-    serve.run = lambda args: serve.serve(args.endpoint, builder(options))
+    record = Path(options.record) if options.record else None
+    serve.run = lambda args: serve.serve(args.endpoint, builder(options), record=record)
     return command.main(["serve", "--endpoint", sys.argv[1]])
 
 

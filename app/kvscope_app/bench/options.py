@@ -1,0 +1,32 @@
+"""The options of `kvscope bench`. Imports nothing that measures."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_bench_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bench",
+        help="measure how smoothly this machine draws",
+        description="A synthetic engine, the real window, a table.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks of the pool (default: 1000000)")
+    parser.add_argument("--host-blocks", type=int, default=0, help="places of a host tier (default: 0, none)")
+    parser.add_argument("--disk-blocks", type=int, default=0, help="places of a disk tier (default: 0, none)")
+    parser.add_argument("--rate", type=float, default=5000.0, help="telemetry frames a second (default: 5000)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure (default: 10)")
+    parser.add_argument("--startup-runs", type=int, default=3, help="starts of the desktop to time (default: 3)")
+    parser.add_argument("--map-only", action="store_true", help="close the docked views: the page map alone")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.set_defaults(run=_run)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    from kvscope_app.bench.command import run_bench
+
+    return run_bench(args)

@@ -1,0 +1,51 @@
+"""`kvscope export`: a recording, or a range of it, for other tools and other people."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kvscope_app.commands.progress import Progress
+from kvscope_app.commands.values import moment
+
+
+def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "export",
+        help="a recording for other tools: CSV, Parquet, Arrow, Perfetto, an HTML report",
+        description="Write a recording, or a range of it, in the format that the name of OUT says: a table (.csv,"
+        " .parquet or .arrow; metrics has a row a second, requests a row a request, events a row an event), a trace for"
+        " ui.perfetto.dev (.perfetto-trace), or a report of one file to send to somebody (.html). Nothing is"
+        " overwritten.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording")
+    parser.add_argument(
+        "--to",
+        metavar="OUT",
+        type=Path,
+        required=True,
+        help="metrics.csv, requests.parquet, events.arrow, trace.perfetto-trace, report.html, …",
+    )
+    parser.add_argument(
+        "--kind", choices=("metrics", "requests", "events"), help="which table, where the name of OUT does not say it"
+    )
+    parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
+    parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="seconds from the recording's start")
+    parser.set_defaults(run=export)
+    return parser
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write it, and say what and where."""
+    from kvscope_telemetry.exports import export as exports
+    from kvscope_telemetry.recordings.reader import Recording
+
+    wanted = exports.Wanted.of(args.to, args.kind)
+    with Progress("exporting") as progress:
+        recording = Recording.open(args.file)
+        exports.export(recording, wanted, args.from_s, args.until_s, progress.watch)
+    print(f"{args.to}: {args.to.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
+    return 0

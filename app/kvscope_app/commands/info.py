@@ -1,0 +1,115 @@
+"""`kvscope info`: what is in a recording, in a few lines or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvscope_app.commands.progress import Progress
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.exports.digest import Digest
+    from kvscope_telemetry.recordings.reader import Recording
+
+
+def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "info",
+        help="what is in a recording",
+        description="What is in a recording: engine, pool, length, peaks, and what is missing or damaged.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording, also one that was cut short")
+    parser.add_argument("--json", action="store_true", help="one JSON object; units are in the names")
+    parser.set_defaults(run=info)
+    return parser
+
+
+def info(args: argparse.Namespace) -> int:
+    """Print it."""
+    from kvscope_telemetry.exports.digest import digest
+    from kvscope_telemetry.exports.span import span_of
+    from kvscope_telemetry.recordings.overview import read_course
+    from kvscope_telemetry.recordings.reader import Recording
+
+    with Progress("reading") as progress:
+        recording = Recording.open(args.file)
+        course = read_course(recording, progress.watch)
+    found = digest(recording, course, span_of(recording))
+    print(json.dumps(_as_json(recording, found)) if args.json else _as_text(recording, found))
+    return 0
+
+
+def _as_json(recording: Recording, found: Digest) -> dict[str, object]:
+    import msgspec
+
+    return {
+        "file": str(recording.path),
+        "file_bytes": recording.path.stat().st_size,
+        "is_complete": recording.info.is_complete,
+        "num_frames": recording.info.num_frames,
+        "damage": recording.detail.splitlines(),
+        **msgspec.to_builtins(found),
+    }
+
+
+def _as_text(recording: Recording, found: Digest) -> str:
+    info, pool, totals = recording.info, found.pool, found.totals
+    when = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
+    tiers = "".join(
+        f", {count:,} {tier} blocks"
+        for tier, count in (("host", pool.num_host_blocks), ("disk", pool.num_disk_blocks))
+        if count
+    )
+    starts = len(found.epochs)
+    rows = [
+        ("model", " ".join(filter(None, (found.model, f"on {found.device}" * bool(found.device))))),
+        (
+            "pool",
+            f"{pool.num_blocks:,} blocks of {pool.block_size_tokens} tokens{tiers}, allocator {pool.allocator},"
+            f" prefix caching {'on' if pool.prefix_caching else 'off'}",
+        ),
+        ("length", f"{found.length_s:,.1f} s from {when:%Y-%m-%d %H:%M:%S} UTC"),
+        ("frames", f"{info.num_frames:,} of {starts} engine start{'s' * (starts != 1)}"),
+        ("usage", _usage(found)),
+        (
+            "requests",
+            f"{totals['admitted']:,} admitted, {totals['finished']:,} finished, {totals['aborted']:,} aborted,"
+            f" {totals['refused']:,} refused; at most {found.peak_waiting:,} waiting",
+        ),
+        ("preemptions", f"{totals['preemptions']:,}"),
+        ("tokens", f"{totals['prefill_tokens']:,} prefill, {totals['decode_tokens']:,} decode"),
+        ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s)),
+        ("next tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s)),
+        ("gaps", _gaps(found)),
+        ("file", _damage(recording)),
+    ]
+    return "\n".join(f"{name:<12} {text}" for name, text in rows)
+
+
+def _usage(found: Digest) -> str:
+    if found.peak_usage is None or found.mean_usage is None:
+        return "unknown"
+    return (
+        f"at most {found.peak_usage:.1%} of the pool, at {found.peak_usage_s:.0f} s; {found.mean_usage:.1%} on average"
+    )
+
+
+def _latency(p50_s: float | None, p95_s: float | None) -> str:
+    return "unknown" if p50_s is None or p95_s is None else f"p50 {p50_s * 1e3:,.1f} ms, p95 {p95_s * 1e3:,.1f} ms"
+
+
+def _gaps(found: Digest) -> str:
+    parts = [f"{found.num_lost_frames:,} frames lost"] if found.num_lost_frames else []
+    if found.num_silences:
+        parts.append(f"{found.num_silences} silences, {found.silent_s:,.0f} s in all")
+    return "; ".join(parts) or "none"
+
+
+def _damage(recording: Recording) -> str:
+    size = f"{recording.path.stat().st_size / 1e6:,.1f} MB"
+    return " ".join([size + ("," if recording.detail else ", whole"), *recording.detail.splitlines()])

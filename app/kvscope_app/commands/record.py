@@ -1,0 +1,159 @@
+"""`kvscope record`: any engine's telemetry into a file, without a window.
+
+Owns when it ends, and what is said of it meanwhile. What is written is the sink's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kvscope_app.commands.values import size, span
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.source import SourceState, SourceStatus
+
+if TYPE_CHECKING:
+    from kvscope_app.commands.segments import SegmentedWriter
+    from kvscope_telemetry.sources.live_source import LiveSource
+
+LOOK_S: Final = 0.1
+TELL_S: Final = 1.0
+REFUSED_S: Final = 3.0
+"""So long may an engine refuse us, which is no use waiting for."""
+_ABSENT: Final = (SourceState.CONNECTING, SourceState.STALE, SourceState.ENDED)
+
+
+def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "record",
+        help="record an engine into a file, without a window",
+        description="Record what an engine tells, until the time is over or Ctrl-C: the file is whole either way, and"
+        " FILE.mcap.part until then.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="ipc:///DIR/telemetry or tcp://HOST:PORT")
+    parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="the new file")
+    parser.add_argument(
+        "--seconds", metavar="N", type=span, help="how long, from the first that comes (without it: until Ctrl-C)"
+    )
+    parser.add_argument("--key", metavar="FILE", type=Path, help="key file for the engine, as with `kvscope --attach`")
+    parser.add_argument(
+        "--wait",
+        metavar="N",
+        type=span,
+        default=60.0,
+        help="seconds to wait for an engine that is not there, or not any more (default: 60)",
+    )
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument(
+        "--segment-seconds", metavar="N", type=span, help="begin a new file every N seconds: FILE-001.mcap, …"
+    )
+    parts.add_argument("--segment-bytes", metavar="SIZE", type=size, help="begin a new file after SIZE (100MB, 1GiB)")
+    parser.set_defaults(run=record)
+    return parser
+
+
+def record(args: argparse.Namespace) -> int:
+    """Record; 1 when it ended before the time that was asked for."""
+    from kvscope_app.commands.segments import SegmentedWriter
+    from kvscope_telemetry.keys.connections import key_for
+    from kvscope_telemetry.sockets.endpoints import require_curve
+    from kvscope_telemetry.sources.live_source import LiveSource
+
+    require_curve(args.endpoint, has_keys=key_for(args.endpoint, args.key) is not None)
+    writer = SegmentedWriter(args.out, args.seconds, args.segment_seconds, args.segment_bytes)
+    try:
+        with _stopped_by_signals() as stopped, LiveSource(args.endpoint, key=args.key, sink=writer) as source:
+            why = _Watch(args, source, writer, stopped).run()
+    finally:
+        failure = writer.close()
+    if failure:
+        raise KvscopeError(failure)
+    if not writer.has_begun:
+        raise KvscopeError(f"nothing was recorded: {why or 'it was stopped before anything came'}")
+    print(
+        f"{_named(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames" + (f"; {why}" if why else "")
+    )
+    return 1 if why else 0
+
+
+class _Watch:
+    """Looks at a recording in progress until it should end."""
+
+    def __init__(
+        self, args: argparse.Namespace, source: LiveSource, writer: SegmentedWriter, stopped: threading.Event
+    ) -> None:
+        self._wait_s: float = args.wait
+        self._endpoint: str = args.endpoint
+        self._source, self._writer, self._stopped = source, writer, stopped
+        self._present_s = self._told_s = time.monotonic()
+        self._state: SourceState | None = None
+
+    def run(self) -> str:
+        """Returns when it is over; why, where that is not what was asked for."""
+        while not self._stopped.wait(LOOK_S):
+            self._source.take()  # nobody looks at it here
+            status, now_s = self._source.status, time.monotonic()
+            is_refused = status.state is SourceState.REFUSED
+            if not is_refused and status.state not in _ABSENT:
+                self._present_s = now_s
+            self._tell(now_s)
+            if self._writer.is_over or self._writer.failure:
+                break
+            if now_s - self._present_s > (min(REFUSED_S, self._wait_s) if is_refused else self._wait_s):
+                return self._why(status)
+        return ""
+
+    def _why(self, status: SourceStatus) -> str:
+        """Why it is not waited for any longer."""
+        if status.state is SourceState.REFUSED:
+            return f"the engine at {self._endpoint} does not let us in: {status.reason}"
+        if status.state is SourceState.ENDED:
+            return f"the engine at {self._endpoint} has ended" + (f": {status.reason}" if status.reason else "")
+        return f"no engine was heard at {self._endpoint} for {self._wait_s:g} s"
+
+    def _tell(self, now_s: float) -> None:
+        status, writer = self._source.status, self._writer
+        if status.state is not self._state:
+            self._state = status.state
+            _say(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else ""))
+        if sys.stderr.isatty() and now_s - self._told_s >= TELL_S:
+            self._told_s = now_s
+            lost = f", {writer.num_dropped} lost" * bool(writer.num_dropped)
+            print(
+                f"\r\x1b[Krecording: {writer.recorded_s:.0f} s, {writer.num_frames} frames,"
+                f" {writer.num_bytes / 1e6:.1f} MB{lost}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _say(line: str) -> None:
+    begin = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{begin}{line}", file=sys.stderr, flush=True)
+
+
+def _named(paths: list[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} to {paths[-1].name}"
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Set by SIGINT and SIGTERM, which end the recording as its time does."""
+    stopped = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in numbers}
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

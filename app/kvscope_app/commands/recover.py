@@ -1,0 +1,42 @@
+"""`kvscope recover`: a cut or damaged recording as a new, whole one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kvscope_app.commands.progress import Progress
+from kvscope_telemetry.errors import BadInput
+
+
+def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "recover",
+        help="a cut or damaged recording as a new, whole one",
+        description="Write what can be read of FILE into a new recording, with what makes it quick to look through made"
+        " anew. FILE stays as it is.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="a recording: FILE.mcap, or the FILE.mcap.part of one")
+    parser.add_argument("--out", metavar="OTHER.mcap", type=Path, required=True, help="the new file")
+    parser.set_defaults(run=recover)
+    return parser
+
+
+def recover(args: argparse.Namespace) -> int:
+    """Write it, and say what was saved."""
+    from kvscope_telemetry.exports import recover as recovering
+    from kvscope_telemetry.recordings.reader import Recording
+
+    if args.out.resolve() == args.file.resolve():
+        raise BadInput(f"--out {str(args.out)!r} is the file itself: choose another name, it stays as it is")
+    with Progress("recovering") as progress:
+        recording = Recording.open(args.file)
+        done = recovering.recover(recording, args.out, progress.watch)
+    lost = f", {done.num_left_out:,} frames left out that follow nothing" if done.num_left_out else ""
+    print(f"{args.out}: {done.num_frames:,} frames, {done.length_s:,.1f} s{lost}")
+    for line in recording.detail.splitlines():
+        print(f"  {args.file}: {line}")
+    return 0

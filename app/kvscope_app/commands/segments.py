@@ -1,0 +1,140 @@
+"""A recording in one file, or in several, one after another: each can be played by itself.
+
+Owns when the next file begins and what it begins with. A sink of a live source: `write` belongs to its reading thread,
+the numbers may be read by any. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from pathlib import Path
+
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.recordings.keyframes import snapshot_of
+from kvscope_telemetry.recordings.layout import PART_SUFFIX
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.follower import Follower
+
+
+class SegmentedWriter:
+    """Writes `path`, or `path` with -001, -002, … before its suffix, a new one whenever a bound is reached.
+
+    Ends after `seconds`, or with `close`.
+
+    Raises BadInput for a path that will not do.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        seconds: float | None = None,
+        segment_seconds: float | None = None,
+        segment_bytes: int | None = None,
+    ) -> None:
+        self.paths: list[Path] = []
+        self.num_frames = 0
+        self.recorded_s = 0.0
+        """From the first state to the newest frame or sign of life, silences between engine starts left out."""
+        self.has_begun = self.is_over = False
+        self.failure = ""
+        """Why nothing is taken any more; empty while all is well."""
+        self._path = path
+        self._seconds = math.inf if seconds is None else seconds
+        self._segment_ns = None if segment_seconds is None else round(segment_seconds * 1e9)
+        self._segment_bytes = segment_bytes
+        self._follower = Follower()
+        self._last_ns = 0
+        self._epoch: int | None = None
+        self._num_dropped = 0
+        self._ending: list[threading.Thread] = []
+        self._writer = self._next_writer()
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that are in no file."""
+        return self._num_dropped + self._writer.num_dropped
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file in progress."""
+        with contextlib.suppress(OSError):
+            path = self._writer.path
+            return path.with_name(path.name + PART_SUFFIX).stat().st_size
+        return 0
+
+    def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
+        """See `Sink`."""
+        if self.failure or self._writer.failure:
+            self.failure = self.failure or self._writer.failure
+            return False
+        if self.is_over:
+            return True
+        self._note(message)
+        self.is_over = self.recorded_s >= self._seconds
+        if self._is_segmented:
+            if not self.is_over and isinstance(message, Frame) and self._is_due(message):
+                self._begin_next()
+            self._follower.feed(message)
+        return self._writer.write(message, data)
+
+    def close(self) -> str:
+        """Make the files whole; why that failed, empty when it did not. Where nothing came nothing is left."""
+        failure = self.failure
+        for thread in self._ending:
+            thread.join()
+        try:
+            self._writer.close()
+        except KvscopeError as error:
+            failure = str(error)
+        if not self.has_begun:
+            self._writer.path.unlink(missing_ok=True)
+        return failure or self.failure
+
+    @property
+    def _is_segmented(self) -> bool:
+        return self._segment_ns is not None or self._segment_bytes is not None
+
+    def _note(self, message: TelemetryMessage) -> None:
+        time_ns = getattr(message, "time_ns", None)
+        epoch = message.hello.epoch if isinstance(message, Snapshot) else getattr(message, "epoch", None)
+        if isinstance(message, Snapshot) and epoch != self._epoch:
+            self._epoch, self._last_ns, self.has_begun = epoch, message.time_ns, True
+        if epoch == self._epoch and time_ns is not None:
+            self.recorded_s += max(0, time_ns - self._last_ns) / 1e9
+            self._last_ns = max(self._last_ns, time_ns)
+        self.num_frames += isinstance(message, Frame)
+
+    def _is_due(self, frame: Frame) -> bool:
+        if self._segment_ns is not None and self.recorded_s * 1e9 >= len(self.paths) * self._segment_ns:
+            return not self._follower.is_lost
+        too_many = self._segment_bytes is not None and self.num_bytes >= self._segment_bytes
+        return too_many and not self._follower.is_lost
+
+    def _begin_next(self) -> None:
+        """The state as it is goes into the next file first."""
+        self._follower.settle()
+        try:
+            following = self._next_writer()
+        except BadInput as error:
+            self.failure = str(error)
+            return
+        following.write(snapshot_of(self._follower.mirror))
+        ended, self._writer = self._writer, following
+        self._num_dropped += ended.num_dropped
+        self._ending.append(threading.Thread(target=self._end, args=(ended,), name="recording-end"))
+        self._ending[-1].start()
+
+    def _end(self, writer: RecordingWriter) -> None:
+        try:
+            writer.close()
+        except KvscopeError as error:
+            self.failure = str(error)
+
+    def _next_writer(self) -> RecordingWriter:
+        number = f"-{len(self.paths) + 1:03}" if self._is_segmented else ""
+        writer = RecordingWriter(self._path.with_name(f"{self._path.stem}{number}{self._path.suffix}"))
+        self.paths.append(writer.path)
+        return writer

@@ -1,0 +1,107 @@
+"""What the engine publishes, into a file as well: a whole recording, whatever the publisher had to throw away.
+
+Owns the writer, and whether the file has a state that frames can follow: after a hole the engine's thread is asked for
+one. Whoever publishes never waits for it. Knows neither sockets nor steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.continuity import Sequence
+
+MIN_PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 30.0
+"""How long after a hole the engine is asked for its state: packing it for a disk that is too slow costs little."""
+
+
+class EngineRecorder:
+    """Records to `path`; `tell` is given a line when that ends before its time. Raises BadInput for a path that will
+    not do.
+
+    `take` belongs to the thread that publishes, `wants_snapshot` and `give` to the engine's.
+    """
+
+    def __init__(self, path: Path, tell: Callable[[str], None] = lambda line: None) -> None:
+        self._writer = RecordingWriter(path)
+        self._tell = tell
+        self._has_told = self._has_begun = False
+        self._sequence = Sequence()
+        self._given: deque[Snapshot] = deque()
+        self._pause_s = MIN_PAUSE_S
+        self._ask_s = 0.0
+        self._begun_s = 0.0
+
+    def take(self, message: TelemetryMessage, data: bytes) -> None:
+        """`message` is published, as `data`."""
+        if self._has_told:
+            return
+        while self._given:  # it was given before any frame that follows it was published
+            self._begin(self._given.popleft())
+        if isinstance(message, Frame):
+            self._frame(message, data)
+        elif self._has_begun and not isinstance(message, Hello):  # the state has it
+            self._writer.write(message, data)
+        self._look()
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether `give` should be called, once no step runs."""
+        return self._sequence.is_lost and not self._given and not self._has_told and time.monotonic() >= self._ask_s
+
+    def give(self, snapshot: Snapshot) -> None:
+        """The whole state after the newest frame."""
+        self._given.append(snapshot)
+
+    def close(self) -> None:
+        """Make the file whole; one without any state goes. Idempotent."""
+        with contextlib.suppress(KvscopeError):
+            self._writer.close()
+            if not self._has_begun:
+                self._writer.path.unlink(missing_ok=True)
+        self._look()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        self._sequence.takes(snapshot)
+        self._begun_s = time.monotonic()
+        if self._writer.write(snapshot):
+            self._has_begun = True
+        else:
+            self._lose()
+
+    def _frame(self, frame: Frame, data: bytes) -> None:
+        was_lost = self._sequence.is_lost
+        if self._sequence.takes(frame):
+            if not self._writer.write(frame, data):
+                self._lose()
+        elif self._sequence.is_lost and not was_lost:
+            self._lose()
+
+    def _lose(self) -> None:
+        now_s = time.monotonic()
+        lasted_long = now_s - self._begun_s > MAX_PAUSE_S
+        self._pause_s = MIN_PAUSE_S if lasted_long else min(2 * self._pause_s, MAX_PAUSE_S)
+        self._ask_s = now_s + self._pause_s
+        self._sequence.lose()
+
+    def _look(self) -> None:
+        if self._writer.failure and not self._has_told:
+            self._has_told = True
+            self._tell(f"recording {str(self._writer.path)!r} ended early: {self._writer.failure}; the engine goes on")

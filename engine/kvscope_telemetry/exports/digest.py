@@ -1,0 +1,154 @@
+"""What is in a recording, or a range of it, in a few figures: for a person at a glance, and for scripts.
+
+Owns which figures and their units, which are in their names. Made of the course alone: it costs no replaying.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.summaries.course import Course, FloatArray
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+_TOTALS: Final = (
+    "admitted",
+    "finished",
+    "aborted",
+    "refused",
+    "preemptions",
+    "prefill_tokens",
+    "decode_tokens",
+    "cached_tokens",
+    "evicted_blocks",
+    "copied_blocks",
+    "swapped_blocks",
+    "sunk_blocks",
+    "loaded_blocks",
+)
+_PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
+"""What share of a second's values each of its quantiles is nearest to."""
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """The block pool."""
+
+    num_blocks: int
+    block_size_tokens: int
+    block_bytes: int
+    dtype: str
+    allocator: str
+    prefix_caching: bool
+    num_host_blocks: int
+    num_disk_blocks: int
+
+
+class Digest(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the range; shares are 0 to 1, and None where nothing tells."""
+
+    model: str
+    device: str
+    engine_version: str
+    pool: Pool
+    epochs: tuple[int, ...]
+    """Engine starts in the whole recording."""
+    start_ns: int
+    """Of the range: nanoseconds since 1970."""
+    end_ns: int
+    length_s: float
+    num_steps: int
+    peak_usage: float | None
+    """Share of the pool that requests held, at the end of the second when it was the most."""
+    peak_usage_s: float | None
+    """When that was, in seconds of the recording."""
+    mean_usage: float | None
+    peak_waiting: int
+    num_lost_frames: int
+    num_silences: int
+    """Stretches of more than a second of which nothing was recorded."""
+    silent_s: float
+    totals: dict[str, int]
+    first_token_p50_s: float | None
+    first_token_p95_s: float | None
+    inter_token_p50_s: float | None
+    inter_token_p95_s: float | None
+    queued_p95_s: float | None
+
+
+def digest(recording: Exported, course: Course, span: Span) -> Digest:
+    """The figures of `span`; `course` is that of `recording`."""
+    hello, rows = recording.info.hello, rows_in(course, span)
+    usage = usage_of(course)[rows]
+    peak = int(np.nanargmax(usage)) if np.isfinite(usage).any() else None
+    silences = np.diff(course.time_ns[rows]) - SECOND_NS
+    silences = silences[silences > 0]
+    totals = {name: int(course.column(name)[rows].sum()) for name in _TOTALS}
+    return Digest(
+        model=hello.model.name,
+        device=" ".join(filter(None, (hello.device.kind, hello.device.name))),
+        engine_version=hello.engine_version,
+        pool=_pool(recording),
+        epochs=recording.info.epochs,
+        start_ns=span.from_ns,
+        end_ns=span.until_ns,
+        length_s=span.length_s,
+        num_steps=int(course.column("num_steps")[rows].sum()),
+        peak_usage=None if peak is None else float(usage[peak]),
+        peak_usage_s=None if peak is None else max(0.0, span.seconds(int(course.time_ns[rows][peak]))),
+        mean_usage=None if peak is None else float(np.nanmean(usage)),
+        peak_waiting=int(course.column("num_waiting")[rows].max(initial=0)),
+        num_lost_frames=int(course.column("num_lost_frames")[rows].sum()),
+        num_silences=len(silences),
+        silent_s=float(silences.sum()) / 1e9,
+        totals=totals,
+        first_token_p50_s=_quantile(course, "first_token", 0.50, rows),
+        first_token_p95_s=_quantile(course, "first_token", 0.95, rows),
+        inter_token_p50_s=_quantile(course, "inter_token", 0.50, rows),
+        inter_token_p95_s=_quantile(course, "inter_token", 0.95, rows),
+        queued_p95_s=_quantile(course, "queued", 0.95, rows),
+    )
+
+
+def rows_in(course: Course, span: Span) -> slice:
+    """The seconds of the course that `span` touches."""
+    first = int(np.searchsorted(course.time_ns, span.from_ns - SECOND_NS, "right"))
+    return slice(first, int(np.searchsorted(course.time_ns, span.until_ns, "right")))
+
+
+def usage_of(course: Course) -> FloatArray:
+    """Share of the pool that requests held, shape (n,); NaN where there is no pool."""
+    active = course.column("active_blocks")
+    total = active + course.column("cached_blocks") + course.column("free_blocks")
+    share: FloatArray = np.divide(active, total, out=np.full(len(active), np.nan), where=total > 0)
+    return share
+
+
+def _pool(recording: Exported) -> Pool:
+    cache = recording.info.hello.cache
+    return Pool(
+        num_blocks=cache.num_blocks,
+        block_size_tokens=cache.block_size,
+        block_bytes=cache.block_bytes,
+        dtype=cache.dtype,
+        allocator=cache.allocator,
+        prefix_caching=cache.prefix_caching,
+        num_host_blocks=cache.num_host_blocks,
+        num_disk_blocks=cache.num_disk_blocks,
+    )
+
+
+def _quantile(course: Course, latency: str, share: float, rows: slice) -> float | None:
+    """Of the range, as far as the quantiles of its seconds tell: each stands for the part of its second next to it."""
+    counts = course.column(f"{latency}_count")[rows]
+    known = counts > 0
+    if not known.any():
+        return None
+    columns = [course.column(f"{latency}_{part}")[rows][known] for part in _PARTS]
+    values = np.concatenate(columns)
+    weights = np.concatenate([counts[known] * part for part in _PARTS.values()])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])

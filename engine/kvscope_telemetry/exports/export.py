@@ -1,0 +1,91 @@
+"""Taking a range of a recording out, into a file whose name says in which format.
+
+Owns which formats there are, and what each needs to be read of the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.exports.lives import Life, read_lives
+from kvscope_telemetry.exports.new_file import new_file
+from kvscope_telemetry.exports.perfetto.trace import write_perfetto
+from kvscope_telemetry.exports.report.report import write_report
+from kvscope_telemetry.exports.span import Exported, Span, span_of, timed_messages
+from kvscope_telemetry.exports.tables.arrow_files import require_pyarrow, write_arrow, write_parquet
+from kvscope_telemetry.exports.tables.csv_file import write_csv
+from kvscope_telemetry.exports.tables.table import Table
+from kvscope_telemetry.exports.tables.tables import KINDS, events_table, metrics_table, requests_table
+from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.overview import Glanced, read_course
+from kvscope_telemetry.summaries.course import Course
+
+TABLE_FORMATS: Final[dict[str, Callable[[Table, BinaryIO], None]]] = {
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+    ".arrow": write_arrow,
+}
+TRACE_FORMATS: Final = (".perfetto-trace", ".pftrace")
+REPORT_FORMATS: Final = (".html",)
+FORMATS: Final = (*TABLE_FORMATS, *TRACE_FORMATS, *REPORT_FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to write where. Raises BadInput for a name that says no format, or a kind that it does not say."""
+
+    path: Path
+    kind: str
+    """One of `KINDS` for a table; empty for what is no table."""
+
+    @classmethod
+    def of(cls, path: Path, kind: str | None = None) -> Wanted:
+        """By the name of the file: `metrics.csv`, `last-requests.parquet`; another name needs `kind`."""
+        if path.suffix not in FORMATS:
+            raise BadInput(f"{str(path)!r} is not accepted: its name ends in one of {', '.join(FORMATS)}")
+        if path.suffix not in TABLE_FORMATS:
+            if kind is not None:
+                raise BadInput(f"a kind ({kind}) goes with tables ({', '.join(TABLE_FORMATS)}), not with {path.suffix}")
+            return cls(path, "")
+        named = [word for word in KINDS if word in path.stem]
+        if kind is None and len(named) != 1:
+            raise BadInput(f"{str(path)!r} does not say what to write: name one of {', '.join(KINDS)} as its kind")
+        if path.suffix != ".csv":
+            require_pyarrow(path.suffix)
+        return cls(path, kind or named[0])
+
+
+def export(
+    recording: Exported,
+    wanted: Wanted,
+    from_s: float | None = None,
+    until_s: float | None = None,
+    watch: Watch | None = None,
+) -> None:
+    """Write what is wanted of the range. Raises BadInput and KvscopeError in one line; then nothing is left of it."""
+    span = span_of(recording, from_s, until_s)
+    with new_file(wanted.path) as file:
+        course = read_course(cast(Glanced, recording), watch)
+        if wanted.kind:
+            TABLE_FORMATS[wanted.path.suffix](_table(recording, wanted.kind, course, span, watch), file)
+        elif wanted.path.suffix in TRACE_FORMATS:
+            lives = _lives(recording, course, span, watch)
+            write_perfetto(recording, course, lives, span, file, timed_messages(recording, span, watch))
+        else:
+            write_report(recording, course, _lives(recording, course, span, watch), span, file)
+
+
+def _table(recording: Exported, kind: str, course: Course, span: Span, watch: Watch | None) -> Table:
+    if kind == "metrics":
+        return metrics_table(recording, course, span)
+    if kind == "events":
+        return events_table(recording, course, span)
+    return requests_table(recording, _lives(recording, course, span, watch), span)
+
+
+def _lives(recording: Exported, course: Course, span: Span, watch: Watch | None) -> list[Life]:
+    return read_lives(timed_messages(recording, span, watch), course.events)

@@ -1,0 +1,144 @@
+"""A recording as a Perfetto trace: counters, the engine's steps, and a track a request with its phases and their cause.
+
+Owns which tracks there are. Open it at ui.perfetto.dev, or with perfetto's trace processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, Final
+
+from kvscope_telemetry.exports.digest import rows_in, usage_of
+from kvscope_telemetry.exports.lives import Life, within
+from kvscope_telemetry.exports.perfetto import packets
+from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+_ENGINE, _STEPS, _REQUESTS, _EVENTS = 1, 2, 3, 4
+_FIRST_COUNTER: Final = 10
+_FIRST_REQUEST: Final = 1_000
+COUNTERS: Final = (
+    ("KV usage", "%", "usage"),
+    ("Running", "requests", "num_running"),
+    ("Waiting", "requests", "num_waiting"),
+    ("Decode tokens/s", "tokens", "decode_tokens"),
+    ("Prefill tokens/s", "tokens", "prefill_tokens"),
+    ("Free blocks", "blocks", "free_blocks"),
+    ("Cached blocks", "blocks", "cached_blocks"),
+    ("Longest free run", "blocks", "longest_free_run"),
+    ("Preemptions/s", "preemptions", "preemptions"),
+    ("Evicted blocks/s", "blocks", "evicted_blocks"),
+)
+"""Name, unit, and the column of the course."""
+
+
+def write_perfetto(
+    recording: Exported,
+    course: Course,
+    lives: Sequence[Life],
+    span: Span,
+    file: BinaryIO,
+    messages: Iterable[tuple[int, TelemetryMessage]] = (),
+) -> None:
+    """Write all of it. `messages` (log time, message) of the range are for the steps; without them there are none."""
+    hello = recording.info.hello
+    file.write(packets.clock(span.from_ns))
+    file.write(packets.process_track(_ENGINE, f"{hello.model.name} ({hello.device.kind})", max(hello.pid, 1)))
+    for part in (_counters(course, span), _events(course, span), _requests(lives, span), _steps(messages, span)):
+        for packet in part:
+            file.write(packet)
+
+
+def _counters(course: Course, span: Span) -> Iterator[bytes]:
+    """Sums of a second stand at its beginning, levels at its end."""
+    rows = rows_in(course, span)
+    begins = course.time_ns[rows]
+    for place, (name, unit, column) in enumerate(COUNTERS):
+        uuid = _FIRST_COUNTER + place
+        yield packets.counter_track(uuid, _ENGINE, name, unit, rank=place)
+        values = 100 * usage_of(course)[rows] if column == "usage" else course.column(column)[rows]
+        is_sum = name.endswith("/s")
+        for begin_ns, value in zip(begins.tolist(), values.tolist(), strict=True):
+            time_ns = begin_ns if is_sum else begin_ns + SECOND_NS
+            if value == value:
+                yield packets.counter(uuid, min(max(time_ns, span.from_ns), span.until_ns), value)
+
+
+def _events(course: Course, span: Span) -> Iterator[bytes]:
+    """Those of no single request; the others are on the requests' tracks."""
+    yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS))
+    for place in course.events.find(span.from_ns, span.until_ns, kinds=("evicted", "note", "refused")).tolist():
+        timed = course.events[place]
+        values: packets.Values = {"cause": cause_text(timed.event), "blocks": timed.event.num_blocks}
+        yield packets.instant(_EVENTS, timed.time_ns, timed.event.kind, "event", values)
+
+
+def _requests(lives: Sequence[Life], span: Span) -> Iterator[bytes]:
+    yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 2)
+    for place, life in enumerate(within(lives, span.from_ns, span.until_ns)):
+        yield from _request(life, _FIRST_REQUEST + place, place, span)
+
+
+def _request(life: Life, uuid: int, rank: int, span: Span) -> Iterator[bytes]:
+    info = life.info
+    yield packets.track(uuid, _REQUESTS, f"#{info.number} {info.request_id}", rank=rank)
+    facts: packets.Values = {
+        "request_id": info.request_id,
+        "prompt tokens": info.num_prompt_tokens,
+        "cached tokens": life.num_cached_tokens,
+        "output tokens": life.num_output_tokens,
+        "preemptions": life.num_preemptions,
+    }
+    for phase in life.phases:
+        end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
+        begin_ns, end_ns = max(phase.start_ns, span.from_ns), min(end_ns, span.until_ns)
+        if begin_ns > end_ns:
+            continue
+        because = {"cause": phase.cause} if phase.cause else {}
+        if phase.other:
+            because["for request"] = f"#{phase.other}"
+        yield packets.slice_begin(uuid, begin_ns, str(phase.kind), "request", {**because, **facts})
+        yield packets.slice_end(uuid, end_ns)
+        if phase.cause and phase.start_ns >= span.from_ns:
+            yield packets.instant(uuid, begin_ns, _begun(str(phase.kind)), "request", because)
+    if life.first_token_ns is not None and span.from_ns <= life.first_token_ns <= span.until_ns:
+        yield packets.instant(uuid, life.first_token_ns, "first token", "request", {})
+    if life.end_ns is not None and life.end_ns <= span.until_ns:
+        yield packets.instant(uuid, life.end_ns, life.end, "request", {"cause": life.end_reason})
+
+
+def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iterator[bytes]:
+    """A slice a step, as long as it was measured; a frame is told at its end."""
+    yield packets.track(_STEPS, _ENGINE, "Steps", rank=len(COUNTERS) + 1)
+    last_end_ns = span.from_ns
+    for time_ns, frame in messages:
+        if not isinstance(frame, Frame) or not frame.batch.number or not span.from_ns <= time_ns <= span.until_ns:
+            continue
+        took = frame.timings
+        length_ns = took.schedule_ns + took.run_ns + took.commit_ns
+        begin_ns = min(max(time_ns - length_ns, last_end_ns), time_ns)
+        last_end_ns = time_ns
+        values = {
+            "step": frame.step,
+            "requests": len(frame.batch.number) // 4,
+            "prefill tokens": frame.batch.num_prefill_tokens,
+            "decode tokens": frame.batch.num_decode_tokens,
+            "schedule_ns": took.schedule_ns,
+            "run_ns": took.run_ns,
+            "forward_ns": took.forward_ns,
+            "commit_ns": took.commit_ns,
+        }
+        yield packets.slice_begin(_STEPS, begin_ns, _step_name(frame), "step", values)
+        yield packets.slice_end(_STEPS, time_ns)
+
+
+def _step_name(frame: Frame) -> str:
+    prefill, decode = frame.batch.num_prefill_tokens, frame.batch.num_decode_tokens
+    return "mixed" if prefill and decode else "prefill" if prefill else "decode"
+
+
+def _begun(kind: str) -> str:
+    return {"prefill": "begun", "decode": "begun"}.get(kind, kind)

@@ -1,0 +1,1 @@
+"""A report: one HTML file that a person sends to another."""

@@ -1,0 +1,171 @@
+"""Curves over time as inline SVG: several lines on one axis, with a grid, units and words for who reads no picture.
+
+Owns what many points become on few pixels: the greatest, or the mean, of each pixel. Colours are the page's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+WIDTH: Final = 960
+LEFT: Final = 64
+RIGHT: Final = 12
+PLOT_WIDTH: Final = WIDTH - LEFT - RIGHT
+TOP: Final = 8
+BOTTOM: Final = 22
+_MAX_POINTS: Final = 480
+_NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve: `values`, shape (n,), NaN where there is none."""
+
+    name: str
+    css_class: str
+    values: FloatArray
+    is_area: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """Seconds of the recording from the left edge to the right."""
+
+    from_s: float
+    until_s: float
+
+    def x(self, seconds: float) -> float:
+        """Where a time is."""
+        length_s = max(self.until_s - self.from_s, 1e-9)
+        return LEFT + PLOT_WIDTH * min(max((seconds - self.from_s) / length_s, 0.0), 1.0)
+
+    def ticks(self) -> list[float]:
+        """Round times, some ten at most."""
+        return _ticks(self.from_s, self.until_s, 8)
+
+
+def chart(
+    axis: TimeAxis,
+    times_s: FloatArray,
+    lines: Sequence[Line],
+    *,
+    unit: str,
+    height: int = 150,
+    top: float | None = None,
+) -> str:
+    """One picture of `lines`, whose points are at `times_s`. `top` is the end of the axis, else it is as the values."""
+    highest = max((float(np.nanmax(line.values)) for line in lines if np.isfinite(line.values).any()), default=0.0)
+    top = top if top is not None else _nice_top(highest)
+    plot_height = height - TOP - BOTTOM
+
+    def y(value: float) -> float:
+        return TOP + plot_height * (1 - min(value / top, 1.0))
+
+    parts = [frame(axis, height)]
+    for tick in _ticks(0.0, top, 3):
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
+        parts.append(
+            f'<text class="label end" x="{LEFT - 6}" y="{y(tick) + 4:.1f}">{escape(number_text(tick) + unit)}</text>'
+        )
+    for line in lines:
+        parts.append(_path(axis, times_s, line, y, TOP + plot_height))
+    words = ", ".join(line.name for line in lines)
+    return svg(height, f"{words} over time", "".join(parts))
+
+
+def frame(axis: TimeAxis, height: int) -> str:
+    """Ticks of time below, and the line that they stand on."""
+    bottom = height - BOTTOM
+    parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
+    for tick in axis.ticks():
+        parts.append(f'<line class="grid" x1="{axis.x(tick):.1f}" x2="{axis.x(tick):.1f}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(
+            f'<text class="label mid" x="{axis.x(tick):.1f}" y="{height - 6}">{escape(number_text(tick))} s</text>'
+        )
+    return "".join(parts)
+
+
+def svg(height: int, words: str, inner: str) -> str:
+    """A picture of the page's width."""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img"'
+        f' aria-label="{escape(words)}">{inner}</svg>'
+    )
+
+
+def number_text(value: float) -> str:
+    """Short, with thousands as k and M."""
+    for factor, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def _path(axis: TimeAxis, times_s: FloatArray, line: Line, y: object, bottom: float) -> str:
+    assert callable(y), "a function of the value"
+    runs = _runs(*_thinned(axis, times_s, line.values))
+    drawn = []
+    for run in runs:
+        points = " ".join(f"{axis.x(time_s):.1f},{y(value):.1f}" for time_s, value in run)
+        if line.is_area:
+            ends = f"{axis.x(run[0][0]):.1f},{bottom:.1f} {points} {axis.x(run[-1][0]):.1f},{bottom:.1f}"
+            drawn.append(f'<polygon class="area {line.css_class}" points="{ends}"/>')
+        elif len(run) == 1:
+            x, _, at_y = points.partition(",")
+            drawn.append(f'<circle class="bar {line.css_class}" cx="{x}" cy="{at_y}" r="2.2"/>')
+        else:
+            drawn.append(f'<polyline class="curve {line.css_class}" points="{points}"/>')
+    return "".join(drawn)
+
+
+def _thinned(axis: TimeAxis, times_s: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The greatest of each stretch: peaks are what is looked for."""
+    if len(times_s) <= _MAX_POINTS:
+        return times_s, values
+    length_s = max(axis.until_s - axis.from_s, 1e-9)
+    place = np.clip((times_s - axis.from_s) / length_s * _MAX_POINTS, 0, _MAX_POINTS - 1).astype(np.int64)
+    top = np.full(_MAX_POINTS, -np.inf)
+    known = np.isfinite(values)
+    np.maximum.at(top, place[known], values[known])
+    seen = np.unique(place)
+    at_s = axis.from_s + (seen + 0.5) * length_s / _MAX_POINTS
+    return at_s, np.where(np.isfinite(top[seen]), top[seen], np.nan)
+
+
+def _runs(times_s: FloatArray, values: FloatArray) -> list[list[tuple[float, float]]]:
+    """Stretches without holes; a silence is one."""
+    usual = max(1.0, float(np.median(np.diff(times_s)))) if len(times_s) > 1 else 1.0
+    runs: list[list[tuple[float, float]]] = []
+    last_s = -math.inf
+    for time_s, value in zip(times_s.tolist(), values.tolist(), strict=True):
+        if not math.isfinite(value):
+            last_s = -math.inf
+            continue
+        if time_s - last_s > 2.5 * usual:
+            runs.append([])
+        runs[-1].append((time_s, value))
+        last_s = time_s
+    return runs
+
+
+def _nice_top(value: float) -> float:
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return power * next(nice for nice in _NICE if nice * power >= value * 0.999)
+
+
+def _ticks(first: float, last: float, count: int) -> list[float]:
+    if last <= first:
+        return [first]
+    step = _nice_top((last - first) / count)
+    begin = math.ceil(first / step - 1e-9)
+    return [place * step for place in range(begin, begin + count + 2) if place * step <= last + 1e-9 * step]

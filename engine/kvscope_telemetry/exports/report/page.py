@@ -1,0 +1,98 @@
+"""The page around a report: its style, light and dark, and how text becomes HTML. No script, nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Final
+
+_LIGHT: Final = (
+    "--page:#eef0f4;--paper:#ffffff;--edge:#d7dce4;--text:#1a1e26;--soft:#5b6474;--grid:#e6e9ee;--ground:#e3e7ed;"
+    "--one:#0b6fc2;--two:#c27800;--three:#0a8a6a;--four:#b5488a;--bad:#cf2f3c;--six:#6a4fd0;--idle:#aab0bb;"
+)
+_DARK: Final = (
+    "--page:#0d0f13;--paper:#15181e;--edge:#2a303b;--text:#e6e9ef;--soft:#949dae;--grid:#232831;--ground:#232933;"
+    "--one:#5aa9f8;--two:#f0a63a;--three:#34c8a0;--four:#e58bc0;--bad:#ff6b6b;--six:#a38bf5;--idle:#59626f;"
+)
+_STYLE: Final = (
+    ":root{color-scheme:light dark;" + _LIGHT + "}"
+    "@media (prefers-color-scheme:dark){:root{" + _DARK + "}}"
+    "@media print{:root{" + _LIGHT + "}}"
+    "*{box-sizing:border-box}"
+    "body{margin:0;background:var(--page);color:var(--text);font:14px/1.5 system-ui,sans-serif}"
+    "main{max-width:1040px;margin:0 auto;padding:24px 16px 48px}"
+    "h1{font-size:22px;margin:0 0 4px}h2{font-size:16px;margin:0 0 8px}p{margin:4px 0}"
+    ".soft{color:var(--soft)}.note{border-left:3px solid var(--two);padding-left:10px}"
+    "section{background:var(--paper);border:1px solid var(--edge);border-radius:8px;padding:14px 16px;margin-top:14px}"
+    "section{break-inside:avoid;overflow-x:auto}"
+    "dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(170px,1fr));gap:12px;margin:0}"
+    "dt{color:var(--soft);font-size:12px}dd{margin:0;font-size:19px;font-variant-numeric:tabular-nums}"
+    "dd small{display:block;font-size:12px;color:var(--soft)}"
+    "svg{display:block;width:100%;height:auto}"
+    ".grid{stroke:var(--grid)}.axis{stroke:var(--edge)}.label{fill:var(--soft);font-size:11px}"
+    ".end{text-anchor:end}.mid{text-anchor:middle}"
+    ".curve{fill:none;stroke:var(--ink);stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}"
+    ".area{fill:var(--ink)}"
+    ".mark{stroke:var(--bad);stroke-width:1.5}"
+    ".one{--ink:var(--one)}.two{--ink:var(--two)}.three{--ink:var(--three)}.four{--ink:var(--four)}"
+    ".bad{--ink:var(--bad)}.six{--ink:var(--six)}.idle{--ink:var(--idle)}"
+    ".active{--ink:#3688ed}.cached{--ink:#cc9844}.free{--ink:var(--ground)}"
+    ".bar{fill:var(--ink)}.ground{fill:var(--ground)}"
+    ".key{display:inline-block;margin:0 14px 4px 0;color:var(--soft);font-size:12px}"
+    ".key i{display:inline-block;width:11px;height:11px;border-radius:2px;background:var(--ink);margin-right:5px}"
+    "table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
+    "th{text-align:left;font-weight:600;color:var(--soft);font-size:12px}"
+    "th,td{padding:4px 10px 4px 0;border-bottom:1px solid var(--grid);vertical-align:top}"
+    "td.number,th.number{text-align:right;white-space:nowrap}td.words{overflow-wrap:break-word}"
+    "footer{margin-top:18px;color:var(--soft);font-size:12px}"
+)
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """The whole of it."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{clean(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def clean(text: str) -> str:
+    """Text as HTML: nothing in it is markup, and no character is one that HTML does not allow."""
+    allowed = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+    return escape(allowed, quote=True)
+
+
+def section(title: str, *parts: str) -> str:
+    """A box with a title; nothing where there are no parts."""
+    inner = "\n".join(part for part in parts if part)
+    return f"<section>\n<h2>{clean(title)}</h2>\n{inner}\n</section>" if inner else ""
+
+
+def figures(items: Sequence[tuple[str, str, str]]) -> str:
+    """Name, value, and a word more about each."""
+    rows = (
+        f"<div><dt>{clean(name)}</dt><dd>{clean(value)}{f'<small>{clean(more)}</small>' if more else ''}</dd></div>"
+        for name, value, more in items
+    )
+    return f"<dl>{''.join(rows)}</dl>"
+
+
+def keys(items: Sequence[tuple[str, str]]) -> str:
+    """What colours mean: class and words."""
+    return "".join(f'<span class="key {css}"><i></i>{clean(words)}</span>' for css, words in items)
+
+
+def table(header: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -> str:
+    """`header`: name, and whether the column is of numbers. Cells are HTML already."""
+    kinds = ["number" if is_number else "words" for _, is_number in header]
+    head = "".join(f'<th class="{kind}">{clean(name)}</th>' for kind, (name, _) in zip(kinds, header, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,171 @@
+"""A report of a range in one HTML file, for a person to send to a colleague: what it came to, how it went, who had the
+worst of it and why.
+
+Owns what is in it and in which order. Everything that comes from a recording is escaped; the file stays small whatever
+the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from kvscope_telemetry.about import program_version
+from kvscope_telemetry.exports.digest import Digest, digest, rows_in, usage_of
+from kvscope_telemetry.exports.lives import Life, within
+from kvscope_telemetry.exports.report.charts import Line, TimeAxis, chart
+from kvscope_telemetry.exports.report.heatmap import heatmap
+from kvscope_telemetry.exports.report.page import clean, figures, keys, page, section, table
+from kvscope_telemetry.exports.report.requests import event_rows, request_lanes, request_rows
+from kvscope_telemetry.exports.report.worst import worst_requests
+from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.summaries.course import Course
+
+MAX_WORST: Final = 12
+MAX_EVENTS: Final = 40
+
+
+def write_report(recording: Exported, course: Course, lives: Sequence[Life], span: Span, file: BinaryIO) -> None:
+    """Write all of it."""
+    found = digest(recording, course, span)
+    title = f"KV cache of {found.model or 'an engine'}"
+    body = [
+        _head(title, recording, found),
+        section("In figures", figures(_figures(found))),
+        *_curves(course, span),
+        _heatmap(course, span),
+        *_requests(course, lives, span),
+        f"<footer>Made by kvscope {clean(program_version())}. Times count from the recording's start.</footer>",
+    ]
+    file.write(page(title, [part for part in body if part]).encode("utf-8", "replace"))
+
+
+def _head(title: str, recording: Exported, found: Digest) -> str:
+    begun = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
+    pool, seconds = found.pool, (found.start_ns - recording.start_ns) / 1e9
+    facts = [
+        f"{begun:%Y-%m-%d %H:%M:%S} UTC, {found.length_s:,.1f} s (from {seconds:,.1f} s of the recording)",
+        f"{pool.num_blocks:,} blocks of {pool.block_size_tokens} tokens on {found.device or 'an unknown device'}",
+        f"allocator {pool.allocator}, prefix caching {'on' if pool.prefix_caching else 'off'}",
+    ]
+    notes = "".join(f'<p class="note">{clean(line)}</p>' for line in recording.detail.splitlines())
+    return f'<h1>{clean(title)}</h1>\n<p class="soft">{clean("; ".join(facts))}</p>{notes}'
+
+
+def _figures(found: Digest) -> list[tuple[str, str, str]]:
+    totals, length_s = found.totals, max(found.length_s, 1e-9)
+    shared = totals["prefill_tokens"] + totals["cached_tokens"]
+    hit = f"{totals['cached_tokens'] / shared:.0%}" if shared else "none"
+    return [
+        ("KV usage, peak", _percent(found.peak_usage), f"at {found.peak_usage_s or 0:,.0f} s"),
+        ("KV usage, mean", _percent(found.mean_usage), "of the pool, held by requests"),
+        ("Requests finished", f"{totals['finished']:,}", f"{totals['admitted']:,} admitted"),
+        ("Waiting, peak", f"{found.peak_waiting:,}", "requests in the queue"),
+        ("Preemptions", f"{totals['preemptions']:,}", f"{totals['swapped_blocks']:,} blocks swapped out"),
+        ("Turned away", f"{totals['refused']:,}", f"{totals['aborted']:,} aborted"),
+        ("Decode", f"{totals['decode_tokens'] / length_s:,.0f} tokens/s", f"{totals['decode_tokens']:,} tokens"),
+        ("Prefill", f"{totals['prefill_tokens'] / length_s:,.0f} tokens/s", f"{totals['prefill_tokens']:,} tokens"),
+        ("Prompt tokens from the cache", hit, f"{totals['cached_tokens']:,} tokens"),
+        ("First token, p95", _time(found.first_token_p95_s), f"p50 {_time(found.first_token_p50_s)}"),
+        ("Next tokens, p95", _time(found.inter_token_p95_s), f"p50 {_time(found.inter_token_p50_s)}"),
+        ("Queue, p95", _time(found.queued_p95_s), "from arrival, or preemption"),
+        ("Blocks evicted", f"{totals['evicted_blocks']:,}", f"{totals['copied_blocks']:,} copied on write"),
+        ("Gaps", f"{found.num_lost_frames:,} frames", f"{found.num_silences} silences, {found.silent_s:,.0f} s"),
+    ]
+
+
+def _curves(course: Course, span: Span) -> list[str]:
+    rows = rows_in(course, span)
+    times_s = (course.time_ns[rows] - span.start_ns) / 1e9
+    axis = _axis(span)
+    if not len(times_s):
+        return [section("Over time", '<p class="soft">There is no second of telemetry in this range.</p>')]
+
+    def values(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        return course.column(name)[rows]
+
+    total = np.maximum(values("active_blocks") + values("cached_blocks") + values("free_blocks"), 1)
+    usage = [
+        Line("cached", "cached", 100 * (values("active_blocks") + values("cached_blocks")) / total, is_area=True),
+        Line("held by requests", "active", 100 * usage_of(course)[rows], is_area=True),
+    ]
+    queue = [Line("running", "one", values("num_running")), Line("waiting", "two", values("num_waiting"))]
+    tokens = [Line("decode", "three", values("decode_tokens")), Line("prefill", "one", values("prefill_tokens"))]
+    lost = [
+        Line("preemptions", "bad", values("preemptions")),
+        Line("evicted blocks", "two", values("evicted_blocks")),
+        Line("swapped blocks", "six", values("swapped_blocks")),
+    ]
+    slowest_s = max(np.nan_to_num(values(f"{name}_p95_s")).max() for name in ("first_token", "queued", "inter_token"))
+    factor, unit_of_waits = (1.0, " s") if slowest_s >= 1 else (1e3, " ms")
+    waits = [
+        Line("first token, p95", "one", factor * values("first_token_p95_s")),
+        Line("queue, p95", "two", factor * values("queued_p95_s")),
+        Line("next tokens, p95", "three", factor * values("inter_token_p95_s")),
+    ]
+    charts = (
+        ("KV usage, % of the pool", usage, "%", 100.0),
+        ("Requests", queue, "", None),
+        ("Tokens a second", tokens, "", None),
+        ("Preemptions, evictions and swaps a second", lost, "", None),
+        ("Latencies of each second", waits, unit_of_waits, None),
+    )
+    return [
+        section(title, _keys(lines), chart(axis, times_s, lines, unit=unit, top=top))
+        for title, lines, unit, top in charts
+        if any(np.nan_to_num(line.values).any() for line in lines)
+    ]
+
+
+def _heatmap(course: Course, span: Span) -> str:
+    picture = heatmap(course, _axis(span), span.start_ns) if len(course) else ""
+    meaning = keys((("active", "held by requests"), ("cached", "cached"), ("free", "free")))
+    return section("Blocks by address over time", meaning, picture) if picture else ""
+
+
+def _requests(course: Course, lives: Sequence[Life], span: Span) -> list[str]:
+    there = within(lives, span.from_ns, span.until_ns)
+    worst = worst_requests(there, span.until_ns, MAX_WORST)
+    phases = (
+        ("idle", "queued"),
+        ("one", "prefill"),
+        ("three", "decode"),
+        ("bad", "preempted"),
+        ("six", "swapped out"),
+    )
+    header = (("Request", False), ("Lost", True), ("Prompt", True), ("Output", True), ("Why", False))
+    rows, num_events = event_rows(course, span, MAX_EVENTS)
+    more = f'<p class="soft">{num_events - len(rows):,} more are not shown.</p>' if num_events > len(rows) else ""
+    return [
+        section(
+            "Who had the worst of it",
+            f'<p class="soft">Of {len(there):,} requests, those that waited and stood aside longest.</p>',
+            keys(phases),
+            request_lanes(worst, _axis(span), span),
+            table(header, request_rows(worst)),
+        )
+        if worst
+        else "",
+        section("What happened", table((("When", True), ("What", False), ("Why", False)), rows), more) if rows else "",
+    ]
+
+
+def _axis(span: Span) -> TimeAxis:
+    return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3))
+
+
+def _keys(lines: Sequence[Line]) -> str:
+    return keys([(line.css_class, line.name) for line in lines])
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"

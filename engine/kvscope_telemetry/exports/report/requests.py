@@ -1,0 +1,111 @@
+"""The requests and events of a report: lanes of phases, and rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from kvscope_telemetry.exports.digest import rows_in
+from kvscope_telemetry.exports.lives import PhaseKind
+from kvscope_telemetry.exports.report.charts import BOTTOM, LEFT, TOP, TimeAxis, frame, svg
+from kvscope_telemetry.exports.report.page import clean
+from kvscope_telemetry.exports.report.worst import WorstRequest
+from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+_CLASSES: Final = {
+    PhaseKind.QUEUED: "idle",
+    PhaseKind.PREFILL: "one",
+    PhaseKind.DECODE: "three",
+    PhaseKind.PREEMPTED: "bad",
+    PhaseKind.SWAPPED: "six",
+}
+NOTABLE: Final = ("preempted", "refused", "aborted", "note")
+"""Kinds of events that a report tells one by one."""
+_LANE: Final = 18
+_MAX_PHASES: Final = 200
+_MAX_WORDS: Final = 400
+
+
+def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> str:
+    """A lane a request, its phases along it."""
+    height = TOP + _LANE * len(worst) + BOTTOM
+    parts = [frame(axis, height)]
+    for place, each in enumerate(worst):
+        y = TOP + _LANE * place
+        parts.append(f'<text class="label end" x="{LEFT - 6}" y="{y + 12}">#{each.life.info.number}</text>')
+        for phase in each.life.phases[:_MAX_PHASES]:
+            end_ns = span.until_ns if phase.end_ns is None else phase.end_ns
+            if end_ns < span.from_ns or phase.start_ns > span.until_ns:
+                continue
+            x, x_end = axis.x(span.seconds(phase.start_ns)), axis.x(span.seconds(end_ns))
+            words = f"{phase.kind}, {phase.length_ns(span.until_ns) / 1e9:.2f} s" + (
+                f": {phase.cause}" if phase.cause else ""
+            )
+            parts.append(
+                f'<rect class="bar {_CLASSES[phase.kind]}" x="{x:.1f}" y="{y + 2}" width="{max(x_end - x, 0.8):.1f}"'
+                f' height="{_LANE - 5}"><title>{clean(words)}</title></rect>'
+            )
+    return svg(height, "Phases of these requests over time", "".join(parts))
+
+
+def request_rows(worst: Sequence[WorstRequest]) -> list[list[str]]:
+    """Cells of the table of the worst."""
+    rows = []
+    for each in worst:
+        life, info = each.life, each.life.info
+        cached = f"<br><span class=soft>{life.num_cached_tokens:,} cached</span>" if life.num_cached_tokens else ""
+        rows.append(
+            [
+                f"#{info.number}<br><span class=soft>{clean(_short(info.request_id, 40))}</span>",
+                f"{each.lost_ns / 1e9:,.2f} s",
+                f"{info.num_prompt_tokens:,}{cached}",
+                f"{life.num_output_tokens:,}",
+                "<br>".join(clean(_short(reason, _MAX_WORDS)) for reason in _few(each.reasons)),
+            ]
+        )
+    return rows
+
+
+def event_rows(course: Course, span: Span, count: int) -> tuple[list[list[str]], int]:
+    """Cells of the first notable events and gaps, and how many there are."""
+    places = course.events.find(span.from_ns, span.until_ns, kinds=NOTABLE).tolist()
+    told = [(int(course.events.time_ns[place]), *_words(course, place)) for place in places[:count]]
+    gaps = list(_gaps(course, span))
+    rows = [
+        [f"{max(0.0, span.seconds(time_ns)):,.2f} s", clean(what), clean(_short(why, _MAX_WORDS))]
+        for time_ns, what, why in sorted([*told, *gaps])
+    ]
+    return rows[:count], len(places) + len(gaps)
+
+
+def _words(course: Course, place: int) -> tuple[str, str]:
+    event = course.events[place].event
+    return event.kind + (f" #{event.number}" if event.number else ""), cause_text(event)
+
+
+def _gaps(course: Course, span: Span) -> Iterator[tuple[int, str, str]]:
+    """Where nothing is known of the engine, and where it began anew."""
+    rows = rows_in(course, span)
+    times, lost = course.time_ns[rows].tolist(), course.column("num_lost_frames")[rows].tolist()
+    for time_ns, num_lost in zip(times, lost, strict=True):
+        if num_lost:
+            yield time_ns, "gap", f"{num_lost:,.0f} frames were lost in this second"
+    for before_ns, after_ns in pairwise(times):
+        if after_ns - before_ns > SECOND_NS:
+            yield before_ns + SECOND_NS, "gap", f"nothing was recorded for {(after_ns - before_ns) / 1e9 - 1:,.0f} s"
+    for time_ns, (before, after) in zip(times[1:], pairwise(course.epoch[rows].tolist()), strict=True):
+        if before != after:
+            yield time_ns, "start", "the engine was started anew"
+
+
+def _few(reasons: Sequence[str], count: int = 4) -> list[str]:
+    left = len(reasons) - count
+    return [*reasons[:count], *([f"and {left} times more"] if left > 0 else [])]
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

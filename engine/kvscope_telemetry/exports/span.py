@@ -1,0 +1,104 @@
+"""What is exported: a recording, and the range of it that is asked for.
+
+Owns the two clocks: a range is in seconds of the recording, what is exported in nanoseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.telemetry import Hello, TelemetryMessage
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+
+_LOOK_EVERY = 256
+
+
+class ExportedInfo(Protocol):
+    """What is asked of a recording's `info`."""
+
+    @property
+    def hello(self) -> Hello: ...
+    @property
+    def epochs(self) -> tuple[int, ...]: ...
+    @property
+    def num_frames(self) -> int: ...
+    @property
+    def is_complete(self) -> bool: ...
+
+
+class Exported(Protocol):
+    """A recording, or a tape of several files, as far as exports ask it."""
+
+    @property
+    def info(self) -> ExportedInfo: ...
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+    @property
+    def detail(self) -> str: ...
+    def glances(self, from_ns: int = 0) -> Iterable[Summary | TimedEvent]: ...
+    def snapshot_before(self, seconds: float) -> float | None: ...
+    def messages(
+        self, from_s: float = 0.0, until_s: float | None = None, *, keyframes: bool = False
+    ) -> Iterable[tuple[float, TelemetryMessage]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From when to when, both included, by the recording's clock."""
+
+    start_ns: int
+    """Where seconds count from."""
+    from_ns: int
+    until_ns: int
+
+    @property
+    def length_s(self) -> float:
+        """How long it is."""
+        return (self.until_ns - self.from_ns) / 1e9
+
+    @property
+    def from_s(self) -> float:
+        """Seconds of the recording."""
+        return self.seconds(self.from_ns)
+
+    @property
+    def until_s(self) -> float:
+        """Seconds of the recording."""
+        return self.seconds(self.until_ns)
+
+    def seconds(self, time_ns: int) -> float:
+        """`time_ns` in seconds of the recording."""
+        return (time_ns - self.start_ns) / 1e9
+
+
+def span_of(recording: Exported, from_s: float | None = None, until_s: float | None = None) -> Span:
+    """The range from `from_s` until `until_s`; None is from the start and to the end. Raises BadInput where the
+    recording has nothing there."""
+    length_s = (recording.end_ns - recording.start_ns) / 1e9
+    begin, end = 0.0 if from_s is None else from_s, length_s if until_s is None else min(until_s, length_s)
+    if from_s is not None and until_s is not None and until_s <= from_s:
+        raise BadInput(f"the range from {from_s:g} s until {until_s:g} s is empty: it ends before it begins")
+    if begin > length_s:
+        raise BadInput(f"there is nothing from {begin:g} s on: the recording is {length_s:.1f} s long")
+    return Span(recording.start_ns, recording.start_ns + round(begin * 1e9), recording.start_ns + round(end * 1e9))
+
+
+def timed_messages(
+    recording: Exported, span: Span, watch: Watch | None = None
+) -> Iterable[tuple[int, TelemetryMessage]]:
+    """What was recorded from the newest snapshot before the range on, until its end, by the recording's clock.
+
+    `watch` is told the share that is done; raises OpeningCancelled when it says so.
+    """
+    begin_s = recording.snapshot_before(span.from_s) or 0.0
+    length_s = max(span.until_s - begin_s, 1e-9)
+    for count, (at_s, message) in enumerate(recording.messages(begin_s, span.until_s, keyframes=True)):
+        if watch is not None and count % _LOOK_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
+            raise OpeningCancelled
+        yield recording.start_ns + round(at_s * 1e9), message

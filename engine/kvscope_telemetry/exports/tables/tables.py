@@ -1,0 +1,166 @@
+"""The tables of a recording: a row a second, a row a request, a row an event.
+
+Owns their columns, types and units. Times bear two columns: `…_ns` by the wall clock, and seconds of the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from kvscope_telemetry.exports.digest import rows_in, usage_of
+from kvscope_telemetry.exports.lives import Life, within
+from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.tables.table import Column, Table
+from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
+from kvscope_telemetry.summaries.summary import TimedEvent
+
+KINDS: Final = ("metrics", "requests", "events")
+"""What there is a table of."""
+_STATES: Final[dict[int, str]] = {RequestState.RUNNING: "running", RequestState.PREEMPTED: "preempted"}
+_SHARES: Final = ("utilization",)
+_SUFFIX_UNITS: Final = {
+    "_ns": "ns",
+    "_s": "s",
+    "_bytes": "bytes",
+    "_tokens": "tokens",
+    "_blocks": "blocks",
+    "_slots": "slots",
+    "_watts": "W",
+    "_celsius": "°C",
+}
+_FLOATS: Final = ("utilization", "power_watts", "temperature_celsius")
+_COUNTED: Final = {
+    "num_steps": "steps",
+    "num_lost_frames": "frames",
+    "num_running": "requests",
+    "num_waiting": "requests",
+    "admitted": "requests",
+    "finished": "requests",
+    "aborted": "requests",
+    "refused": "requests",
+    "preemptions": "preemptions",
+    "longest_free_run": "blocks",
+    "num_free_runs": "runs",
+    "num_rows": "rows",
+}
+
+
+def metrics_table(recording: Exported, course: Course, span: Span) -> Table:
+    """A row a second; seconds of silence have none."""
+    rows = rows_in(course, span)
+    times = course.time_ns[rows]
+    columns = [
+        Column("time_ns", "time", times, "ns", "when the second began, since 1970"),
+        Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
+        Column("epoch", "int", course.epoch[rows], "", "start of the engine"),
+        Column("usage", "float", usage_of(course)[rows], "share", "of the pool that requests held, 0 to 1"),
+    ]
+    columns += [_metric(name, course, rows) for name in COURSE_COLUMNS]
+    return Table("metrics", tuple(columns), about(recording, span))
+
+
+def requests_table(recording: Exported, lives: Sequence[Life], span: Span) -> Table:
+    """A row a request that was there in the range, in the order they were announced."""
+    there = within(lives, span.from_ns, span.until_ns)
+
+    def ints(name: str, of: Callable[[Life], int | None], unit: str, description: str) -> Column:
+        return Column(name, "int", [of(life) for life in there], unit, description)
+
+    def texts(name: str, of: Callable[[Life], str], description: str) -> Column:
+        return Column(name, "text", [of(life) for life in there], "", description)
+
+    def from_arrival(life: Life, time_ns: int | None) -> int | None:
+        return None if time_ns is None else max(0, time_ns - life.arrival_ns)
+
+    columns = (
+        ints("number", lambda life: life.info.number, "", "counts from 1 within an engine start"),
+        texts("request_id", lambda life: life.info.request_id, "what the client called it"),
+        ints("epoch", lambda life: life.epoch, "", "start of the engine"),
+        ints("index", lambda life: life.info.index, "", "which of the n completions of a prompt"),
+        ints("priority", lambda life: life.info.priority, "", "as asked for"),
+        Column("arrival_time_ns", "time", [life.arrival_ns for life in there], "ns", "since 1970"),
+        Column(
+            "arrival_s",
+            "float",
+            np.array([span.seconds(life.arrival_ns) for life in there], np.float64),
+            "s",
+            "the same from the recording's start; negative: before it",
+        ),
+        ints("num_prompt_tokens", lambda life: life.info.num_prompt_tokens, "tokens", "of the prompt"),
+        ints("num_cached_tokens", lambda life: life.num_cached_tokens, "tokens", "of these, from the prefix cache"),
+        ints("num_output_tokens", lambda life: life.num_output_tokens, "tokens", "generated, in the end or so far"),
+        ints("max_tokens", lambda life: life.info.max_tokens, "tokens", "that it may generate"),
+        ints("num_preemptions", lambda life: life.num_preemptions, "preemptions", "how often it stood aside"),
+        ints("queue_ns", lambda life: life.queue_ns, "ns", "from arrival until it first ran"),
+        ints("first_token_ns", lambda life: from_arrival(life, life.first_token_ns), "ns", "from arrival"),
+        ints("preempted_ns", lambda life: life.aside_ns(span.until_ns), "ns", "stood aside, in all"),
+        ints("total_ns", lambda life: from_arrival(life, life.end_ns), "ns", "from arrival to its end"),
+        texts("state", _state, "at the end of the range"),
+        texts("end_reason", lambda life: life.end_reason, "in words, as far as the recording tells"),
+    )
+    return Table("requests", columns, about(recording, span))
+
+
+def events_table(recording: Exported, course: Course, span: Span) -> Table:
+    """A row an event."""
+    places = course.events.find(span.from_ns, span.until_ns).tolist()
+    found = [course.events[place] for place in places]
+
+    def ints(name: str, of: Callable[[TimedEvent], int], unit: str, description: str) -> Column:
+        return Column(name, "int", [of(timed) for timed in found], unit, description)
+
+    times = np.array([timed.time_ns for timed in found], np.int64)
+    columns = (
+        Column("time_ns", "time", times, "ns", "since 1970"),
+        Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
+        ints("epoch", lambda timed: timed.epoch, "", "start of the engine"),
+        Column("kind", "text", [timed.event.kind for timed in found], "", "what happened"),
+        ints("number", lambda timed: timed.event.number, "", "the request it happened to, 0 for none"),
+        ints("other", lambda timed: timed.event.other, "", "the request that caused it, 0 for none"),
+        ints("num_blocks", lambda timed: timed.event.num_blocks, "blocks", "it was about"),
+        ints("num_tokens", lambda timed: timed.event.num_tokens, "tokens", "it was about"),
+        Column("cause", "text", [cause_text(timed.event) for timed in found], "", "why, in words"),
+    )
+    return Table("events", columns, about(recording, span))
+
+
+def about(recording: Exported, span: Span) -> dict[str, str]:
+    """What any export says of where it is from."""
+    hello = recording.info.hello
+    return {
+        "model": hello.model.name,
+        "device": " ".join(filter(None, (hello.device.kind, hello.device.name))),
+        "num_blocks": str(hello.cache.num_blocks),
+        "block_size_tokens": str(hello.cache.block_size),
+        "recording_start_ns": str(span.start_ns),
+        "from_s": f"{span.from_s:.9f}",
+        "until_s": f"{span.until_s:.9f}",
+    }
+
+
+def unit_of(name: str) -> str:
+    """Of a column of the course, by its name."""
+    if name in _SHARES:
+        return "share"
+    return _COUNTED.get(name) or next((unit for end, unit in _SUFFIX_UNITS.items() if name.endswith(end)), "")
+
+
+def _metric(name: str, course: Course, rows: slice) -> Column:
+    values = course.column(name)[rows]
+    if name.endswith("_s") or name in _FLOATS:
+        return Column(name, "float", values, unit_of(name))
+    if np.isnan(values).any():
+        known = [None if np.isnan(value) else int(value) for value in values.tolist()]
+        return Column(name, "int", known, unit_of(name))
+    return Column(name, "int", values.astype(np.int64), unit_of(name))
+
+
+def _state(life: Life) -> str:
+    if life.is_ended:
+        return life.end
+    return _STATES.get(life.state, "waiting")

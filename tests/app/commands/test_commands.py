@@ -1,0 +1,111 @@
+"""`kvscope info`, `export`, `recover`: what a person sees, and one line for what is not accepted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.telemetry.recordings.conftest import record
+
+from kvscope_app.main import main
+
+__all__ = ["record"]
+
+LIGHT = ("info FILE", "info FILE --json", "export FILE --to DIR/metrics.csv", "recover FILE --out DIR/new.mcap")
+HEAVY = ("PySide6", "pyqtgraph", "torch", "triton", "transformers", "kvscope_engine", "pyarrow")
+
+
+@pytest.mark.parametrize("words", [*LIGHT, "export FILE --to DIR/r.html", "export FILE --to DIR/t.perfetto-trace"])
+def test_commands_work_without_display_qt_and_torch(record: Callable, tmp_path: Path, words: str) -> None:  # type: ignore[type-arg]
+    given = words.replace("FILE", str(record(200).path)).replace("DIR", str(tmp_path)).split()
+    program = (
+        "import sys\nfrom kvscope_app.main import main\n"
+        f"code = main({given!r})\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), code, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={})
+    assert done.stderr == "[] 0\n"
+    assert done.stdout
+
+
+def test_info_in_words_and_as_json(record: Callable, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
+    path = record(600).path
+    assert main(["info", str(path)]) == 0
+    words = capsys.readouterr().out
+    assert "400 blocks of 16 tokens" in words
+    assert "600 of 1 engine start" in words
+    assert words.splitlines()[-1].endswith("MB, whole")
+    assert main(["info", "--json", str(path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_frames"] == found["num_steps"] == 600
+    assert found["is_complete"] is True
+    assert 0 < found["mean_usage"] < found["peak_usage"] <= 1
+    assert found["totals"]["decode_tokens"] > 1000
+
+
+def test_info_says_what_is_damaged(record: Callable, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
+    path = record(600).path
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert main(["info", str(path)]) == 0
+    assert "Cut short: ends with its last whole chunk." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["info"], "FILE.mcap"),
+        (["info", "nowhere.mcap"], "'nowhere.mcap' cannot be read"),
+        (["info", __file__], "is not a recording"),
+        (["infos", "x"], "'infos'"),
+        (["--theme", "dark", "info", "x"], "info x"),
+        (["export", "FILE"], "--to"),
+        (["export", "FILE", "--to", "x.doc"], "'x.doc'"),
+        (["export", "FILE", "--to", "x.csv"], "'x.csv'"),
+        (["export", "FILE", "--to", "x.csv", "--kind", "all"], "'all'"),
+        (["export", "FILE", "--to", "metrics.csv", "--from", "soon"], "'soon'"),
+        (["export", "FILE", "--to", "metrics.csv", "--from", "nan"], "'nan'"),
+        (["export", "FILE", "--to", "metrics.csv", "--from", "500"], "500 s"),
+        (["export", "FILE", "--to", "FILE"], "session.mcap"),
+        (["recover", "FILE"], "--out"),
+        (["recover", "FILE", "--out", "FILE"], "the file itself"),
+        (["recover", "FILE", "--out", "new.txt"], "'new.txt'"),
+        (["record", "ipc:///x/telemetry"], "--out"),
+        (["record", "http://x", "--out", "x.mcap"], "'http://x'"),
+        (["record", "ipc:///x/telemetry", "--out", "x.txt"], "'x.txt'"),
+        (["record", "ipc:///x/telemetry", "--out", "x.mcap", "--seconds", "0"], "'0'"),
+        (["record", "ipc:///x/telemetry", "--out", "x.mcap", "--segment-bytes", "many"], "'many'"),
+        (["record", "ipc:///x/telemetry", "--out", "no/x.mcap"], "no/x.mcap"),
+        (["record", "ipc:///x/telemetry", "--out", "x.mcap", "--key", "nokey"], "nokey"),
+        (["bench", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(
+    record: Callable,  # type: ignore[type-arg]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    named: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "FILE" in words:
+        record(60)
+    assert main([word.replace("FILE", "session.mcap") for word in words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("kvscope: ")
+    assert told.err.count("\n") == 1
+    assert named in told.err
+    assert {path.name for path in tmp_path.iterdir()} <= {"session.mcap"}
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    words = capsys.readouterr().out
+    assert words.startswith("usage: kvscope [options]\n       kvscope COMMAND ...")
+    assert all(f"\n    {name} " in words for name in ("info", "record", "export", "recover", "bench"))

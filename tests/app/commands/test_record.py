@@ -1,0 +1,150 @@
+"""`kvscope record` against a synthetic engine over real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.telemetry.conftest import make_endpoint, serve
+from tests.telemetry.recordings.conftest import assert_same_state, make_messages
+
+from kvscope_app.commands.segments import SegmentedWriter
+from kvscope_app.main import main
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.recordings.reader import Recording
+
+__all__ = ["assert_same_state", "make_endpoint", "make_messages", "serve"]
+
+
+def assert_unbroken(recording: Recording) -> None:
+    """It is whole, begins with a state, and no frame is missing."""
+    assert recording.info.is_complete
+    numbers = [frame.seq for frame in recording.frames()]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    mirror = recording.state_at(recording.info.duration_s)
+    assert mirror.seq == numbers[-1]
+
+
+def test_so_many_seconds_are_recorded(
+    serve: Callable,
+    make_endpoint: Callable,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
+) -> None:
+    endpoint = make_endpoint()
+    serve(endpoint)
+    assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--seconds", "1.5"]) == 0
+    recording = Recording.open(tmp_path / "x.mcap")
+    assert_unbroken(recording)
+    assert 1.4 <= recording.info.duration_s <= 2.0
+    assert f"{tmp_path / 'x.mcap'}: 1.5 s, " in capsys.readouterr().out
+    assert [path.name for path in tmp_path.glob("x*")] == ["x.mcap"]
+
+
+def test_segments_follow_each_other_and_each_stands_alone(
+    make_messages: Callable,
+    tmp_path: Path,
+    assert_same_state: Callable,  # type: ignore[type-arg]
+) -> None:
+    messages = make_messages(500)
+    length_s = (messages[-1].time_ns - messages[1].time_ns) / 1e9
+    writer = SegmentedWriter(tmp_path / "x.mcap", segment_seconds=length_s / 3)
+    for message in messages:
+        assert writer.write(message)
+        time.sleep(0)
+    assert writer.close() == ""
+    segments = [Recording.open(path) for path in sorted(tmp_path.glob("x-*.mcap"))]
+    assert [segment.path.name for segment in segments] == ["x-001.mcap", "x-002.mcap", "x-003.mcap"]
+    frames = [frame for segment in segments for frame in segment.frames()]
+    assert frames == [message for message in messages if isinstance(message, Frame)]
+    for segment, following in pairwise(segments):
+        assert_unbroken(segment)
+        assert following.start_ns >= segment.end_ns
+        assert_same_state(following.state_at(0.0), segment.state_at(segment.info.duration_s))
+
+
+def test_a_bound_of_bytes_makes_segments_too(make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    writer = SegmentedWriter(tmp_path / "x.mcap", segment_bytes=1)
+    for message in make_messages(22):
+        writer.write(message)
+        time.sleep(0.1)  # the file is flushed each second
+    assert writer.close() == ""
+    assert len(list(tmp_path.glob("x-*.mcap"))) >= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_file_whole(
+    serve: Callable,
+    make_endpoint: Callable,
+    tmp_path: Path,
+    number: signal.Signals,  # type: ignore[type-arg]
+) -> None:
+    endpoint, path = make_endpoint(), tmp_path / "x.mcap"
+    serve(endpoint)
+    command = [sys.executable, "-m", "kvscope_app.main", "record", endpoint, "--out", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        part = tmp_path / "x.mcap.part"
+        deadline = time.monotonic() + 30
+        while not (part.exists() and part.stat().st_size > 60_000):  # flushed each second
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert process.wait(20) == 0, told
+    assert told.splitlines()[0] == f"{endpoint}: live"
+    assert_unbroken(Recording.open(path))
+    assert not part.exists()
+
+
+def test_an_engine_that_goes_ends_it_with_a_line(
+    serve: Callable,
+    make_endpoint: Callable,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
+) -> None:
+    import threading
+
+    endpoint = make_endpoint()
+    server = serve(endpoint)
+    threading.Timer(1.5, server.close).start()
+    assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--wait", "0.5"]) == 1
+    assert f"the engine at {endpoint} has ended" in capsys.readouterr().out
+    assert_unbroken(Recording.open(tmp_path / "x.mcap"))
+
+
+def test_no_engine_leaves_nothing(
+    make_endpoint: Callable,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
+) -> None:
+    endpoint = make_endpoint()
+    assert main(["record", endpoint, "--out", str(tmp_path / "x.mcap"), "--wait", "0.3"]) == 1
+    assert f"kvscope: nothing was recorded: no engine was heard at {endpoint} for 0.3 s" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_is_said(
+    serve: Callable,
+    make_endpoint: Callable,
+    tmp_path: Path,  # type: ignore[type-arg]
+) -> None:
+    endpoint = make_endpoint()
+    serve(endpoint)
+    program = (
+        "import resource, signal, sys\nfrom kvscope_app.main import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        f"sys.exit(main(['record', {endpoint!r}, '--out', {str(tmp_path / 'x.mcap')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "ended early: File too large; see x.mcap.part" in done.stderr.splitlines()[-1]
+    assert Recording.open(tmp_path / "x.mcap.part").info.num_frames > 0

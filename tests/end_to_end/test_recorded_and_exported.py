@@ -1,0 +1,62 @@
+"""A real engine under pressure records itself; what is exported of it tells who stood aside for whom."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _kvscope(*words: str) -> str:
+    command = [sys.executable, "-m", "kvscope_app.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env={})
+    return done.stdout
+
+
+def test_serve_record_then_info_and_export(
+    start_engine: Callable,  # type: ignore[type-arg]
+    talk_to: Callable,  # type: ignore[type-arg]
+    tiny_model: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "session.mcap"
+    engine = start_engine(
+        *("--model", tiny_model(), "--dtype", "float32", "--num-gpu-blocks-override", "8", "--record", str(path))
+    )
+    talk = talk_to(engine)
+    for number in range(4):
+        talk.submit_ids(f"r{number}", range(1 + number, 34 + number), max_tokens=40)
+    talk.wait_for(lambda: len(talk.finished()) == 4)
+    talk.source.close()
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.process.wait(30) == 0
+    assert path.exists()
+    assert not Path(f"{path}.part").exists()
+
+    found = json.loads(_kvscope("info", "--json", str(path)))
+    assert found["is_complete"]
+    assert found["damage"] == []
+    assert found["totals"]["finished"] == 4
+    assert found["totals"]["preemptions"] > 0
+    for name in ("requests.csv", "trace.perfetto-trace", "report.html"):
+        _kvscope("export", str(path), "--to", str(tmp_path / name))
+    with (tmp_path / "requests.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["request_id"] for row in rows] == ["r0", "r1", "r2", "r3"]
+    assert {row["state"] for row in rows} == {"finished"}
+    assert {row["num_output_tokens"] for row in rows} == {"40"}
+    assert sum(int(row["num_preemptions"]) for row in rows) == found["totals"]["preemptions"]
+    assert all(int(row["first_token_ns"]) >= int(row["queue_ns"]) >= 0 for row in rows)
+    assert "and none could be had" in (tmp_path / "report.html").read_text("utf-8")
+
+    cut = tmp_path / "cut.mcap"
+    shutil.copy(path, cut)
+    os.truncate(cut, path.stat().st_size // 2)
+    assert "Cut short" in _kvscope("recover", str(cut), "--out", str(tmp_path / "mended.mcap"))
+    assert json.loads(_kvscope("info", "--json", str(tmp_path / "mended.mcap")))["is_complete"]

@@ -1,0 +1,128 @@
+"""`serve --record`: what clients are told is in a file as well, whole, holes mended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvscope_engine.server.recorder import EngineRecorder
+from kvscope_engine.server.service import EngineService
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+if TYPE_CHECKING:
+    from conftest import Client
+
+
+@pytest.fixture
+def engine() -> SyntheticEngine:
+    return SyntheticEngine(num_blocks=200, num_running=4)
+
+
+def take(recorder: EngineRecorder, message: TelemetryMessage) -> None:
+    recorder.take(message, encode(message))
+
+
+def test_it_begins_with_a_state_and_is_whole(engine: SyntheticEngine, tmp_path: Path) -> None:
+    with EngineRecorder(tmp_path / "x.mcap") as recorder:
+        take(recorder, Progress(stage="load"))
+        take(recorder, engine.hello)
+        take(recorder, engine.advance())  # follows nothing that is known
+        assert recorder.wants_snapshot
+        recorder.give(engine.snapshot())
+        assert not recorder.wants_snapshot
+        frames = [engine.advance() for _ in range(5)]
+        for frame in frames:
+            take(recorder, frame)
+        take(recorder, Goodbye(epoch=engine.hello.epoch))
+    recording = Recording.open(tmp_path / "x.mcap")
+    assert recording.info.is_complete
+    told = [message for _, message in recording.messages()]
+    assert [type(message) for message in told] == [Snapshot, *[Frame] * 5, Goodbye]
+    assert told[1:6] == frames
+
+
+def test_a_hole_is_mended_by_a_new_state(
+    engine: SyntheticEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvscope_engine.server.recorder.MIN_PAUSE_S", 0.0)
+    with EngineRecorder(tmp_path / "x.mcap") as recorder:
+        recorder._pause_s = 0.0
+        recorder.give(engine.snapshot())
+        take(recorder, engine.advance())
+        engine.advance()  # the publisher threw it away
+        take(recorder, engine.advance())
+        assert recorder.wants_snapshot
+        recorder.give(engine.snapshot())
+        take(recorder, engine.advance())
+    recording = Recording.open(tmp_path / "x.mcap")
+    assert recording.state_at(recording.info.duration_s).ledger.differences(engine.ledger) == []
+    assert [frame.seq for frame in recording.frames()] == [1, 4]
+
+
+def test_without_a_state_there_is_no_file(tmp_path: Path) -> None:
+    with EngineRecorder(tmp_path / "x.mcap") as recorder:
+        take(recorder, Progress(stage="load"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_end_before_its_time_is_told_once(engine: SyntheticEngine, tmp_path: Path) -> None:
+    told: list[str] = []
+    recorder = EngineRecorder(tmp_path / "x.mcap", told.append)
+    recorder.give(engine.snapshot())
+    take(recorder, engine.advance())
+    recorder._writer._fail("No space left on device")  # as a full disk does
+    for _ in range(3):
+        take(recorder, engine.advance())
+    recorder.close()
+    assert told == [f"recording '{tmp_path / 'x.mcap'}' ended early: No space left on device; the engine goes on"]
+    assert not recorder.wants_snapshot
+
+
+def test_a_service_records_every_frame(folder: Path, fake: ModuleType, client: Client, tmp_path: Path) -> None:
+    with EngineRecorder(tmp_path / "x.mcap") as recorder:
+        service = EngineService(f"ipc://{folder}", fake.builder(fake.Options()), recorder=recorder)
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        client.wait_ready()
+        client.telemetry(Heartbeat)
+        client.run(Submit(request_id="a", prompt="hello", sampling=SamplingParams(max_tokens=30)))
+        service.stop()
+        thread.join(20)
+    recording = Recording.open(tmp_path / "x.mcap")
+    numbers = [frame.seq for frame in recording.frames()]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert len(numbers) >= 30
+    kinds = {type(message) for _, message in recording.messages()}
+    assert {Snapshot, Frame, Heartbeat, Goodbye} <= kinds
+
+
+def test_a_process_ends_its_file_whole_at_sigterm(
+    serving: Callable[..., subprocess.Popen[str]], client: Client, tmp_path: Path
+) -> None:
+    process = serving(step_s=0.01, record=tmp_path / "x.mcap")
+    client.wait_ready()
+    client.telemetry(Heartbeat)
+    client.run(Submit(request_id="a", prompt="hello", sampling=SamplingParams(max_tokens=5)))
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    assert Recording.open(tmp_path / "x.mcap").info.is_complete
+
+
+def test_a_path_that_will_not_do_is_said_before_anything_loads(tmp_path: Path) -> None:
+    (tmp_path / "x.mcap").write_text("mine")
+    with pytest.raises(BadInput, match="exists already"):
+        EngineRecorder(tmp_path / "x.mcap")

@@ -1,0 +1,122 @@
+"""Recordings of a synthetic engine, and of a story of three requests that is known in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.telemetry.recordings.conftest import SteppedClock, assert_same_state, make_messages, record
+
+from kvscope_telemetry.ledger import Ledger
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import (
+    Batch,
+    Counters,
+    Event,
+    EventData,
+    Frame,
+    RequestInfo,
+    RequestRows,
+    Snapshot,
+    TelemetryMessage,
+    Timings,
+)
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+__all__ = ["assert_same_state", "make_messages", "record"]
+
+MS = 1_000_000
+HOSTILE = '=1+1 "<script>alert(1)</script>'
+
+
+def _rows(states: dict[int, tuple[RequestState, int, int]]) -> RequestRows:
+    """Number -> state, output tokens, preemptions."""
+    count = len(states)
+
+    def packed(values: list[int], dtype: str) -> bytes:
+        return np.array(values, dtype).tobytes()
+
+    return RequestRows(
+        number=packed(list(states), "<u4"),
+        state=bytes(state for state, _, _ in states.values()),
+        num_computed_tokens=packed([0] * count, "<u4"),
+        num_cached_tokens=packed([4] * count, "<u4"),
+        num_output_tokens=packed([output for _, output, _ in states.values()], "<u4"),
+        num_preemptions=packed([times for _, _, times in states.values()], "<u2"),
+        table_start=packed([0] * count, "<u4"),
+        table_count=packed([0] * count, "<u4"),
+    )
+
+
+def story(name: str = "slow") -> list[TelemetryMessage]:
+    """Request 1 waits 100 ms, is swapped out for request 2 for 300 ms, and ends; 2 runs on; 3 is refused."""
+    hello = SyntheticEngine(num_blocks=100, epoch=9, clock=SteppedClock()).hello
+    start, blocks = hello.time_ns, Ledger(hello.cache.num_rows).pack_all()
+    snapshot = Snapshot(hello=hello, seq=0, step=0, time_ns=start, blocks=blocks)
+    waiting, running = RequestState.WAITING, RequestState.RUNNING
+    preempted, done = RequestState.PREEMPTED, RequestState.FINISHED
+
+    def at(ms: int) -> int:
+        return start + ms * MS
+
+    def info(number: int, ms: int) -> RequestInfo:
+        return RequestInfo(
+            number=number,
+            request_id=name if number == 1 else f"r{number}",
+            arrival_ns=at(ms),
+            num_prompt_tokens=20,
+            max_tokens=8,
+        )
+
+    def event(kind: str, ms: int, number: int, **more: object) -> Event:
+        return Event(kind=kind, time_ns=at(ms), number=number, **more)  # type: ignore[arg-type]
+
+    began = EventData(kind="started", waited_ns=100 * MS, num_known_tokens=20)
+    swapped = EventData(kind="preempted", num_needed=3, choice="newest", is_swapped=True)
+    back = EventData(kind="started", waited_ns=300 * MS, num_known_tokens=22)
+    ended = event("finished", 1500, 1, cause="reached its limit", num_tokens=8)
+    aside = event("preempted", 400, 1, other=2, num_tokens=22, num_blocks=2, data=swapped)
+    returned = event("resumed", 700, 1, num_tokens=21, data=back)
+    steps: list[tuple[int, tuple[RequestInfo, ...], tuple[Event, ...], RequestRows]] = [
+        (100, (info(1, 100),), (), _rows({1: (waiting, 0, 0)})),
+        (210, (), (event("admitted", 200, 1, data=began),), _rows({1: (running, 0, 0)})),
+        (250, (info(2, 240),), (), _rows({1: (running, 1, 0), 2: (waiting, 0, 0)})),
+        (300, (), (), _rows({1: (running, 2, 0)})),
+        (420, (), (aside, event("admitted", 401, 2)), _rows({1: (preempted, 2, 1), 2: (running, 1, 0)})),
+        (720, (), (returned,), _rows({1: (running, 3, 1)})),
+        (1500, (), (ended, event("refused", 1500, 0, cause="too long")), _rows({1: (done, 8, 1), 2: (running, 5, 0)})),
+        (2600, (), (), _rows({2: (running, 6, 0)})),
+    ]
+    frames = [
+        Frame(
+            epoch=9,
+            seq=place + 1,
+            step=place + 1,
+            time_ns=at(ms),
+            batch=Batch(number=b"\1\0\0\0", num_tokens=b"\1\0\0\0", num_decode_tokens=1),
+            timings=Timings(schedule_ns=MS, run_ns=8 * MS, forward_ns=7 * MS, commit_ns=MS),
+            counters=Counters(preemptions=int(ms >= 420), num_running=1),
+            new_requests=new,
+            events=events,
+            requests=rows,
+        )
+        for place, (ms, new, events, rows) in enumerate(steps)
+    ]
+    return [hello, snapshot, *frames]
+
+
+@pytest.fixture
+def tell(tmp_path: Path) -> Callable[..., Recording]:
+    """`tell(name of request 1)`: the story, recorded."""
+
+    def make(name: str = "slow", file: str = "story.mcap") -> Recording:
+        with RecordingWriter(tmp_path / file) as writer:
+            for message in story(name):
+                writer.write(message, wait=True)
+        return Recording.open(writer.path)
+
+    return make

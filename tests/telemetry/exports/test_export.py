@@ -1,0 +1,85 @@
+"""What is asked for, and what is left when it fails: one line, and no half file."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.exports import export as exports
+from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.reader import Recording
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "named"),
+    [
+        ("x.doc", None, "'x.doc' is not accepted: its name ends in one of .csv, .parquet, .arrow,"),
+        ("x.csv", None, "name one of metrics, requests, events as its kind"),
+        ("metrics-requests.csv", None, "as its kind"),
+        ("report.html", "events", "a kind (events) goes with tables"),
+    ],
+)
+def test_a_name_says_what_is_wanted(name: str, kind: str | None, named: str) -> None:
+    with pytest.raises(BadInput) as told:
+        Wanted.of(Path(name), kind)
+    assert named in str(told.value)
+    assert Wanted.of(Path("x.csv"), "events").kind == Wanted.of(Path("all-events.csv")).kind == "events"
+
+
+@pytest.mark.parametrize(
+    ("span", "named"),
+    [
+        ((99.0, None), "there is nothing from 99 s on"),
+        ((2.0, 1.0), "from 2 s until 1 s is empty"),
+        ((1.0, 1.0), "is empty"),
+    ],
+)
+def test_a_range_without_time_is_refused(
+    tell: Callable[..., Recording], tmp_path: Path, span: tuple[float, float | None], named: str
+) -> None:
+    with pytest.raises(BadInput, match=named):
+        export(tell(), Wanted.of(tmp_path / "metrics.csv"), *span)
+    assert [path.name for path in tmp_path.iterdir()] == ["story.mcap"]
+
+
+def test_nothing_is_overwritten(tell: Callable[..., Recording], tmp_path: Path) -> None:
+    recording = tell()
+    there = tmp_path / "metrics.csv"
+    there.write_text("mine")
+    with pytest.raises(BadInput, match="exists already"):
+        export(recording, Wanted.of(there))
+    assert there.read_text() == "mine"
+    with pytest.raises(BadInput, match="cannot be written: No such file"):
+        export(recording, Wanted.of(tmp_path / "no" / "metrics.csv"))
+
+
+def _full(*args: Any) -> None:
+    args[1].write(b"half")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _cancelled(*args: Any) -> None:
+    raise OpeningCancelled
+
+
+@pytest.mark.parametrize(("fails", "error"), [(_full, KvscopeError), (_cancelled, OpeningCancelled)])
+def test_what_fails_leaves_nothing(
+    tell: Callable[..., Recording],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: Callable[..., None],
+    error: type[Exception],
+) -> None:
+    recording = tell()
+    monkeypatch.setitem(exports.TABLE_FORMATS, ".csv", fails)
+    with pytest.raises(error) as told:
+        export(recording, Wanted.of(tmp_path / "metrics.csv"))
+    if error is KvscopeError:
+        assert str(told.value).endswith("metrics.csv' cannot be written: No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["story.mcap"]

@@ -1,0 +1,70 @@
+"""Cut and damaged files as new, whole ones; what cannot be known is not made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.exports.recover import recover
+from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.layout import FRAMES
+from kvscope_telemetry.recordings.overview import missing_from, written_part
+from kvscope_telemetry.recordings.reader import Recording
+
+Record = Callable[..., object]
+
+
+def test_a_whole_file_comes_out_the_same(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    recorded = record(400)
+    old = Recording.open(recorded.path)
+    done = recover(old, tmp_path / "new.mcap")
+    new = Recording.open(tmp_path / "new.mcap")
+    assert (done.num_frames, done.num_left_out) == (400, 0)
+    assert list(new.frames()) == list(old.frames())
+    assert_same_state(new.state_at(5.0), old.state_at(5.0))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.77])
+def test_a_cut_file_is_whole_up_to_there(record, assert_same_state, tmp_path: Path, share: float) -> None:  # type: ignore[no-untyped-def]
+    recorded = record(600)
+    data = recorded.path.read_bytes()
+    cut = tmp_path / "cut.mcap.part"
+    cut.write_bytes(data[: int(share * len(data))])
+    old = Recording.open(cut)
+    recover(old, tmp_path / "new.mcap")
+    new = Recording.open(tmp_path / "new.mcap")
+    assert new.info.is_complete
+    assert new.note == ""
+    assert 50 < new.info.num_frames == old.info.num_frames
+    assert missing_from(new, written_part(new)) is None  # its course is in it again
+    end_s = new.info.duration_s
+    assert_same_state(new.state_at(end_s), recorded.mirror_after(2 + new.info.num_frames))
+    assert cut.read_bytes() == data[: int(share * len(data))]
+
+
+def test_after_damage_it_goes_on_with_the_next_state(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    recorded = record(900)
+    data = bytearray(recorded.path.read_bytes())
+    whole = Recording.open(recorded.path)
+    chunks = [chunk for chunk in whole._chunks if chunk.counts.get(FRAMES, 0) > 5]
+    data[chunks[len(chunks) // 2].offset + 200] ^= 0xFF
+    (tmp_path / "bad.mcap").write_bytes(bytes(data))
+    done = recover(Recording.open(tmp_path / "bad.mcap"), tmp_path / "new.mcap")
+    new = Recording.open(tmp_path / "new.mcap")
+    assert new.info.is_complete
+    assert 0 < 900 - new.info.num_frames < 600
+    assert done.num_frames == new.info.num_frames
+    assert_same_state(new.state_at(new.info.duration_s), recorded.mirror_after(902))
+
+
+def test_nothing_is_overwritten_and_nothing_is_left(record, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    old = Recording.open(record(300).path)
+    (tmp_path / "there.mcap").write_text("mine")
+    with pytest.raises(BadInput, match="exists already"):
+        recover(old, tmp_path / "there.mcap")
+    with pytest.raises(OpeningCancelled):
+        recover(old, tmp_path / "new.mcap", watch=lambda share: share < 0.5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["session.mcap", "there.mcap"]

@@ -1,0 +1,147 @@
+"""The report as a reader's browser takes it: whole, escaped, alone, small."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import xml.etree.ElementTree as ET
+import zlib
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.report.charts import Line, TimeAxis, chart
+from kvscope_telemetry.exports.report.page import clean
+from kvscope_telemetry.exports.report.png import png
+from kvscope_telemetry.recordings.reader import Recording
+
+HOSTILE = "\"'><script>alert(1)</script>\0<img src=x onerror=alert(2)>"
+VOID = {"meta", "br", "img", "link", "hr"}
+
+
+class Page(HTMLParser):
+    """Tags that are opened and closed, and the text between."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def report(recording: Recording, path: Path, **span: float) -> tuple[str, Page]:
+    export(recording, Wanted.of(path), **span)
+    html = path.read_text("utf-8")
+    return html, Page(html)
+
+
+def test_it_is_one_whole_page_that_asks_nobody(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    html, page = report(Recording.open(record(1500).path), tmp_path / "report.html")
+    assert page.open == []
+    assert "script" not in page.tags
+    assert len(html) < 2_000_000
+    linked = [value for name, value in page.attributes if name in ("href", "src")]
+    assert linked
+    assert all(value is not None and value.startswith("data:image/png;base64,") for value in linked)
+    assert "url(" not in html
+    assert "prefers-color-scheme:dark" in html
+    for words in (
+        "KV usage, peak",
+        "tokens/s",
+        "Blocks by address over time",
+        "Who had the worst of it",
+        "What happened",
+    ):
+        assert words in page.text, words
+    for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ET.fromstring(picture)
+
+
+def test_what_comes_from_outside_is_text(tell: Callable[..., Recording], tmp_path: Path) -> None:
+    _, page = report(tell(HOSTILE), tmp_path / "report.html")
+    assert page.open == []
+    assert "script" not in page.tags
+    assert "img" not in page.tags
+    assert "<script>alert(1)</script>" in page.text
+    assert "\0" not in page.text
+
+
+def test_it_tells_who_had_the_worst_of_it_and_why(tell: Callable[..., Recording], tmp_path: Path) -> None:
+    _, page = report(tell(), tmp_path / "report.html")
+    assert "waited 0.10 s in the queue" in page.text
+    assert "swapped out for request 2, 0.30 s aside: request 2 needed 3 blocks" in page.text
+    assert "too long" in page.text
+
+
+def test_a_range_without_anything_is_a_page_too(tell: Callable[..., Recording], tmp_path: Path) -> None:
+    _, page = report(tell(), tmp_path / "report.html", from_s=2.0, until_s=2.1)
+    assert page.open == []
+    assert "KV usage, peak" in page.text
+    assert "What happened" not in page.text
+
+
+def test_gaps_and_starts_are_told(record: Callable, make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    first, second = make_messages(100), make_messages(100, epoch=2)
+    recording = Recording.open(record([*first[:40], *first[90:], *second]).path)
+    _, page = report(recording, tmp_path / "report.html")
+    assert "frames were lost in this second" in page.text or "nothing was recorded for" in page.text
+    assert "the engine was started anew" in page.text
+
+
+def test_a_long_recording_stays_small(record: Callable, make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    recording = Recording.open(record(make_messages(3000, num_blocks=4000)).path)
+    html, _ = report(recording, tmp_path / "report.html")
+    assert len(html) < 1_000_000
+
+
+def test_charts_break_where_nothing_is_known() -> None:
+    axis = TimeAxis(0.0, 100.0)
+    times = np.arange(100.0)
+    values = np.where((times > 40) & (times < 60), np.nan, 5.0)
+    drawn = chart(axis, times, [Line("x", "one", values)], unit="")
+    assert drawn.count("<polyline") == 2
+    alone = np.full(100, np.nan)
+    alone[7] = 1.0
+    assert "<circle" in chart(axis, times, [Line("x", "one", alone)], unit="")
+    many = chart(axis, np.linspace(0, 100, 50_000), [Line("x", "one", np.sin(np.arange(50_000.0)))], unit="")
+    assert len(many) < 20_000
+
+
+def test_a_png_has_the_pixels_that_were_given() -> None:
+    pixels = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+    data = png(pixels)
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", data[16:24]) == (3, 2)
+    length = struct.unpack(">I", data[33:37])[0]
+    rows = zlib.decompress(data[41 : 41 + length])
+    assert rows == b"\0" + pixels[0].tobytes() + b"\0" + pixels[1].tobytes()
+    assert base64.b64encode(data)
+
+
+@pytest.mark.parametrize(("text", "shown"), [("<b>&\"'", "&lt;b&gt;&amp;&quot;&#x27;"), ("a\x07\u202eb", "a��b")])
+def test_text_is_clean(text: str, shown: str) -> None:
+    assert clean(text) == shown

@@ -1,0 +1,109 @@
+"""Tables, read back by others: CSV by the standard library, Parquet and Arrow by pyarrow."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.exports.tables import arrow_files
+from kvscope_telemetry.exports.tables.tables import KINDS
+from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.reader import Recording
+
+HOSTILE = '=1+1 "<script>alert(1)</script>'
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_formats_hold_the_same(record: Callable, tmp_path: Path, kind: str) -> None:  # type: ignore[type-arg]
+    recording = Recording.open(record(600).path)
+    for suffix in (".csv", ".parquet", ".arrow"):
+        export(recording, Wanted.of(tmp_path / f"{kind}{suffix}"))
+    rows = read_csv(tmp_path / f"{kind}.csv")
+    from_parquet = parquet.read_table(tmp_path / f"{kind}.parquet")
+    with pa.memory_map(str(tmp_path / f"{kind}.arrow")) as file:
+        from_arrow = pa.ipc.open_file(file).read_all()
+    assert from_parquet.schema.equals(from_arrow.schema, check_metadata=True)
+    assert from_parquet.equals(from_arrow)
+    assert from_parquet.num_rows == len(rows) > 5
+    assert from_parquet.column_names == list(rows[0])
+    for name in from_parquet.column_names:
+        column = from_parquet.column(name)
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.int64())
+        found = ["" if value is None else str(value) for value in column.to_pylist()]
+        assert found == [row[name] for row in rows], name
+
+
+def test_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    recording = Recording.open(record(600).path)
+    export(recording, Wanted.of(tmp_path / "metrics.parquet"))
+    schema = parquet.read_schema(tmp_path / "metrics.parquet")
+    assert schema.field("time_ns").type == pa.timestamp("ns", tz="UTC")
+    assert schema.field("run_ns").type == pa.int64()
+    assert schema.field("usage").type == schema.field("first_token_p95_s").type == pa.float64()
+    units = {field.name: (field.metadata or {}).get(b"unit", b"").decode() for field in schema}
+    assert [units[name] for name in ("run_ns", "active_blocks", "decode_tokens", "usage")] == [
+        "ns",
+        "blocks",
+        "tokens",
+        "share",
+    ]
+    without = [name for name, unit in units.items() if not unit]
+    assert all(re.fullmatch(r"epoch|step|\w+_count", name) for name in without), without
+    assert schema.metadata[b"model"] == b"synthetic"
+    course, table = read_course(recording), parquet.read_table(tmp_path / "metrics.parquet")
+    np.testing.assert_array_equal(table.column("decode_tokens"), course.column("decode_tokens"))
+    assert table.column("temperature_celsius").null_count == len(course)
+
+
+def test_what_happened_to_a_request_is_in_its_row(tell: Callable[..., Recording], tmp_path: Path) -> None:
+    recording = tell(HOSTILE)
+    export(recording, Wanted.of(tmp_path / "requests.csv"))
+    first, second = read_csv(tmp_path / "requests.csv")
+    assert first["request_id"] == f"'{HOSTILE}"  # no spreadsheet takes it for a formula
+    assert (first["queue_ns"], first["first_token_ns"], first["preempted_ns"]) == (
+        "100000000",
+        "150000000",
+        "300000000",
+    )
+    assert (first["state"], first["end_reason"], first["total_ns"]) == ("finished", "reached its limit", "1400000000")
+    assert (second["state"], second["total_ns"]) == ("running", "")
+    export(recording, Wanted.of(tmp_path / "requests.parquet"))
+    assert parquet.read_table(tmp_path / "requests.parquet").column("request_id")[0].as_py() == HOSTILE
+
+
+def test_a_range_has_its_own_rows(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    recording = Recording.open(record(1500).path)
+    for kind in KINDS:
+        export(recording, Wanted.of(tmp_path / f"{kind}.csv"), 20.0, 30.0)
+    metrics, events = read_csv(tmp_path / "metrics.csv"), read_csv(tmp_path / "events.csv")
+    assert 10 <= len(metrics) <= 12
+    assert all(20 <= float(row["second_s"]) <= 30 for row in events)
+    requests = read_csv(tmp_path / "requests.csv")
+    assert all(float(row["arrival_s"]) <= 30 for row in requests)
+    everything = {row["number"] for row in events if row["kind"] in ("admitted", "finished", "preempted")}
+    assert everything <= {row["number"] for row in requests}
+
+
+def test_without_pyarrow_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(arrow_files.importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(
+        BadInput, match=r"^\.parquet needs pyarrow, which is not installed: pip install 'kvscope\[export\]'"
+    ):
+        Wanted.of(tmp_path / "metrics.parquet")
+    Wanted.of(tmp_path / "metrics.csv")
