@@ -49,8 +49,10 @@ _TIPS: Final = (
 )
 _MAP_HEIGHT: Final = 130
 _RUNS_HEIGHT: Final = 78
+_OTHERS_HEIGHT: Final = 126
+"""Of what is always there beside the map: two rows of buttons, the ruler, the legend."""
 _MARGIN: Final = 8
-_SMALLEST: Final = QSize(240, 200)
+_SMALLEST: Final = QSize(300, 220)
 
 
 class HeatmapView(View):
@@ -103,6 +105,10 @@ class HeatmapView(View):
         for part in self._parts:
             part.apply_theme(theme)
         self._color()
+
+    def minimumSizeHint(self) -> QSize:
+        """Parts that find no room go: they do not make the dock larger."""
+        return _SMALLEST
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -190,7 +196,7 @@ class HeatmapView(View):
 
     def _show_parts_with_room(self) -> None:
         """The map first; of the others as many as leave it its height, the most telling first."""
-        room = self.height() - _MAP_HEIGHT - 110
+        room = self.height() - _MAP_HEIGHT - _OTHERS_HEIGHT
         for part in self._by_worth:
             room -= part.sizeHint().height() + 2
             part.setVisible(room >= 0)
@@ -287,18 +293,20 @@ class HeatmapView(View):
             self._modes.set_tip(index, tip)
         top.addWidget(self._modes)
         top.addStretch()
-        top.addWidget(self._fit)
-        top.addWidget(self._follow)
+        told = QHBoxLayout()
+        told.addWidget(self._words, 1)
+        told.addWidget(self._fit)
+        told.addWidget(self._follow)
         for words in (self._words, self._runs_title):
             words.setProperty("look", "muted")
         parts = QWidget()
         column = QVBoxLayout(parts)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
-        for widget in (self._external, self._internal, self.map, self._words, self._ruler, self._runs_title):
+        for widget in (self._external, self._internal, self.map, self._ruler):
             column.addWidget(widget, 1 if widget is self.map else 0)
-        column.insertWidget(3, self._ruler)
-        for widget in (self.runs, self._longest, self._number, self._legend):
+        column.addLayout(told)
+        for widget in (self._runs_title, self.runs, self._longest, self._number, self._legend):
             column.addWidget(widget)
         pages = QWidget()
         self._stack = QStackedLayout(pages)
@@ -310,7 +318,6 @@ class HeatmapView(View):
         layout.addLayout(top)
         layout.addWidget(pages, 1)
         self.setFocusProxy(self.map)
-        self.setMinimumSize(_SMALLEST)  # parts that find no room go, and do not widen the dock
 
     def _connect(self) -> None:
         self._modes.chosen.connect(lambda index: self.set_mode(MODES[index]))
