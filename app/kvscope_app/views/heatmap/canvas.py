@@ -1,0 +1,222 @@
+"""The widget of a picture: blits its pixels, labels its rows, and moves a cursor of cells by keyboard.
+
+Owns the keyboard cursor. All drawing of cells is the raster's, all words are the view's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from PySide6.QtCore import QEvent, QPointF, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import (
+    QAccessible,
+    QAccessibleAnnouncementEvent,
+    QFocusEvent,
+    QImage,
+    QKeyEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+    QShowEvent,
+)
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.theme import Theme, mix
+from kvscope_app.views.heatmap.key_store import KeyStore
+from kvscope_app.views.heatmap.raster import Raster
+from kvscope_app.views.heatmap.time_area import GUTTER, ZOOM_STEP, TimeArea
+from kvscope_app.views.heatmap.time_frame import TimeFrame
+from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+_ARROWS: Final = {
+    Qt.Key.Key_Left: (-1, 0),
+    Qt.Key.Key_Right: (1, 0),
+    Qt.Key.Key_Up: (0, -1),
+    Qt.Key.Key_Down: (0, 1),
+    Qt.Key.Key_PageUp: (0, -10),
+    Qt.Key.Key_PageDown: (0, 10),
+}
+_ZOOMS: Final = {Qt.Key.Key_Plus: ZOOM_STEP, Qt.Key.Key_Equal: ZOOM_STEP, Qt.Key.Key_Minus: 1 / ZOOM_STEP}
+_OWN: Final = {*_ARROWS, *_ZOOMS, Qt.Key.Key_F}
+_GAP_SHARE: Final = 0.30
+
+
+class RowLabel(NamedTuple):
+    """A word in the gutter at a cell; `line`: a border runs above that cell."""
+
+    cell: float
+    text: str
+    line: bool = False
+
+
+class Cell(NamedTuple):
+    """A moment and a row of the store."""
+
+    time_ns: int
+    row: int
+
+
+class HeatCanvas(TimeArea):
+    """Shows a store of keys."""
+
+    cell_pointed = Signal(object)
+    """A `Cell` under the mouse or the keyboard cursor, None when there is none."""
+
+    def __init__(self, frame: TimeFrame, name: str, *, height: int, grows: bool, parent: QWidget | None = None) -> None:
+        super().__init__(frame, parent)
+        self.raster = Raster()
+        self.store: KeyStore | None = None
+        self.labels: tuple[RowLabel, ...] = ()
+        self.cell: Cell | None = None
+        """The keyboard's."""
+        self._height = height
+        self._image = QImage()
+        vertical = QSizePolicy.Policy.Expanding if grows else QSizePolicy.Policy.Fixed
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, vertical)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setAccessibleName(name)
+        self.setMinimumHeight(height)
+        frame.changed.connect(self.redraw)
+        self.pointed.connect(lambda at: self.cell_pointed.emit(None if at is None else self._cell_at(at)))
+
+    def sizeHint(self) -> QSize:
+        return QSize(240, self._height)
+
+    def set_colors(self, colors: Pixels, theme: Theme) -> None:
+        """The pixel of each key."""
+        hatch = mix(theme.base, theme.muted, _GAP_SHARE)
+        self.raster.set_colors(colors, pixel(theme.base), pixel(hatch))
+        self.redraw()
+
+    def show_store(self, store: KeyStore, labels: Sequence[RowLabel], from_ns: int | None) -> None:
+        """Draw what of `store` is new: from `from_ns` on."""
+        if store is not self.store or tuple(labels) != self.labels:
+            self.store, self.labels = store, tuple(labels)
+            self.update()
+        self.redraw(from_ns)
+
+    def redraw(self, from_ns: int | None = None) -> None:
+        """Draw what is not drawn yet."""
+        if self.store is None or not self.isVisible():
+            self.raster.forget()
+            return
+        ratio = self.devicePixelRatioF()
+        if self.raster.show(self.store, self.frame.scale, round(self.height() * ratio), from_ns):
+            self.update()
+        pixels = self.raster.pixels
+        if self._image.isNull() or (self._image.height(), self._image.width()) != pixels.shape:
+            self._image = QImage(
+                pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_RGB32
+            )
+
+    def announce(self, sentence: str) -> None:
+        """Tell assistive technology what the cursor is on."""
+        self.setAccessibleDescription(sentence)
+        if QAccessible.isActive():
+            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, sentence))
+
+    # Qt's side
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(event.rect(), self.theme.color("base"))
+        ratio = self.devicePixelRatioF()
+        if self.store is not None:
+            size = QRectF(GUTTER, 0, self._image.width() / ratio, self._image.height() / ratio)
+            painter.drawImage(size, self._image, QRectF(self._image.rect()))
+        self._draw_labels(painter)
+        self.draw_cursor(painter)
+        self._draw_cell(painter)
+        painter.end()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        self.redraw()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.redraw()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.update()
+
+    def event(self, event: QEvent) -> bool:
+        """Keys that mean something here are not the window's while the focus is here."""
+        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
+            plain = event.modifiers() in (Qt.KeyboardModifier.NoModifier, Qt.KeyboardModifier.KeypadModifier)
+            if plain and event.key() in _OWN:
+                event.accept()
+                return True
+        return super().event(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        key = Qt.Key(event.key())
+        if key in _ARROWS and self.store is not None and len(self.store):
+            self._step(*_ARROWS[key])
+        elif key in _ZOOMS:
+            at = self.frame.scale.x_of(self.cell.time_ns) if self.cell is not None else self.frame.scale.width / 2
+            self.frame.zoom(_ZOOMS[key], at)
+        elif key == Qt.Key.Key_F:
+            self.frame.fit()
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.cell is not None:
+            self.chosen.emit(self.cell.time_ns)
+        elif key == Qt.Key.Key_Escape:
+            self._go(None)
+        else:
+            super().keyPressEvent(event)
+
+    # private
+
+    def _step(self, dx: int, dy: int) -> None:
+        assert self.store is not None, "nothing to step on"
+        step_ns = max(SECOND_NS, self.frame.scale.column_ns)
+        cell = self.cell
+        if cell is None:
+            at = self.cursor_ns or self.frame.scale.end_ns
+            shown = min(max(at, self.frame.scale.begin_ns), self.frame.scale.end_ns - 1)
+            cell, dx, dy = Cell(shown // SECOND_NS * SECOND_NS + SECOND_NS // 2, 0), 0, 0
+        first_ns, last_ns = self.store.first_ns, self.store.last_ns
+        time_ns = min(max(cell.time_ns + dx * step_ns, first_ns), last_ns - 1)
+        self._go(Cell(time_ns, min(max(cell.row + dy, 0), self.store.num_cells - 1)))
+
+    def _go(self, cell: Cell | None) -> None:
+        self.cell = cell
+        if cell is not None:
+            self.frame.reveal(cell.time_ns)
+        self.cell_pointed.emit(cell)
+        self.update()
+
+    def _cell_at(self, at: QPointF) -> Cell | None:
+        if self.store is None:
+            return None
+        row = int(at.y() * self.store.num_cells / max(self.height(), 1))
+        return Cell(self.time_at(at.x()), min(max(row, 0), self.store.num_cells - 1))
+
+    def _draw_labels(self, painter: QPainter) -> None:
+        painter.setFont(sans(0.86))
+        metrics = painter.fontMetrics()
+        num_cells = max(self.store.num_cells if self.store is not None else 1, 1)
+        bottom = -2
+        for label in self.labels:
+            y = round(label.cell * self.height() / num_cells)
+            if label.line:
+                painter.fillRect(0, y, self.width(), 1, self.theme.color("text"))
+            top = min(max(y + 1, 0), self.height() - metrics.height())
+            if top >= bottom + 2:
+                painter.setPen(self.theme.color("muted"))
+                painter.drawText(QRect(0, top, GUTTER - 6, metrics.height()), Qt.AlignmentFlag.AlignRight, label.text)
+                bottom = top + metrics.height()
+
+    def _draw_cell(self, painter: QPainter) -> None:
+        if self.cell is None or not self.hasFocus() or self.store is None:
+            return
+        high = self.height() / self.store.num_cells
+        left, right = (self.x_of(t) for t in (self.cell.time_ns // SECOND_NS * SECOND_NS,) * 2)
+        right += max(SECOND_NS / self.frame.scale.column_ns / self.devicePixelRatioF(), 1)
+        painter.setPen(QPen(self.theme.color("accent"), 2))
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.drawRect(QRectF(left, self.cell.row * high, right - left, max(high, 1)).adjusted(-3, -3, 3, 3))

@@ -1,0 +1,152 @@
+"""What a cell's colour says: a key of one byte for each bin and second, in four ways. numpy alone.
+
+Keys are ordered by what must not be missed: where several cells share a pixel, the highest is shown, as on the page
+map. Key 0 is a second of which nothing is known, 1 an address that was not there, 2 free.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.look.theme import Theme, mix
+from kvscope_app.views.heatmap.address_rows import NO_ADDRESS
+from kvscope_app.views.page_map import color_modes as page_map
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.drawing.ink import Pixels, key_colors, pixel
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.summaries.course import Course
+
+Keys = npt.NDArray[np.uint8]
+IntArray = npt.NDArray[np.int64]
+GAP: Final = 0
+FREE: Final = 2
+LEVELS: Final = 16
+"""How strong a colour is: by the share of the bin that is in use."""
+_FAINTEST: Final = 0.45
+"""A single block among thousands is as strong as this."""
+_UNHELD: Final = 3
+_OWNER: Final = 128
+
+
+class HeatMode(StrEnum):
+    """What the colour of a cell means."""
+
+    STATE = "state"
+    USED = "used slots"
+    OWNER = "owner"
+    TIER = "tier"
+
+
+_STATES: Final = (
+    page_map.DISK_CACHED,
+    page_map.HOST_CACHED,
+    page_map.DISK,
+    page_map.HOST,
+    page_map.CACHED,
+    page_map.ACTIVE,
+    page_map.SHARED,
+)
+"""Keys of the page map; the place in here times `LEVELS`, and a level, is ours."""
+_FIRST: Final = 16
+_ACTIVE: Final = np.array([5, 3, 2])
+_CACHED: Final = np.array([4, 1, 0])
+_SHARED: Final = np.array([6, 3, 2])
+"""By tier, places in `_STATES`."""
+
+
+def cell_keys(mode: HeatMode, course: Course, places: IntArray, tiers: IntArray) -> Keys:
+    """The keys of the bins in the seconds at `places`, all of one pool; `tiers`: of each bin. Shape (n, bins)."""
+    active, cached = course.bins("active", places), course.bins("cached", places)
+    if active.shape[1] != tiers.size:
+        return np.full((len(places), tiers.size), GAP, np.uint8)
+    if mode is HeatMode.USED:
+        return _used(active, cached, course.bins("filled", places))
+    if mode is HeatMode.OWNER:
+        return _owner(cached, course.bins("owner", places), active)
+    if mode is HeatMode.TIER:
+        in_use = np.minimum(active.astype(np.int16) + cached, 255)
+        return _with_level(np.broadcast_to(tiers[None], in_use.shape), in_use)
+    shared = course.bins("shared", places)
+    state = np.where(active > 0, _ACTIVE[tiers], _CACHED[tiers])
+    state = np.where((shared > 0) & (active > 0), _SHARED[tiers], state)
+    return _with_level(state, np.where(active > 0, active, cached))
+
+
+def look_up(mode: HeatMode, theme: Theme) -> Pixels:
+    """The pixel of each of the 256 keys."""
+    colors = [theme.base] * 256
+    colors[NO_ADDRESS] = theme.base
+    colors[FREE] = theme.block_free
+    _FILLERS[mode](colors, theme)
+    return np.array([pixel(color) for color in colors], np.uint32)
+
+
+def tier_colors(theme: Theme) -> dict[Tier, str]:
+    """Of what is in use in each tier."""
+    return {Tier.HBM: theme.block_active, Tier.HOST: theme.block_host, Tier.DISK: theme.block_disk}
+
+
+def unheld_color(theme: Theme) -> str:
+    """Of a bin with cached blocks that nobody holds, where colours are owners."""
+    return mix(theme.block_cached, theme.block_free, 0.62)
+
+
+def _with_level(kinds: npt.NDArray[np.generic], shares: npt.NDArray[np.generic]) -> Keys:
+    """FREE where nothing is in use."""
+    levels = shares.astype(np.uint8) >> 4
+    keys = kinds.astype(np.uint8) * np.uint8(LEVELS) + levels + np.uint8(_FIRST)
+    return np.where(shares > 0, keys, np.uint8(FREE)).astype(np.uint8)
+
+
+def _used(active: npt.NDArray[np.generic], cached: npt.NDArray[np.generic], filled: npt.NDArray[np.generic]) -> Keys:
+    in_use = active.astype(np.float32) + cached.astype(np.float32)
+    empty = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
+    keys = page_map.FILL_FULL + np.rint(empty * page_map.FILL_STEPS)
+    return np.where(in_use > 0, keys, FREE).astype(np.uint8)
+
+
+def _owner(cached: npt.NDArray[np.generic], owner: npt.NDArray[np.generic], active: npt.NDArray[np.generic]) -> Keys:
+    keys = np.where(cached > 0, np.uint8(_UNHELD), np.uint8(FREE))
+    owned = _OWNER + owner.astype(np.int64) % page_map.NUM_OWNER_KEYS
+    return np.where((owner.astype(np.int64) >= 0) & (active > 0), owned, keys).astype(np.uint8)
+
+
+def _fill_levels(colors: list[str], theme: Theme, solid: list[str]) -> None:
+    for index, color in enumerate(solid):
+        for level in range(LEVELS):
+            strength = _FAINTEST + (1 - _FAINTEST) * level / (LEVELS - 1)
+            colors[_FIRST + index * LEVELS + level] = mix(theme.block_free, color, strength)
+
+
+def _state_colors(colors: list[str], theme: Theme) -> None:
+    own = key_colors(ColorMode.STATE, theme)
+    _fill_levels(colors, theme, [own[key] for key in _STATES])
+
+
+def _tier_colors(colors: list[str], theme: Theme) -> None:
+    _fill_levels(colors, theme, [tier_colors(theme)[tier] for tier in (Tier.HBM, Tier.HOST, Tier.DISK)])
+
+
+def _used_colors(colors: list[str], theme: Theme) -> None:
+    own = key_colors(ColorMode.FILL, theme)
+    for key in range(page_map.FILL_FULL, page_map.FILL_FULL + page_map.FILL_STEPS + 1):
+        colors[key] = own[key]
+
+
+def _owner_colors(colors: list[str], theme: Theme) -> None:
+    own = key_colors(ColorMode.OWNER, theme)
+    colors[_UNHELD] = unheld_color(theme)
+    for index in range(page_map.NUM_OWNER_KEYS):
+        colors[_OWNER + index] = own[page_map.OWNER_ACTIVE + index]
+
+
+_FILLERS: Final = {
+    HeatMode.STATE: _state_colors,
+    HeatMode.USED: _used_colors,
+    HeatMode.OWNER: _owner_colors,
+    HeatMode.TIER: _tier_colors,
+}

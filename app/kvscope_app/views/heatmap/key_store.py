@@ -1,0 +1,132 @@
+"""The keys of every second of a course, made once, and the highest of any stretch of time.
+
+Owns how many are kept: beyond `max_rows` two neighbours become one. Knows no colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.views.heatmap.address_rows import Keys, highest
+from kvscope_app.views.heatmap.time_scale import TimeScale
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+IntArray = npt.NDArray[np.int64]
+MakeKeys = Callable[[Course, IntArray], Keys]
+"""Of the seconds at these places of the course, shape (n, cells)."""
+MAX_ROWS: Final = 16_384
+"""Four and a half hours to the second."""
+_AT_ONCE: Final = 1_024
+
+
+class KeyStore:
+    """One row of `num_cells` keys a second."""
+
+    def __init__(self, make: MakeKeys, num_cells: int, max_rows: int = MAX_ROWS) -> None:
+        self.num_made = 0
+        """Seconds whose keys were made, ever."""
+        self.num_cells = num_cells
+        self._make, self._max_rows = make, max_rows
+        self._stride = 1
+        self._size = 0
+        self._begin_ns = np.empty(64, np.int64)
+        self._end_ns = np.empty(64, np.int64)
+        self._keys = np.empty((64, num_cells), np.uint8)
+        self._seen: tuple[Course, int] | None = None
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def first_ns(self) -> int:
+        """When the first second begins."""
+        return int(self._begin_ns[0]) if self._size else 0
+
+    @property
+    def last_ns(self) -> int:
+        """When the last second ends."""
+        return int(self._end_ns[self._size - 1]) if self._size else 0
+
+    def follow(self, course: Course) -> int | None:
+        """Take what is new; the time from which on something may look different, None when nothing does."""
+        if self._seen == (course, course.version):
+            return None
+        same = self._seen is not None and self._seen[0] is course
+        self._seen = (course, course.version)
+        kept = self._kept(course) if same else 0
+        first = int(np.searchsorted(course.time_ns, self._end_ns[kept - 1], "left")) if kept else 0
+        from_ns = int(self._begin_ns[kept]) if kept < self._size else None
+        self._size = kept
+        if first < len(course):
+            from_ns = min(from_ns or int(course.time_ns[first]), int(course.time_ns[first]))
+            for begin in range(first, len(course), _AT_ONCE * self._stride):
+                self._append(course, np.arange(begin, min(begin + _AT_ONCE * self._stride, len(course))))
+        return from_ns
+
+    def columns(self, scale: TimeScale, first: int, last: int) -> Keys:
+        """The highest keys of the columns `first` to `last` (not included) of the picture, shape (columns, cells);
+        0 where no second is."""
+        edges = (scale.first + np.arange(first, last + 1, dtype=np.int64)) * scale.column_ns
+        starts = np.searchsorted(self._end_ns[: self._size], edges[:-1], "right")
+        ends = np.searchsorted(self._begin_ns[: self._size], edges[1:], "left")
+        return highest(self._keys[: self._size], starts, ends, axis=0)
+
+    def _kept(self, course: Course) -> int:
+        """Rows that stay; the last is always made anew: its second may have been in progress."""
+        begins, times = self._begin_ns[: self._size], course.time_ns
+        if not times.size:
+            return 0
+        gone = int(np.searchsorted(self._end_ns[: self._size], times[0], "right"))
+        if gone:
+            self._drop_first(gone)
+            begins = self._begin_ns[: self._size]
+        inner = begins[1:] if begins.size and begins[0] < times[0] else begins
+        places = np.minimum(np.searchsorted(times, inner), times.size - 1)
+        wrong = np.flatnonzero(times[places] != inner)
+        kept = begins.size - inner.size + (int(wrong[0]) if wrong.size else inner.size)
+        return max(min(kept, self._size - 1), 0)
+
+    def _drop_first(self, count: int) -> None:
+        left = self._size - count
+        for array in (self._begin_ns, self._end_ns, self._keys):
+            array[:left] = array[count : self._size].copy()
+        self._size = left
+
+    def _append(self, course: Course, places: IntArray) -> None:
+        keys = self._make(course, places)
+        self.num_made += len(places)
+        times = course.time_ns[places]
+        starts = np.arange(0, len(places), self._stride)
+        if self._stride > 1:
+            keys = np.maximum.reduceat(keys, starts, axis=0)
+        ends = times[np.minimum(starts + self._stride, len(places)) - 1] + SECOND_NS
+        self._make_room(self._size + starts.size)
+        into = slice(self._size, self._size + starts.size)
+        self._begin_ns[into], self._end_ns[into], self._keys[into] = times[starts], ends, keys
+        self._size += starts.size
+        while self._size > self._max_rows:
+            self._thin_out()
+
+    def _make_room(self, size: int) -> None:
+        capacity = self._begin_ns.size
+        if size <= capacity:
+            return
+        more = max(size, 2 * capacity) - capacity
+        self._begin_ns = np.concatenate((self._begin_ns, np.empty(more, np.int64)))
+        self._end_ns = np.concatenate((self._end_ns, np.empty(more, np.int64)))
+        self._keys = np.concatenate((self._keys, np.empty((more, self.num_cells), np.uint8)))
+
+    def _thin_out(self) -> None:
+        """Two rows become one, with the higher keys."""
+        starts = np.arange(0, self._size, 2)
+        lasts = np.minimum(starts + 1, self._size - 1)
+        self._end_ns[: starts.size] = self._end_ns[lasts]
+        self._begin_ns[: starts.size] = self._begin_ns[starts]
+        self._keys[: starts.size] = np.maximum(self._keys[starts], self._keys[lasts])
+        self._size = starts.size
+        self._stride *= 2

@@ -1,0 +1,59 @@
+"""How fragmented a pool was, second by second: numbers out of a course. numpy alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.views.heatmap.address_rows import Keys
+from kvscope_app.views.heatmap.pools import Pools
+from kvscope_telemetry.summaries.course import Course
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+NO_RUNS: Final = 2
+"""Key of a size of which there is no run; above it, one more for each doubling of how many there are."""
+MOST_LEVEL: Final = 12
+
+
+def external(course: Course) -> FloatArray:
+    """Share of the free blocks that the longest free run has not, shape (n,); NaN where no block is free."""
+    free, longest = course.column("free_blocks"), course.column("longest_free_run")
+    shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
+    return np.where((free > 0) & (longest > 0), shares, np.nan)
+
+
+def internal(course: Course, pools: Pools) -> FloatArray:
+    """Share of the slots of held blocks that hold no token, shape (n,); NaN where none is held, or where it is not
+    known how many slots a block has."""
+    sizes = np.full(len(course), np.nan)
+    epochs, rows = course.epoch, course.column("num_rows")
+    for epoch, num_rows in np.unique(np.stack((epochs, rows.astype(np.int64))), axis=1).T.tolist():
+        cache = pools.cache_of(epoch, num_rows)
+        if cache is not None:
+            sizes[(epochs == epoch) & (rows == num_rows)] = cache.block_size
+    held = course.column("active_blocks")
+    shares = 1 - np.minimum(course.column("used_slots") / (np.maximum(held, 1) * sizes), 1)
+    return np.where(held > 0, shares, np.nan)
+
+
+def num_sizes(num_addresses: int) -> int:
+    """Sizes of runs that a pool can have: 1, 2 to 3, 4 to 7, …"""
+    return max(int(num_addresses).bit_length(), 1)
+
+
+def run_keys(course: Course, places: IntArray, num: int) -> Keys:
+    """How many free runs there are of each of `num` sizes, the longest first, shape (n, num)."""
+    counts = np.zeros((len(places), num), np.int64)
+    for row, place in enumerate(places.tolist()):
+        runs = course.free_runs(place)[:num]
+        counts[row, : len(runs)] = runs
+    levels = np.minimum(np.frexp(counts.astype(np.float64))[1], MOST_LEVEL)
+    return (NO_RUNS + levels[:, ::-1]).astype(np.uint8)
+
+
+def size_text(exponent: int) -> str:
+    """`1`, `2 to 3`, `4 to 7`: the blocks of a run."""
+    return "1" if exponent == 0 else f"{1 << exponent} to {(2 << exponent) - 1}"

@@ -1,0 +1,63 @@
+"""Which addresses there were at each time: the sizes of the pool and the lower tiers, by engine start.
+
+A course tells how many rows there were; how they are divided is told by the engine alone, of its present start.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.views.heatmap.address_rows import Keys, num_cells, spread
+from kvscope_app.views.heatmap.cell_keys import HeatMode, cell_keys
+from kvscope_app.views.places import section_sizes
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages.telemetry import CacheInfo
+from kvscope_telemetry.summaries.address_bins import bin_edges
+from kvscope_telemetry.summaries.course import Course
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Pools:
+    """Remembers what engine starts told of their caches."""
+
+    def __init__(self) -> None:
+        self._caches: dict[int, CacheInfo] = {}
+        self._newest: CacheInfo | None = None
+
+    def note(self, epoch: int, cache: CacheInfo) -> bool:
+        """This start's cache; whether that is news."""
+        is_news = self._caches.get(epoch) != cache
+        self._caches[epoch] = self._newest = cache
+        return is_news
+
+    def cache_of(self, epoch: int, num_rows: int) -> CacheInfo | None:
+        """What is known of a start's cache; one with as many rows as the present one is taken for alike."""
+        cache = self._caches.get(epoch, self._newest)
+        return cache if cache is not None and cache.num_rows == num_rows else None
+
+    def tiers(self, epoch: int, num_rows: int) -> IntArray:
+        """The tier of each bin, by its first row; all are the pool's where nothing else is known."""
+        result = np.zeros(num_cells(num_rows), np.int64)
+        cache = self.cache_of(epoch, num_rows)
+        if cache is not None:
+            firsts = bin_edges(num_rows)[:-1]
+            begin = 0
+            for tier, size in section_sizes(cache).items():
+                result[(firsts >= begin) & (firsts < begin + size)] = 0 if tier is Tier.UNKNOWN else int(tier)
+                begin += size
+        return result
+
+    def keys(self, mode: HeatMode, course: Course, places: IntArray, num_addresses: int) -> Keys:
+        """The keys of the seconds at `places`, over the cells of `num_addresses` addresses."""
+        result = np.zeros((len(places), num_cells(num_addresses)), np.uint8)
+        epochs, rows = course.epoch[places], course.column("num_rows")[places].astype(np.int64)
+        cuts = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1
+        for part in np.split(np.arange(len(places)), cuts):
+            num_rows = int(rows[part[0]]) if part.size else 0
+            if num_rows:
+                tiers = self.tiers(int(epochs[part[0]]), num_rows)
+                own = cell_keys(mode, course, places[part], tiers)
+                result[part] = spread(own, num_rows, num_addresses)
+        return result

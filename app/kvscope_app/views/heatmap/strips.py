@@ -1,0 +1,169 @@
+"""Small curves above each other over the heatmap's time, and the ruler with the times below them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PySide6.QtCore import QLineF, QRect, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QWidget
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.views.chart.curves import FloatArray, nice_ceiling
+from kvscope_app.views.heatmap.time_area import GUTTER, TimeArea
+from kvscope_app.views.heatmap.time_frame import TimeFrame
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+IntArray = npt.NDArray[np.int64]
+STRIP_HEIGHT: Final = 46
+_PAD: Final = 4
+_STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+_TICK_APART: Final = 74
+
+
+class CurveStrip(TimeArea):
+    """One curve, its title and its value at the moment pointed at, or else at the cursor."""
+
+    def __init__(
+        self,
+        frame: TimeFrame,
+        title: str,
+        tip: str,
+        series: int,
+        text: Callable[[float], str],
+        axis_text: Callable[[float], str],
+        top: float | None = None,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(frame, parent)
+        self.title = title
+        self._series, self._text, self._axis_text, self._fixed_top = series, text, axis_text, top
+        self._times: IntArray = np.zeros(0, np.int64)
+        self._values: FloatArray = np.zeros(0)
+        self.setAccessibleName(title)
+        self.setToolTip(tip)
+        self.setFixedHeight(STRIP_HEIGHT)
+
+    def sizeHint(self) -> QSize:
+        return QSize(240, STRIP_HEIGHT)
+
+    def show_values(self, times: IntArray, values: FloatArray) -> None:
+        """The value of the second that begins at each of `times`; NaN where there is none."""
+        self._times, self._values = times, values
+        self.update()
+
+    def value_at(self, time_ns: int) -> float:
+        """Of the second that the moment is in; NaN where there is none."""
+        place = int(np.searchsorted(self._times, time_ns, "right")) - 1
+        if place < 0 or time_ns - int(self._times[place]) >= SECOND_NS:
+            return float("nan")
+        return float(self._values[place])
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self.theme.color("base"))
+        painter.fillRect(GUTTER, self.height() - 1, self.width() - GUTTER, 1, self.theme.color("grid"))
+        lows, highs = self._extremes()
+        highest = float(np.nanmax(highs)) if np.isfinite(highs).any() else 0.0
+        top = self._fixed_top or nice_ceiling(highest * 1.04)
+        self._draw_curve(painter, lows / top, highs / top)
+        self.draw_cursor(painter)
+        self._draw_words(painter, top, known=highs.size > 0)
+        painter.end()
+
+    def _extremes(self) -> tuple[FloatArray, FloatArray]:
+        """The lowest and the highest known value in each column of pixels."""
+        scale = self.frame.scale
+        width = max(self.width() - GUTTER, 1)
+        edges = scale.begin_ns + np.arange(width + 1) * ((scale.end_ns - scale.begin_ns) / width)
+        starts = np.searchsorted(self._times + SECOND_NS, edges[:-1], "right")
+        ends = np.searchsorted(self._times, edges[1:], "left")
+        lows = np.full(width, np.nan)
+        highs = lows.copy()
+        known = np.flatnonzero(ends > starts)
+        if known.size:
+            values = np.append(self._values, np.nan)
+            pairs = np.stack((starts[known], ends[known]), axis=1).ravel()
+            lows[known] = np.fmin.reduceat(values, pairs)[::2]
+            highs[known] = np.fmax.reduceat(values, pairs)[::2]
+        return lows, highs
+
+    def _draw_curve(self, painter: QPainter, lows: FloatArray, highs: FloatArray) -> None:
+        painter.setPen(QPen(QColor(self.theme.series[self._series]), 1))
+        bottom, room = self.height() - _PAD, self.height() - 2 * _PAD - painter.fontMetrics().height()
+        lines = []
+        columns = np.flatnonzero(np.isfinite(highs))
+        ys_low, ys_high = bottom - lows * room, bottom - highs * room
+        before = -2
+        for x in columns.tolist():
+            top, low = float(ys_high[x]), float(ys_low[x])
+            if before == x - 1:
+                near = min(max(float(ys_low[before]), top), low)
+                lines.append(QLineF(GUTTER + before, float(ys_low[before]), GUTTER + x, near))
+            lines.append(QLineF(GUTTER + x, top, GUTTER + x, low if low - top > 1 else top + 1))
+            before = x
+        painter.drawLines(lines)
+
+    def _draw_words(self, painter: QPainter, top: float, *, known: bool) -> None:
+        at = self.hover_ns if self.hover_ns is not None else self.cursor_ns
+        value = self.value_at(at)
+        words = self._text(value) if np.isfinite(value) else "–"
+        self.setAccessibleDescription(words)
+        painter.setFont(sans(0.9))
+        metrics = painter.fontMetrics()
+        painter.setPen(self.theme.color("muted"))
+        line = QRect(GUTTER + 4, 1, self.width() - GUTTER - 8, metrics.height())
+        painter.drawText(line, Qt.AlignmentFlag.AlignLeft, self.title)
+        painter.setPen(self.theme.color("text"))
+        painter.drawText(line, Qt.AlignmentFlag.AlignRight, words)
+        painter.setFont(sans(0.82))
+        painter.setPen(self.theme.color("muted"))
+        small = painter.fontMetrics().height()
+        if known:
+            rect = QRect(0, metrics.height() - 2, GUTTER - 6, small)
+            painter.drawText(rect, Qt.AlignmentFlag.AlignRight, self._axis_text(top))
+            rect.moveTop(self.height() - small)
+            painter.drawText(rect, Qt.AlignmentFlag.AlignRight, "0")
+
+
+class Ruler(TimeArea):
+    """The times of day below the parts."""
+
+    def __init__(self, frame: TimeFrame, parent: QWidget | None = None) -> None:
+        super().__init__(frame, parent)
+        self.setAccessibleName("Time of day")
+        self.setFixedHeight(20)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Where in the widget which time is."""
+        scale = self.frame.scale
+        width = max(self.width() - GUTTER, 1)
+        wanted = (scale.end_ns - scale.begin_ns) / SECOND_NS * _TICK_APART / width
+        step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
+        shift = time.localtime(scale.begin_ns // SECOND_NS).tm_gmtoff  # round times of day, not of 1970
+        first = -(-(scale.begin_ns + shift * SECOND_NS) // (step * SECOND_NS))
+        last = (scale.end_ns + shift * SECOND_NS) // (step * SECOND_NS)
+        seconds = [index * step - shift for index in range(first, last + 1)]
+        return [(self.x_of(second * SECOND_NS), clock_text(second * SECOND_NS)) for second in seconds]
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self.theme.color("base"))
+        painter.setFont(sans(0.86))
+        metrics = painter.fontMetrics()
+        for x, text in self.ticks():
+            painter.fillRect(round(x), 0, 1, 4, self.theme.color("muted"))
+            half = metrics.horizontalAdvance(text) / 2
+            left = min(max(x - half, GUTTER - half), self.width() - 2 * half - 2)
+            painter.setPen(self.theme.color("muted"))
+            painter.drawText(int(left), 4 + metrics.ascent(), text)
+        painter.end()
+
+
+def clock_text(time_ns: int) -> str:
+    """`14:03:20`, by this machine's clock."""
+    return time.strftime("%H:%M:%S", time.localtime(time_ns // SECOND_NS))

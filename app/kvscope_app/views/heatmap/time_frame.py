@@ -1,0 +1,97 @@
+"""The time that all parts of the view show: one scale, and how it moves. Parts ask for moves; only this one makes them.
+
+Three ways: everything fits (and goes on fitting), the newest stays at the right edge, or it stands where it was put.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from PySide6.QtCore import QObject, Signal
+
+from kvscope_app.views.heatmap.time_scale import TimeScale
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+
+class Stance(StrEnum):
+    """What becomes of the picture when a second is added."""
+
+    FIT = "fit"
+    FOLLOW = "follow"
+    STAND = "stand"
+
+
+class TimeFrame(QObject):
+    """`scale` is in device pixels."""
+
+    changed = Signal()
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.scale = TimeScale()
+        self.stance = Stance.FIT
+        self._range: tuple[int, int] | None = None
+
+    def set_width(self, width: int) -> None:
+        """There are so many columns."""
+        if width != self.scale.width and width > 0:
+            self._show(self.scale.resized(width))
+
+    def set_range(self, begin_ns: int, end_ns: int) -> None:
+        """There is something to see from `begin_ns` to `end_ns`."""
+        if self._range != (begin_ns, end_ns):
+            self._range = (begin_ns, end_ns)
+            self._show(self.scale)
+
+    def fit(self) -> None:
+        """Show everything."""
+        self._take(Stance.FIT, self.scale)
+
+    def set_following(self, following: bool) -> None:
+        """Keep the newest at the right edge, or let it go out of sight."""
+        self._take(Stance.FOLLOW if following else Stance.STAND, self.scale)
+
+    def zoom(self, factor: float, x: float) -> None:
+        """Closer around column `x`; while following, around the newest."""
+        stance = self.stance if self.stance is Stance.FOLLOW else Stance.STAND
+        self._take(stance, self.scale.zoomed(factor, x))
+
+    def pan(self, columns: int) -> None:
+        """Look at what is earlier by `columns`; not beyond what there is."""
+        if columns:
+            self._take(Stance.STAND, self._bounded(self.scale.moved(-columns)))
+
+    def reveal(self, time_ns: int) -> None:
+        """Move as little as shows this moment."""
+        x = int(self.scale.x_of(time_ns))
+        if x < 0 or x >= self.scale.width:
+            self.pan(-(x if x < 0 else x - self.scale.width + 1))
+
+    def _bounded(self, scale: TimeScale) -> TimeScale:
+        if self._range is None:
+            return scale
+        begin, end = (at // scale.column_ns for at in self._range)
+        room = scale.width // 2
+        return scale.moved(min(max(scale.first, begin - room), end - room) - scale.first)
+
+    def _take(self, stance: Stance, scale: TimeScale) -> None:
+        before = self.stance
+        self.stance = stance
+        self._show(scale, told=before is not stance)
+
+    def _show(self, scale: TimeScale, *, told: bool = False) -> None:
+        if self._range is not None:
+            scale = self._placed(scale, *self._range)
+        if told or scale != self.scale:
+            self.scale = scale
+            self.changed.emit()
+
+    def _placed(self, scale: TimeScale, begin_ns: int, end_ns: int) -> TimeScale:
+        if self.stance is Stance.FOLLOW:
+            return scale.ending_at(end_ns)
+        if self.stance is Stance.FIT:
+            fits = scale.begin_ns <= begin_ns < scale.begin_ns + scale.column_ns and end_ns <= scale.end_ns
+            is_roomy = end_ns - begin_ns < (scale.end_ns - begin_ns) * 0.85
+            fitted = scale.fitted(begin_ns, max(end_ns, begin_ns + SECOND_NS))
+            return scale if fits and not (is_roomy and fitted.column_ns < scale.column_ns) else fitted
+        return scale

@@ -1,0 +1,345 @@
+"""Fragmentation: the heatmap of addresses over time, the lengths of free runs, and how much is lost to both kinds.
+
+Owns what colours mean and which parts there is room for. What is drawn comes from the session's course alone.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+from PySide6.QtCore import QSize
+from PySide6.QtGui import QResizeEvent, QShowEvent
+from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import empty_state, tool_button
+from kvscope_app.look.number_text import count, percent, plural
+from kvscope_app.look.theme import Theme, mix
+from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.heatmap.address_rows import num_cells
+from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
+from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
+from kvscope_app.views.heatmap.heat_legend import HeatLegend
+from kvscope_app.views.heatmap.key_store import KeyStore
+from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, external, internal, num_sizes, run_keys
+from kvscope_app.views.heatmap.on_time import on_time
+from kvscope_app.views.heatmap.pools import Pools
+from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
+from kvscope_app.views.heatmap.time_area import GUTTER, TimeArea
+from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
+from kvscope_app.views.heatmap.words import cell_words, runs_words
+from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
+from kvscope_app.views.page_map.legend_items import shown_in
+from kvscope_app.views.places import section_sizes, tier_title
+from kvscope_telemetry.messages.telemetry import DeviceInfo
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+EMPTY_TEXT: Final = (
+    "Nothing to look back on yet.\nA second after an engine begins to report, this shows which addresses held what."
+)
+MODES: Final = tuple(HeatMode)
+_TIPS: Final = (
+    "What the blocks of each address did: active, shared, cached or free",
+    "How many slots of the blocks in use hold a token",
+    "Which request owns them; of many, the newest",
+    "Which memory they are in",
+)
+_MAP_HEIGHT: Final = 130
+_RUNS_HEIGHT: Final = 78
+_OTHERS_HEIGHT: Final = 126
+"""Of what is always there beside the map: two rows of buttons, the ruler, the legend."""
+_MARGIN: Final = 8
+_SMALLEST: Final = QSize(300, 220)
+
+
+class HeatmapView(View):
+    """One column of pixels a second, or more of either."""
+
+    title: ClassVar[str] = "Fragmentation"
+    object_name: ClassVar[str] = "heatmap"
+    refresh_hz: ClassVar[float] = 4.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.mode = HeatMode.STATE
+        self.frame = TimeFrame(self)
+        self.pools = Pools()
+        self._time = on_time(session)
+        self._stores: tuple[KeyStore, KeyStore] | None = None
+        self._num_addresses = 0
+        self._strip_version: tuple[Course, int, int] | None = None
+        self._hover_ns: int | None = None
+        self._make_parts()
+        self._lay_out()
+        self._connect()
+
+    def set_mode(self, mode: HeatMode) -> None:
+        """Let colours mean something else."""
+        self.mode = mode
+        self._modes.set_current(MODES.index(mode))
+        self._stores = None
+        self._color()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw what is new since the last call."""
+        course = None if self._time is None else self._time.course
+        has_any = course is not None and len(course) > 0
+        self._stack.setCurrentIndex(1 if has_any else 0)
+        if course is None or self._time is None or not has_any:
+            return
+        self._note_pool(course)
+        self._set_width()
+        self._show_stores(course)
+        self.frame.set_range(int(course.time_ns[0]), int(course.time_ns[-1]) + SECOND_NS)
+        self._show_strips(course)
+        for part in self._parts:
+            part.show_cursor(self._time.cursor_ns)
+        self._show_cell(self.map.cell if self.map.hasFocus() else None)
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        for part in self._parts:
+            part.apply_theme(theme)
+        self._color()
+
+    def minimumSizeHint(self) -> QSize:
+        """Parts that find no room go: they do not make the dock larger."""
+        return _SMALLEST
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._show_parts_with_room()
+        self._set_width()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._set_width()
+        self.refresh()
+
+    # what there is
+
+    def _note_pool(self, course: Course) -> None:
+        mirror = self.session.mirror
+        if mirror.hello is not None and self.pools.note(mirror.hello.epoch, mirror.hello.cache):
+            self._stores = None
+        num_addresses = int(course.column("num_rows").max())
+        if num_addresses != self._num_addresses:
+            self._num_addresses, self._stores = num_addresses, None
+
+    def _show_stores(self, course: Course) -> None:
+        if self._stores is None:
+            self._stores = self._new_stores()
+            self._show_legend()
+        cells, runs = self._stores
+        cells_from, runs_from = cells.follow(course), runs.follow(course)
+        self.map.show_store(cells, self._address_labels(), cells_from)
+        self.runs.show_store(runs, self._run_labels(runs.num_cells), runs_from)
+
+    def _new_stores(self) -> tuple[KeyStore, KeyStore]:
+        mode, pools, num = self.mode, self.pools, self._num_addresses
+        cells = KeyStore(lambda course, at: pools.keys(mode, course, at, num), num_cells(num))
+        sizes = num_sizes(num)
+        return cells, KeyStore(lambda course, at: run_keys(course, at, sizes), sizes)
+
+    def _address_labels(self) -> list[RowLabel]:
+        cells = num_cells(self._num_addresses)
+        hello = self.session.mirror.hello
+        if hello is None or hello.cache.num_rows != self._num_addresses:
+            return [RowLabel(0, "0"), RowLabel(cells, count(self._num_addresses - 1))]
+        sizes, begin, labels = section_sizes(hello.cache), 0, []
+        for tier, size in sizes.items():
+            name = tier_title(tier, hello.device) if len(sizes) > 1 else "0"
+            labels.append(RowLabel(begin * cells / self._num_addresses, name, line=begin > 0))
+            begin += size
+        return [*labels, RowLabel(cells, count(self._num_addresses - 1))] if len(sizes) == 1 else labels
+
+    def _run_labels(self, num: int) -> list[RowLabel]:
+        top = num - 1
+        return [RowLabel(top - power, f"{count(1 << power)}" + ("+" if power else "")) for power in range(top, -1, -1)]
+
+    def _show_strips(self, course: Course) -> None:
+        version = (course, course.version, self._num_addresses)
+        if version == self._strip_version:
+            return
+        self._strip_version = version
+        self._external.show_values(course.time_ns, external(course))
+        self._longest.show_values(course.time_ns, course.column("longest_free_run"))
+        self._number.show_values(course.time_ns, course.column("num_free_runs"))
+        self._internal.show_values(course.time_ns, internal(course, self.pools))
+
+    # how it looks
+
+    def _color(self) -> None:
+        self.map.set_colors(look_up(self.mode, self.theme), self.theme)
+        self.runs.set_colors(run_colors(self.theme), self.theme)
+        self._show_legend()
+
+    def _show_legend(self) -> None:
+        mirror = self.session.mirror
+        device = DeviceInfo(kind="cpu", name="") if mirror.hello is None else mirror.hello.device
+        course = None if self._time is None else self._time.course
+        gaps = course is not None and bool(np.any(np.diff(course.time_ns) > SECOND_NS))
+        self._legend.show_mode(self.mode, self.theme, shown_in(mirror, ()), device, gaps=gaps)
+
+    def _show_frame(self) -> None:
+        self._fit.setChecked(self.frame.stance is Stance.FIT)
+        self._follow.setChecked(self.frame.stance is Stance.FOLLOW)
+
+    def _set_width(self) -> None:
+        width = round((self.map.width() - GUTTER) * self.devicePixelRatioF())
+        if self.map.isVisible():
+            self.frame.set_width(width)
+
+    def _show_parts_with_room(self) -> None:
+        """The map first; of the others as many as leave it its height, the most telling first."""
+        room = self.height() - _MAP_HEIGHT - _OTHERS_HEIGHT
+        for part in self._by_worth:
+            room -= part.sizeHint().height() + 2
+            part.setVisible(room >= 0)
+        self._runs_title.setVisible(not self.runs.isHidden())
+
+    # what the person does
+
+    def _point(self, cell: Cell | None) -> None:
+        self._hover_ns = None if cell is None else cell.time_ns
+        for part in self._parts:
+            part.show_hover(self._hover_ns)
+
+    def _point_at_part(self, part: TimeArea, at: object) -> None:
+        self._point(None if at is None else Cell(part.time_at(at.x()), 0))  # type: ignore[attr-defined]
+
+    def _show_cell(self, cell: Cell | None) -> None:
+        if cell is None or self._time is None or self._stores is None:
+            if self._hover_ns is None:
+                self._words.setText("")
+            return
+        cells = self._stores[0].num_cells
+        address = -(-cell.row * self._num_addresses // max(cells, 1))
+        self._say(cell_words(self._time.course, self.pools, cell.time_ns, address), self.map)
+
+    def _show_run(self, cell: Cell | None) -> None:
+        if cell is None or self._time is None or self._stores is None:
+            return
+        exponent = self._stores[1].num_cells - 1 - cell.row
+        self._say(runs_words(self._time.course, cell.time_ns, exponent), self.runs)
+
+    def _say(self, words: str, by: HeatCanvas) -> None:
+        self._words.setText(words)
+        self._words.setToolTip(words)
+        if by.hasFocus():
+            by.announce(words)
+
+    def _go_to(self, time_ns: int) -> None:
+        """How things stood at the end of that second: so it is drawn."""
+        if self._time is not None:
+            self._time.go_to((time_ns // SECOND_NS + 1) * SECOND_NS - 1)
+            self.refresh()
+
+    def _on_course(self) -> None:
+        if self.isVisible() and not self.window().isMinimized():
+            self.refresh()
+
+    # once
+
+    def _make_parts(self) -> None:
+        frame = self.frame
+        self.map = HeatCanvas(frame, "Fragmentation: addresses over time", height=_MAP_HEIGHT, grows=True)
+        self.runs = HeatCanvas(frame, "Lengths of free runs over time", height=_RUNS_HEIGHT, grows=False)
+        self._external = CurveStrip(
+            frame,
+            "External fragmentation",
+            "The share of the free blocks that is not in the longest free run",
+            1,
+            percent,
+            lambda share: percent(share, 0),
+            top=1.0,
+        )
+        self._longest = CurveStrip(
+            frame,
+            "Longest free run",
+            "Blocks, one after another, that hold nothing",
+            0,
+            lambda v: plural(round(v), "block"),
+            count,
+        )
+        self._number = CurveStrip(frame, "Free runs", "How many stretches of free blocks there are", 2, count, count)
+        self._internal = CurveStrip(
+            frame,
+            "Internal fragmentation",
+            "The share of the slots of active blocks that hold no token",
+            3,
+            percent,
+            lambda share: percent(share, 0),
+            top=1.0,
+        )
+        self._ruler = Ruler(frame)
+        self._by_worth = (self._external, self.runs, self._internal, self._longest, self._number)
+        strips = (self._external, self._longest, self._number, self._internal)
+        self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips, self._ruler)
+        self._words, self._legend = ElidedLabel(), HeatLegend()
+        self._runs_title = ElidedLabel("Lengths of free runs, in blocks; the stronger, the more runs")
+        self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
+        self._fit = tool_button("Fit", "Show the whole time (F, or a double click)", checkable=True, checked=True)
+        self._follow = tool_button("Follow", "Keep the newest at the right edge", checkable=True)
+
+    def _lay_out(self) -> None:
+        top = QHBoxLayout()
+        top.setSpacing(6)
+        for index, tip in enumerate(_TIPS):
+            self._modes.set_tip(index, tip)
+        top.addWidget(self._modes)
+        top.addStretch()
+        told = QHBoxLayout()
+        told.addWidget(self._words, 1)
+        told.addWidget(self._fit)
+        told.addWidget(self._follow)
+        for words in (self._words, self._runs_title):
+            words.setProperty("look", "muted")
+        parts = QWidget()
+        column = QVBoxLayout(parts)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(2)
+        for widget in (self._external, self._internal, self.map, self._ruler):
+            column.addWidget(widget, 1 if widget is self.map else 0)
+        column.addLayout(told)
+        for widget in (self._runs_title, self.runs, self._longest, self._number, self._legend):
+            column.addWidget(widget)
+        pages = QWidget()
+        self._stack = QStackedLayout(pages)
+        self._stack.addWidget(empty_state(EMPTY_TEXT))
+        self._stack.addWidget(parts)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(_MARGIN, 6, _MARGIN, 6)
+        layout.setSpacing(4)
+        layout.addLayout(top)
+        layout.addWidget(pages, 1)
+        self.setFocusProxy(self.map)
+
+    def _connect(self) -> None:
+        self._modes.chosen.connect(lambda index: self.set_mode(MODES[index]))
+        self._fit.clicked.connect(self.frame.fit)
+        self._fit.clicked.connect(self._show_frame)
+        self._follow.clicked.connect(self.frame.set_following)
+        self.frame.changed.connect(self._show_frame)
+        for part in self._parts:
+            part.chosen.connect(self._go_to)
+        for strip in (self._external, self._longest, self._number, self._internal, self._ruler):
+            strip.pointed.connect(lambda at, strip=strip: self._point_at_part(strip, at))
+        for canvas, show in ((self.map, self._show_cell), (self.runs, self._show_run)):
+            canvas.cell_pointed.connect(self._point)
+            canvas.cell_pointed.connect(show)
+        if self._time is not None:
+            self._time.course_changed.connect(self._on_course)
+
+
+def run_colors(theme: Theme) -> Pixels:
+    """The pixel of each key of the lengths of free runs: one hue, the more the stronger."""
+    colors = [theme.base] * 256
+    for level in range(1, MOST_LEVEL + 1):
+        share = 0.4 + 0.6 * (level - 1) / (MOST_LEVEL - 1)
+        colors[NO_RUNS + level] = mix(theme.base, theme.text, share)
+    return np.array([pixel(color) for color in colors], np.uint32)
