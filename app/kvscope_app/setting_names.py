@@ -10,8 +10,9 @@ from typing import Final
 
 THEME: Final = "theme"
 """`auto`, `dark` or `light`."""
-LAYOUT_VERSION: Final = 2
-"""Of a window's docks. A saved layout of another version is not restored, but for the one before."""
+LAYOUT_VERSION: Final = 3
+"""Of a window's docks. A saved layout of another version is not restored, but for those before that are named here."""
+LAYOUT_BEFORE_TIMELINE: Final = 2
 LAYOUT_BEFORE_WHAT_IF: Final = 1
 
 

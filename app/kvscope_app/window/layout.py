@@ -10,7 +10,13 @@ from typing import Final
 from PySide6.QtCore import QByteArray, QPoint, QRect, QSettings, QSize, Qt
 from PySide6.QtWidgets import QMainWindow
 
-from kvscope_app.setting_names import LAYOUT_BEFORE_WHAT_IF, LAYOUT_VERSION, geometry_name, layout_name
+from kvscope_app.setting_names import (
+    LAYOUT_BEFORE_TIMELINE,
+    LAYOUT_BEFORE_WHAT_IF,
+    LAYOUT_VERSION,
+    geometry_name,
+    layout_name,
+)
 from kvscope_app.views.base import View
 from kvscope_app.window.dock import Dock
 
@@ -49,7 +55,15 @@ DOCKS: Final = (
     DockSpec("throughput", "Throughput", "kvscope_app.views.throughput.view", "ThroughputView", _RIGHT, 400, "chart"),
     DockSpec("memory", "Memory", "kvscope_app.views.memory.view", "MemoryView", _RIGHT, 400, "memory"),
     DockSpec("what_if", "What if", "kvscope_app.views.what_if", "WhatIfView", _BOTTOM, 300, "compare"),
+    DockSpec("timeline", "Timeline", "kvscope_app.views.timeline.view", "TimelineView", _BOTTOM, 300, "timeline"),
+    DockSpec("events", "Events", "kvscope_app.views.events.view", "EventsView", _BOTTOM, 300, "log"),
 )
+_BEHIND_REQUESTS: Final = ("what_if", "timeline", "events")
+_NEW_SINCE: Final = {
+    LAYOUT_BEFORE_TIMELINE: ("timeline", "events"),
+    LAYOUT_BEFORE_WHAT_IF: ("what_if", "timeline", "events"),
+}
+"""Docks that a saved layout of an older version has no place for."""
 
 
 def prepare(window: QMainWindow) -> None:
@@ -67,11 +81,12 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         window.addDockWidget(spec.area, dock)
         dock.show()
     if _is_small(window):
-        for name in ("memory", "requests", "what_if"):
+        for name in ("memory", "requests", *_BEHIND_REQUESTS):
             window.tabifyDockWidget(docks["throughput"], docks[name])
         docks["throughput"].raise_()
     else:
-        window.tabifyDockWidget(docks["requests"], docks["what_if"])
+        for name in _BEHIND_REQUESTS:
+            window.tabifyDockWidget(docks["requests"], docks[name])
         docks["requests"].raise_()
     share_out(window, docks)
 
@@ -112,18 +127,21 @@ def restore_docks(window: QMainWindow, settings: QSettings, group: str = "window
 
 
 def _restore_older(window: QMainWindow, state: QByteArray) -> bool:
-    """A layout from before there was "What if": that goes behind the requests, or is closed where they are not."""
-    if not window.restoreState(state, LAYOUT_BEFORE_WHAT_IF):
+    """A layout of an older version: docks that are new go behind the requests, or are closed where these are not."""
+    version = next((version for version in _NEW_SINCE if window.restoreState(state, version)), None)
+    if version is None:
         return False
     docks = {dock.objectName(): dock for dock in window.findChildren(Dock)}
-    requests, what_if = docks["dock_requests"], docks["dock_what_if"]
-    what_if.setFloating(False)
-    if requests.isHidden() or requests.isFloating():
-        what_if.hide()
-        return True
-    window.tabifyDockWidget(requests, what_if)
-    what_if.show()
-    requests.raise_()
+    requests = docks["dock_requests"]
+    for name in _NEW_SINCE[version]:
+        new = docks[f"dock_{name}"]
+        new.setFloating(False)
+        if requests.isHidden() or requests.isFloating():
+            new.hide()
+            continue
+        window.tabifyDockWidget(requests, new)
+        new.show()
+        requests.raise_()
     return True
 
 

@@ -311,24 +311,28 @@ def in_front(window, name):
 def test_what_if_is_behind_another_view_at_first(session, make_window, qtbot):
     window = make_window(session, size=(1500, 900))
     window.reset_layout()
-    assert tabs(window, "what_if") == {"dock_requests"}
+    assert {"dock_requests", "dock_timeline", "dock_events"} <= tabs(window, "what_if")
     qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "what_if"), timeout=30_000)
+    assert not in_front(window, "timeline")
     window.resize(1040, 640)
     window.reset_layout()
-    assert tabs(window, "what_if") == {"dock_throughput", "dock_memory", "dock_requests"}
+    assert {"dock_throughput", "dock_memory", "dock_requests", "dock_timeline"} <= tabs(window, "what_if")
     qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=30_000)
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("hidden", [(), ("requests",), ("memory",)])
-def test_a_layout_from_before_what_if_is_kept(session, make_window, settings, qtbot, hidden):
+def test_a_layout_from_before_some_docks_is_kept(session, make_window, settings, qtbot, hidden, version):
     window = make_window(session, size=(1500, 900))
     window.reset_layout()
-    window.removeDockWidget(window.docks["what_if"])
+    fresh = layout._NEW_SINCE[version]
+    for name in fresh:
+        window.removeDockWidget(window.docks[name])
     for name in hidden:
         window.docks[name].hide()
     window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
     qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=30_000)
-    state, geometry = window.saveState(1), window.saveGeometry()
+    state, geometry = window.saveState(version), window.saveGeometry()
     window.close()
     settings.setValue("window/state", state)
     settings.setValue("window/geometry", geometry)
@@ -336,11 +340,11 @@ def test_a_layout_from_before_what_if_is_kept(session, make_window, settings, qt
     assert abs(again.docks["console"].width() - 350) <= 1
     assert {name for name, dock in again.docks.items() if dock.isHidden()} == {
         *hidden,
-        *(["what_if"] if "requests" in hidden else []),
+        *(fresh if "requests" in hidden else []),
     }
     if "requests" not in hidden:
-        assert tabs(again, "what_if") == {"dock_requests"}
-        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, "what_if"), timeout=30_000)
+        assert {f"dock_{name}" for name in fresh} <= tabs(again, "requests")
+        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, fresh[0]), timeout=30_000)
 
 
 def test_a_small_window_stays_small_while_its_views_are_loaded(engine, session, make_window, poll, qtbot):

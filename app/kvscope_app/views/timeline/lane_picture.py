@@ -22,6 +22,8 @@ from kvscope_telemetry.summaries.event_index import KINDS
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ROW_GAP: Final = 3
+_QUEUED_SOFT: Final = 0.35
+"""Who waits holds nothing: a thin line, paler."""
 _EVENT_KINDS: Final = {name: KINDS.index(name) for name in ("preempted", "evicted", "refused")}
 _SECOND_COLUMNS: Final = {
     "preempted": "preemptions",
@@ -51,11 +53,12 @@ class Shown:
         """Packed rows, or one for each request that is in the span, the newest at the bottom."""
         lives = self.lanes.lives
         seen = (lives["begin"] <= self.span.end_ns) & (lives["end"] >= self.span.begin_ns)
-        self.rows = np.where(seen, lives["row"], -1)
+        places = np.flatnonzero(seen)
+        self.rows = np.full(len(lives), -1, np.int64)
         if self.by_arrival:
-            places = np.flatnonzero(seen)
-            order = np.argsort(lives["begin"][places], kind="stable")
-            self.rows[places[order]] = np.arange(places.size)
+            self.rows[places[np.argsort(lives["begin"][places], kind="stable")]] = np.arange(places.size)
+        else:  # rows without anything in sight take no room
+            self.rows[places] = np.unique(lives["row"][places], return_inverse=True)[1]
         self.num_rows = int(self.rows.max(initial=-1)) + 1
 
 
@@ -111,9 +114,7 @@ def _draw_usage(box: Pixels, course: Course, seconds: tuple[IntArray, IntArray],
     raster.fill_below(box, low, ink("block_active", theme))
 
 
-def _draw_count(
-    box: Pixels, values: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str
-) -> None:
+def _draw_count(box: Pixels, values: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
     most = max(float(values.max(initial=0.0)), 1.0)
     low, high = raster.least_and_greatest(values / most, *seconds)
     raster.fill_below(box, high, softened(color, theme, 0.5))
@@ -158,12 +159,16 @@ def _draw_requests(pixels: Pixels, shown: Shown, layout: LaneLayout, theme: Them
     is_moment = spans["phase"][places] >= Phase.ABORTED
     first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
     palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in Phase], np.uint32)
+    palette[Phase.QUEUED] = softened(PHASE_COLORS[Phase.QUEUED], theme, _QUEUED_SOFT)
     lines = np.zeros((num_rows, width), np.uint32)
     raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
     for row, line in enumerate(lines):
         begin = top + row * row_height
         box = pixels[begin : begin + row_height - round(_ROW_GAP * scale)]
-        np.copyto(box, line, where=line != 0)
+        third = box.shape[0] // 3
+        np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
+        for part in (box[:third], box[box.shape[0] - third :]):
+            np.copyto(part, line, where=(line != 0) & (line != palette[Phase.QUEUED]))
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 from PySide6.QtCore import QRect, Qt
-from PySide6.QtGui import QColor, QPainter, QPen
+from PySide6.QtGui import QPainter, QPen
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
@@ -21,9 +21,7 @@ _MOST_NAMED: Final = 300
 _OWNER_PX: Final = 4
 
 
-def paint(
-    painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None
-) -> None:
+def paint(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None) -> None:
     """All of it."""
     painter.setFont(sans(0.86))
     _axis(painter, shown, layout, theme)
@@ -86,6 +84,8 @@ def _name(painter: QPainter, box: QRect, number: int, theme: Theme) -> None:
     painter.fillRect(QRect(box.left(), box.top(), _OWNER_PX, box.height()), owner_color(number, theme))
     text = f"#{number}"
     width = painter.fontMetrics().horizontalAdvance(text)
-    if width + 2 * _OWNER_PX + 2 <= box.width():
-        painter.setPen(QColor("#0b0d10") if theme.is_dark else QColor("#ffffff"))
-        painter.drawText(box.adjusted(_OWNER_PX + 3, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, text)
+    if width + 2 * _OWNER_PX + 6 <= box.width():
+        chip = QRect(box.left() + _OWNER_PX, box.top(), width + 6, box.height())
+        painter.fillRect(chip, theme.color("raised"))
+        painter.setPen(theme.color("text"))
+        painter.drawText(chip.adjusted(3, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, text)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.look.number_text import count, percent, plural, seconds
-from kvscope_app.views.events.event_model import clock_text, why_text
+from kvscope_app.views.events.event_entries import clock_text, why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
 from kvscope_app.views.timeline.lane_picture import Shown, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
@@ -78,7 +78,9 @@ def _span_found(place: int, shown: Shown, time_ns: int) -> Found:
     words = f"#{count(number)} {PHASE_WORDS[phase]}{lasted}{going_on}"
     at_ns = end if phase is Phase.QUEUED and end != OPEN_NS else begin  # its cause is told when it ends
     causes = shown.course.events.find(at_ns, at_ns, request=(epoch, number))
-    told = [why_text(shown.course.events[cause].event) for cause in causes if _is_of(shown.course.events[cause], number)]
+    told = [
+        why_text(shown.course.events[cause].event) for cause in causes if _is_of(shown.course.events[cause], number)
+    ]
     clamped_ns = min(max(time_ns, begin), end)
     return Found(clamped_ns, ": ".join([words, *told[:1]]), epoch, number)
 
@@ -129,6 +131,8 @@ def _gap_words(course: Course, time_ns: int, reach_ns: int) -> str:
     for begin, end in zip(*(times.tolist() for times in gaps(course)), strict=True):
         if begin - reach_ns <= time_ns <= end + reach_ns:
             return f"nothing came for {seconds((end - begin) / 1e9)}"
-    near = np.flatnonzero((course.column("num_lost_frames") > 0) & (np.abs(course.time_ns - time_ns) <= SECOND_NS + reach_ns))
+    near = np.flatnonzero(
+        (course.column("num_lost_frames") > 0) & (np.abs(course.time_ns - time_ns) <= SECOND_NS + reach_ns)
+    )
     lost = int(course.column("num_lost_frames")[near].sum())
     return f"{plural(lost, 'frame')} lost here" if lost else ""

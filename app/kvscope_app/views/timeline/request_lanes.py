@@ -1,7 +1,7 @@
 """The life of each request as spans of time, made of the events of a course as they come, and packed in rows.
 
 Owns the spans, which of them still go on, and the row of each request. Knows no Qt and no pixels. What events do not
-tell is not here: a request that waits has a span only once it runs, one whose end was lost goes on until its engine ends.
+tell is not here: who waits has a span only once it runs, one whose end was lost goes on until its engine ends.
 """
 
 from __future__ import annotations
@@ -171,4 +171,3 @@ _TAKES: Final = {
     "aborted": RequestLanes._on_aborted,
     "refused": RequestLanes._on_refused,
 }
-

@@ -90,7 +90,11 @@ class TimelineView(View):
         course, there = session.course, session.timeline_range_ns
         if not len(course) and not len(course.events):
             return None
-        times = [(int(t[0]), int(t[-1]) + more) for t, more in ((course.time_ns, 10**9), (course.events.time_ns, 1)) if t.size]
+        times = [
+            (int(t[0]), int(t[-1]) + more)
+            for t, more in ((course.time_ns, 10**9), (course.events.time_ns, 1))
+            if t.size
+        ]
         spans = times if there is None else [*times, there]
         return whole_span(min(begin for begin, _ in spans), max(end for _, end in spans))
 
