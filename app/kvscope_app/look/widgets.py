@@ -60,6 +60,13 @@ class Segments(QFrame):
         """Press the button without telling."""
         self._group.button(index).setChecked(True)
 
+    def clear(self) -> None:
+        """Press none: what is so is none of them."""
+        self._group.setExclusive(False)
+        for button in self._group.buttons():
+            button.setChecked(False)
+        self._group.setExclusive(True)
+
     def set_tip(self, index: int, tip: str) -> None:
         """Tooltip of one button."""
         self._group.button(index).setToolTip(tip)

@@ -55,12 +55,14 @@ DOCKS: Final = (
     DockSpec("throughput", "Throughput", "kvscope_app.views.throughput.view", "ThroughputView", _RIGHT, 400, "chart"),
     DockSpec("memory", "Memory", "kvscope_app.views.memory.view", "MemoryView", _RIGHT, 400, "memory"),
     DockSpec("what_if", "What if", "kvscope_app.views.what_if", "WhatIfView", _BOTTOM, 300, "compare"),
+    DockSpec("timeline", "Timeline", "kvscope_app.views.timeline.view", "TimelineView", _BOTTOM, 300, "timeline"),
     DockSpec("heatmap", "Fragmentation", "kvscope_app.views.heatmap.view", "HeatmapView", _BOTTOM, 300, "heatmap"),
+    DockSpec("events", "Events", "kvscope_app.views.events.view", "EventsView", _BOTTOM, 300, "log"),
 )
-_BEHIND_REQUESTS: Final = ("what_if", "heatmap")
+_BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events")
 _NEW_SINCE: Final = {
-    LAYOUT_BEFORE_TIMELINE: ("heatmap",),
-    LAYOUT_BEFORE_WHAT_IF: ("what_if", "heatmap"),
+    LAYOUT_BEFORE_TIMELINE: ("timeline", "heatmap", "events"),
+    LAYOUT_BEFORE_WHAT_IF: ("what_if", "timeline", "heatmap", "events"),
 }
 """Docks that a saved layout of an older version has no place for."""
 

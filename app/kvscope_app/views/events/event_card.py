@@ -12,7 +12,7 @@ from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QPointF,
 from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPalette, QTextLayout, QTextOption
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
-from kvscope_app.views.events.event_model import EventModel, why_text
+from kvscope_app.views.events.event_entries import EventEntries, why_text
 
 _LINES_BELOW_WIDTH: Final = ((420, 4), (640, 3))
 _FEWEST_LINES: Final = 2
@@ -24,7 +24,7 @@ _PADDING: Final = 4
 class EventCard(QStyledItemDelegate):
     """Paints the entry of a row, whatever the column."""
 
-    def __init__(self, model: EventModel, parent: QObject) -> None:
+    def __init__(self, model: EventEntries, parent: QObject) -> None:
         super().__init__(parent)
         self._events = model
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import QModelIndex, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
 from kvscope_app.views.events.event_card import EventCard
-from kvscope_app.views.events.event_model import WHY, EventModel
+from kvscope_app.views.events.event_entries import WHY, EventEntries
+from kvscope_app.views.events.event_lines import to_lines
 
 NARROW: Final = 900
 """Below this width a reason of usual length (120 to 200 characters) does not fit beside the other columns."""
@@ -21,7 +22,10 @@ class EventTable(QTableView):
     request_chosen = Signal(object, object)
     """Epoch and number: as objects, since a signal's int has 32 bits and an epoch 63."""
 
-    def __init__(self, model: EventModel, name: str) -> None:
+    entry_chosen = Signal(object)
+    """The event itself."""
+
+    def __init__(self, model: EventEntries, name: str) -> None:
         super().__init__()
         self.setAccessibleName(name)
         self.setModel(model)
@@ -44,6 +48,19 @@ class EventTable(QTableView):
         self.activated.connect(self._on_chosen)
         self.clicked.connect(self._on_chosen)
 
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.matches(QKeySequence.StandardKey.Copy):
+            self.copy_selected()
+            return
+        super().keyPressEvent(event)
+
+    def copy_selected(self) -> None:
+        """The chosen rows, as they stand, with tabs."""
+        rows = sorted({index.row() for index in self.selectionModel().selectedIndexes()})
+        entries = [entry for row in rows if (entry := self._events.entry_at(row)) is not None]
+        if entries:
+            QGuiApplication.clipboard().setText(to_lines((self._events.wall_ns(e), e.event) for e in entries))
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit(self.width())
@@ -63,5 +80,7 @@ class EventTable(QTableView):
 
     def _on_chosen(self, index: QModelIndex) -> None:
         entry = self._events.entry_at(index.row())
+        if entry is not None:
+            self.entry_chosen.emit(entry)
         if entry is not None and entry.event.number:
             self.request_chosen.emit(entry.epoch, entry.event.number)

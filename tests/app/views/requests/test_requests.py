@@ -7,7 +7,8 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 
 from kvscope_app.look.theme import THEMES
-from kvscope_app.views.events.event_model import EventFilter, why_text
+from kvscope_app.views.events.event_entries import why_text
+from kvscope_app.views.events.event_model import EventFilter
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.columns import Filter, order_rows, read_columns
 from kvscope_app.views.requests.model import COLUMNS, PROGRESS_ROLE

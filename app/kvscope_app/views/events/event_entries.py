@@ -1,0 +1,108 @@
+"""What every table of events has: its columns, and how an event reads in them. Owns the words, not the events."""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import abstractmethod
+from html import escape
+from typing import Any, Final
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QColor
+
+from kvscope_app.look.number_text import count, plural
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.session.event_log import LoggedEvent
+from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.telemetry import Event
+
+Index = QModelIndex | QPersistentModelIndex
+HEADERS: Final = ("Time", "Event", "Request", "Why")
+WHY: Final = 3
+KIND_COLORS: Final = {
+    "admitted": "accent",
+    "resumed": "accent",
+    "finished": "good",
+    "preempted": "bad",
+    "refused": "bad",
+    "aborted": "warn",
+    "evicted": "muted",
+    "note": "muted",
+}
+
+
+class EventEntries(QAbstractTableModel):
+    """A table of events; `wall_offset_ns` makes their times wall clock."""
+
+    def __init__(self, wall_offset_ns: int, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self._wall_offset_ns = wall_offset_ns
+
+    @abstractmethod
+    def entry_at(self, row: int) -> LoggedEvent | None:
+        """The event in a row."""
+
+    def wall_ns(self, entry: LoggedEvent) -> int:
+        """When it was, since 1970."""
+        return entry.time_ns + self._wall_offset_ns
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(HEADERS)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
+        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(HEADERS):
+            return None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+        return HEADERS[section] if role == Qt.ItemDataRole.DisplayRole else None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        entry = self.entry_at(index.row())
+        if entry is None:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self._text(entry, index.column())
+        if role == Qt.ItemDataRole.ToolTipRole and index.column() == WHY:
+            return f"<p>{escape(why_text(entry.event))}</p>"  # as rich text, which is wrapped
+        if role == Qt.ItemDataRole.ForegroundRole:
+            if index.column() == 0:
+                return self.theme.color("muted")
+            return self.kind_color(entry) if index.column() == 1 else None
+        return None
+
+    def kind_color(self, entry: LoggedEvent) -> QColor:
+        """Of the word for what happened."""
+        return self.theme.color(KIND_COLORS.get(entry.event.kind, "text"))
+
+    def head(self, entry: LoggedEvent) -> tuple[str, str, str]:
+        """Time, what happened, and to which request: the columns before the reason."""
+        return self._text(entry, 0), self._text(entry, 1), self._text(entry, 2)
+
+    def _text(self, entry: LoggedEvent, column: int) -> str:
+        if column == 0:
+            return clock_text(self.wall_ns(entry))
+        if column == 1:
+            return entry.event.kind
+        if column == 2:
+            return f"#{count(entry.event.number)}" if entry.event.number else ""
+        return why_text(entry.event)
+
+
+def clock_text(wall_ns: int) -> str:
+    """`14:03:20.125`, local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000)) + f".{wall_ns // 1_000_000 % 1000:03d}"
+
+
+def why_text(event: Event) -> str:
+    """The cause in one line, and what it moved as far as the cause does not say so itself."""
+    cause = cause_text(event)
+    said = set(re.findall(r"\d+", cause))
+    parts = [cause] if cause else []
+    if event.other and str(event.other) not in said:
+        parts.append(f"for request #{event.other}")
+    for number, noun in ((event.num_blocks, "block"), (event.num_tokens, "token")):
+        if number and str(number) not in said:
+            parts.append(plural(number, noun))
+    return " · ".join(parts)

@@ -1,0 +1,75 @@
+"""Events as lines of values for other programs: with tabs for the clipboard, in a file with commas. Knows no widget."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.views.events.event_entries import why_text
+from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.summaries.summary import TimedEvent
+
+COLUMNS: Final = ("time", "time_ns", "event", "request", "caused_by", "blocks", "tokens", "why")
+_A_TURN: Final = 1_000
+
+
+def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_head: bool = True) -> str:
+    """A line for each wall-clock time and event; times are local, with their zone, and in ns since 1970."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    if with_head:
+        writer.writerow(COLUMNS)
+    writer.writerows(_row(time_ns, event) for time_ns, event in rows)
+    return text.getvalue()
+
+
+class EventExport(QObject):
+    """Writes events to a file, some in each turn of the event loop; what is there before is replaced once all is."""
+
+    done = Signal(str)
+    """What to tell: how many, or why not."""
+
+    def __init__(self, path: str, events: list[TimedEvent], parent: QObject) -> None:
+        super().__init__(parent)
+        self._path, self._events, self._num_written = Path(path), events, 0
+        self._part = self._path.with_name(self._path.name + ".part")
+        self._delimiter = "\t" if self._path.suffix.lower() == ".tsv" else ","
+        self._text = to_lines((), self._delimiter)
+        self._turn = QTimer(self, interval=0)
+        self._turn.timeout.connect(self._write_some)
+        self._turn.start()
+
+    def _write_some(self) -> None:
+        events = self._events[self._num_written : self._num_written + _A_TURN]
+        self._text += to_lines(((e.time_ns, e.event) for e in events), self._delimiter, with_head=False)
+        try:
+            with self._part.open("a" if self._num_written else "w", encoding="utf-8", newline="") as file:
+                file.write(self._text)
+            self._text = ""
+            self._num_written += len(events)
+            if self._num_written < len(self._events):
+                return
+            os.replace(self._part, self._path)
+        except OSError as error:
+            self._end(f"not written: {error.strerror}")
+            return
+        self._end(f"{self._num_written} written to {self._path.name}")
+
+    def _end(self, words: str) -> None:
+        self._turn.stop()
+        self.done.emit(words)
+        self.deleteLater()
+
+
+def _row(time_ns: int, event: Event) -> tuple[str | int, ...]:
+    at = datetime.fromtimestamp(time_ns // 1_000_000_000).astimezone()
+    clock = at.strftime("%Y-%m-%dT%H:%M:%S") + f".{time_ns // 1000 % 1_000_000:06d}" + at.strftime("%z")
+    numbers = (event.number or "", event.other or "", event.num_blocks, event.num_tokens)
+    return clock, time_ns, event.kind, *numbers, why_text(event)

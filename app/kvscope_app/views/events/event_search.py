@@ -1,0 +1,91 @@
+"""Which events of an index pass a filter: kinds and request at once, by columns; text a bounded number at a time.
+
+Owns the filter and, for the text, what is known of each event. An event is named by its serial: its place, counted from
+the first there ever was. Knows no Qt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.views.events.event_entries import why_text
+from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.summary import TimedEvent
+
+IntArray = npt.NDArray[np.int64]
+_UNKNOWN, _NO, _YES = range(3)
+_LATE: Final = 1024
+"""An event that comes late is put among so many of the newest."""
+_NUMBER: Final = re.compile(r"#(\d{1,18})")
+
+
+class EventSearch:
+    """`update` finds; `serials` are what was found so far, ascending."""
+
+    def __init__(self) -> None:
+        self.serials: IntArray = np.empty(0, np.int64)
+        self.kinds: frozenset[str] | None = None
+        """None: all."""
+        self.request: tuple[int, int] | None = None
+        """Its epoch and number; None: of any."""
+        self._words: tuple[str, ...] = ()
+        self._verdicts = np.empty(0, np.uint8)
+        self._begin = 0
+        """Serial of the first verdict."""
+        self._index: EventIndex | None = None
+        self._newest: TimedEvent | None = None
+
+    def set_kinds(self, kinds: Collection[str] | None) -> None:
+        """Only of these; None: of all."""
+        self.kinds = None if kinds is None else frozenset(kinds)
+
+    def set_text(self, text: str) -> None:
+        """Only with all of these words; `#12` is request 12, whatever else has these digits."""
+        words = tuple(text.lower().split())
+        if words != self._words:
+            self._words = words
+            self._verdicts[:] = _UNKNOWN
+
+    def update(self, events: EventIndex, max_texts: int = 2_000) -> bool:
+        """Take in what came; whether texts are left to be looked at. The newest are looked at first."""
+        self._keep_up(events)
+        wanted = events.find(kinds=self.kinds, request=self.request) + events.num_forgotten
+        if not self._words:
+            self.serials = wanted
+            return False
+        unknown = wanted[self._verdicts[wanted - self._begin] == _UNKNOWN]
+        for serial in unknown[-max_texts:].tolist():
+            is_match = matches(events[serial - self._begin].event, self._words)
+            self._verdicts[serial - self._begin] = _YES if is_match else _NO
+        self.serials = wanted[self._verdicts[wanted - self._begin] == _YES]
+        return unknown.size > max_texts
+
+    def _keep_up(self, events: EventIndex) -> None:
+        """A verdict for each event there is, of those that were looked at."""
+        before, begin = self._verdicts, self._begin
+        self._begin = events.num_forgotten
+        self._verdicts = np.full(len(events), _UNKNOWN, np.uint8)
+        if events is self._index:
+            kept = before[max(self._begin - begin, 0) :][: len(events)]
+            at = len(before) + begin - self._begin - 1
+            is_late = 0 <= at < len(events) and events[at] is not self._newest
+            kept = kept[: max(kept.size - _LATE, 0)] if is_late else kept
+            self._verdicts[: kept.size] = kept
+        self._index = events
+        self._newest = events[len(events) - 1] if len(events) else None
+
+
+def matches(event: Event, words: Collection[str]) -> bool:
+    """Whether all of the words, in small letters, are in what a person reads of it."""
+    numbers = {int(found[1]) for word in words if (found := _NUMBER.fullmatch(word))}
+    if not numbers <= {event.number, event.other}:
+        return False
+    rest = [word for word in words if not _NUMBER.fullmatch(word)]
+    text = f"{event.kind} {why_text(event)}".lower() if rest else ""
+    return all(word in text for word in rest)

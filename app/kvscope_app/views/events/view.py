@@ -1,0 +1,196 @@
+"""Events: all that happened to requests over the whole timeline, newest first, to be searched, followed and exported.
+
+Owns the filter bar and the way from a line to the session's cursor and selection.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QFileDialog,
+    QHBoxLayout,
+    QLineEdit,
+    QMenu,
+    QStackedLayout,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.look.makers import empty_state, tool_button
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.session.event_log import LoggedEvent
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.events.event_lines import EventExport
+from kvscope_app.views.events.event_search import EventSearch
+from kvscope_app.views.events.event_table import EventTable
+from kvscope_app.views.events.index_model import IndexModel
+from kvscope_app.views.timed_session import Choice, TimedSession
+from kvscope_telemetry.summaries.event_index import KINDS
+
+_FILES: Final = "Comma separated (*.csv);;Tab separated (*.tsv)"
+EMPTY_TEXT: Final = (
+    "No events yet.\nRequests that are admitted, preempted, finished or refused are told here, with the cause."
+)
+
+
+class EventsView(View):
+    """The table, and above it what of it is shown."""
+
+    title: ClassVar[str] = "Events"
+    object_name: ClassVar[str] = "events"
+    refresh_hz: ClassVar[float] = 5.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self._timed: TimedSession | None = session if isinstance(session, TimedSession) else None
+        self._choice = Choice(session)
+        self._search = EventSearch()
+        self._shown_state: tuple[object, ...] = ()
+        self.model = IndexModel(self)
+        self.table = EventTable(self.model, "Events of the whole timeline")
+        self.table.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.text = QLineEdit()
+        self.text.setPlaceholderText("Find words, or #12 for a request")
+        self.text.setAccessibleName("Find in events")
+        self.text.setClearButtonEnabled(True)
+        self.kinds = tool_button("All kinds", "Which kinds of events")
+        self.kind_actions = self._make_kinds()
+        self.of_selected = tool_button(
+            "Selected request", "Only what happened to the selected request, or was caused by it", checkable=True
+        )
+        self.export = tool_button("Export…", "Write the events that are shown to a file")
+        self.count = ElidedLabel()
+        self._later = QTimer(self, singleShot=True, interval=0)
+        self._later.timeout.connect(self.refresh)
+        self._lay_out()
+        self._connect()
+        self.setFocusProxy(self.text)
+
+    def refresh(self) -> None:
+        if self._timed is None:
+            return
+        self._choice.settle()
+        events = self._timed.course.events
+        self._search.request = (self._choice.selected or (-1, -1)) if self.of_selected.isChecked() else None
+        filtered = (self._search.kinds, self._search.request, self.text.text())
+        state = (id(events), events.num_forgotten, len(events), filtered)
+        if state == self._shown_state:
+            return
+        self._search.set_text(self.text.text())
+        has_more = self._search.update(events)
+        self._show(has_more)
+        self._shown_state = () if has_more else state
+        if has_more:
+            self._later.start()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.model.theme = theme
+        self.table.viewport().update()
+
+    def export_to(self, path: str) -> EventExport:
+        """Write what is shown: with tabs into a `.tsv`, else with commas."""
+        writing = EventExport(path, self.model.shown_events(), self)
+        writing.done.connect(self.count.setText)
+        return writing
+
+    def _show(self, has_more: bool) -> None:
+        """Whoever reads further down goes on reading the same lines."""
+        assert self._timed is not None, "there are events to show"
+        bar, before, top = self.table.verticalScrollBar(), self.model.rowCount(), self.table.rowAt(0)
+        chosen = self.model.timed_at(self.table.currentIndex().row())
+        self.model.show_serials(self._timed.course.events, self._search.serials)
+        if top > 0 and self.model.rowCount() > before > 0 and not has_more and bar.value() > 0:
+            bar.setValue(bar.value() + self.model.rowCount() - before)
+        if chosen is not None and not self.table.currentIndex().isValid():
+            self._choose_again(chosen)
+        num_events = len(self._timed.course.events)
+        shown = self.model.rowCount()
+        words = (
+            f"{count(shown)} of {count(num_events)}"
+            if shown < num_events or has_more
+            else f"{count(num_events)} events"
+        )
+        self.count.setText(words + (", looking…" if has_more else ""))
+        self._stack.setCurrentIndex(1 if num_events else 0)
+        self.export.setEnabled(shown > 0)
+
+    def _choose_again(self, chosen: object) -> None:
+        """The row of an event after a reset, where it is among the newest."""
+        flags = QItemSelectionModel.SelectionFlag.ClearAndSelect | QItemSelectionModel.SelectionFlag.Rows
+        for row in range(min(self.model.rowCount(), 500)):
+            if self.model.timed_at(row) is chosen:
+                self.table.selectionModel().setCurrentIndex(self.model.index(row, 0), flags)
+                return
+
+    def _on_chosen(self, entry: LoggedEvent) -> None:
+        rows = {index.row() for index in self.table.selectionModel().selectedIndexes()}
+        if len(rows) <= 1:  # several are chosen to be copied
+            self._choice.choose(entry.time_ns, entry.epoch, entry.event.number)
+
+    def _on_kinds(self) -> None:
+        wanted = [kind for kind, action in self.kind_actions.items() if action.isChecked()]
+        is_all = len(wanted) in (0, len(KINDS))
+        self._search.set_kinds(None if is_all else wanted)
+        self.kinds.setText("All kinds" if is_all else ", ".join(wanted) if len(wanted) <= 2 else f"{len(wanted)} kinds")
+        self.refresh()
+
+    def _ask_file(self) -> None:
+        dialog = QFileDialog(self, "Export events", "events.csv", _FILES)
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setDefaultSuffix("csv")
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.filterSelected.connect(lambda chosen: dialog.setDefaultSuffix("tsv" if "tsv" in chosen else "csv"))
+        dialog.fileSelected.connect(self.export_to)
+        dialog.open()
+
+    def _make_kinds(self) -> dict[str, QAction]:
+        """A menu that stays a menu: each kind can be ticked; none ticked means all."""
+        menu = QMenu(self.kinds)
+        actions = {kind: menu.addAction(kind) for kind in KINDS}
+        for action in actions.values():
+            action.setCheckable(True)
+            action.toggled.connect(self._on_kinds)
+        self.kinds.setMenu(menu)
+        self.kinds.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        return actions
+
+    def _connect(self) -> None:
+        self.table.entry_chosen.connect(self._on_chosen)
+        self.text.textChanged.connect(self.refresh)
+        self.of_selected.toggled.connect(self.refresh)
+        self.export.clicked.connect(self._ask_file)
+        self.session.selection_changed.connect(self.refresh)
+        if self._timed is not None:
+            self._timed.course_changed.connect(self._on_course_changed)
+
+    def _on_course_changed(self) -> None:
+        if self.isVisible():
+            self.refresh()
+
+    def _lay_out(self) -> None:
+        bar = QHBoxLayout()
+        bar.setContentsMargins(8, 6, 8, 4)
+        bar.setSpacing(8)
+        bar.addWidget(self.text, 2)
+        for widget in (self.kinds, self.of_selected):
+            bar.addWidget(widget)
+        bar.addWidget(self.count, 1)
+        bar.addWidget(self.export)
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addLayout(bar)
+        column.addWidget(self.table, 1)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(empty_state(EMPTY_TEXT))
+        self._stack.addWidget(body)

@@ -1,0 +1,49 @@
+"""The colour of what each lane shows: states as in the table of requests, blocks as in the page map."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtGui import QColor
+
+from kvscope_app.look.theme import Theme, mix
+from kvscope_app.views.timeline.request_lanes import Phase
+
+PHASE_COLORS: Final = {
+    Phase.RUNNING: "good",
+    Phase.QUEUED: "warn",
+    Phase.PREEMPTED: "bad",
+    Phase.SWAPPED: "flash_saved",
+    Phase.ABORTED: "muted",
+    Phase.REFUSED: "bad",
+}
+PHASE_WORDS: Final = {
+    Phase.RUNNING: "runs",
+    Phase.QUEUED: "waits",
+    Phase.PREEMPTED: "preempted, to be computed again",
+    Phase.SWAPPED: "preempted, swapped to a lower tier",
+    Phase.ABORTED: "aborted",
+    Phase.REFUSED: "refused",
+}
+TICK_COLORS: Final = {
+    "preempted": "bad",
+    "swapped": "flash_saved",
+    "evicted": "flash_evicted",
+    "copied": "flash_copied",
+    "refused": "bad",
+    "gaps": "warn",
+}
+
+
+def ink(name: str, theme: Theme) -> int:
+    """A colour of the theme as a pixel."""
+    return _pixel(str(getattr(theme, name)))
+
+
+def softened(name: str, theme: Theme, share: float) -> int:
+    """The same with `share` of what is behind it."""
+    return _pixel(mix(str(getattr(theme, name)), theme.base, share))
+
+
+def _pixel(color: str) -> int:
+    return QColor(color).rgba()

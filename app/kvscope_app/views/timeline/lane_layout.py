@@ -1,0 +1,80 @@
+"""Which lanes there are and where each is, in pixels of the widget. Knows no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+GUTTER: Final = 104
+"""Names of the lanes stand here, left of the time."""
+AXIS_HEIGHT: Final = 20
+_GAP: Final = 3
+ROW_HEIGHT: Final = 15
+_LOW: Final = 380
+"""In a widget lower than this lanes are lower too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One lane above the requests."""
+
+    name: str
+    title: str
+    low: int
+    high: int
+    """Its height in a low and in a high widget."""
+
+
+LANES: Final = (
+    Lane("usage", "KV usage", 28, 46),
+    Lane("running", "Running", 17, 26),
+    Lane("waiting", "Waiting", 17, 26),
+    Lane("preempted", "Preemptions", 11, 14),
+    Lane("swapped", "Swaps", 11, 14),
+    Lane("evicted", "Evictions", 11, 14),
+    Lane("copied", "Copies on write", 11, 14),
+    Lane("refused", "Refusals", 11, 14),
+    Lane("gaps", "Gaps", 11, 14),
+)
+CURVES: Final = ("usage", "running", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLayout:
+    """Of a widget of a size."""
+
+    width: int
+    height: int
+
+    @property
+    def chart_width(self) -> int:
+        """Of the time axis."""
+        return max(self.width - GUTTER, 1)
+
+    def boxes(self) -> Iterator[tuple[Lane, int, int]]:
+        """Each lane with its top and its height."""
+        top = AXIS_HEIGHT
+        for lane in LANES:
+            height = lane.low if self.height < _LOW else lane.high
+            yield lane, top, height
+            top += height + _GAP
+
+    @property
+    def requests_top(self) -> int:
+        """Where the lanes of requests begin."""
+        _, top, height = list(self.boxes())[-1]
+        return top + height + 2 * _GAP
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of requests that can be seen whole, at least one."""
+        return max(1, (self.height - self.requests_top) // ROW_HEIGHT)
+
+    def lane_at(self, y: int) -> Lane | None:
+        """Which lane above the requests is there."""
+        return next((lane for lane, top, height in self.boxes() if top <= y < top + height + _GAP), None)
+
+    def row_at(self, y: int, first_row: int) -> int | None:
+        """Which row of requests is there."""
+        return None if y < self.requests_top else first_row + (y - self.requests_top) // ROW_HEIGHT

@@ -1,0 +1,178 @@
+"""Draws the lanes of a course over a span of time into an array of pixels, as wide as the screen's, not as the data.
+
+Owns the rows that requests are shown in. Knows no widget; the text over it is its caller's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.theme import Theme
+from kvscope_app.views.timeline import raster
+from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, TICK_COLORS, ink, softened
+from kvscope_app.views.timeline.lane_layout import ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
+from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.event_index import KINDS
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+_ROW_GAP: Final = 3
+_QUEUED_SOFT: Final = 0.35
+"""Who waits holds nothing: a thin line, paler."""
+_EVENT_KINDS: Final = {name: KINDS.index(name) for name in ("preempted", "evicted", "refused")}
+_SECOND_COLUMNS: Final = {
+    "preempted": "preemptions",
+    "swapped": "swapped_blocks",
+    "evicted": "evicted_blocks",
+    "copied": "copied_blocks",
+    "refused": "refused",
+}
+
+
+@dataclass(slots=True)
+class Shown:
+    """What is drawn."""
+
+    course: Course
+    lanes: RequestLanes
+    span: TimeSpan
+    until_ns: int
+    """What still goes on is drawn up to here."""
+    first_row: int = 0
+    by_arrival: bool = False
+    rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """The row of each life, -1 where it is not in the span; `place_rows` finds them."""
+    num_rows: int = 0
+
+    def place_rows(self) -> None:
+        """Packed rows, or one for each request that is in the span, the newest at the bottom."""
+        lives = self.lanes.lives
+        seen = (lives["begin"] <= self.span.end_ns) & (lives["end"] >= self.span.begin_ns)
+        places = np.flatnonzero(seen)
+        self.rows = np.full(len(lives), -1, np.int64)
+        if self.by_arrival:
+            self.rows[places[np.argsort(lives["begin"][places], kind="stable")]] = np.arange(places.size)
+        else:  # rows without anything in sight take no room
+            self.rows[places] = np.unique(lives["row"][places], return_inverse=True)[1]
+        self.num_rows = int(self.rows.max(initial=-1)) + 1
+
+
+def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels:
+    """The picture right of the names, below the axis included, `scale` device pixels a pixel."""
+    width, height = (max(1, round(side * scale)) for side in (layout.chart_width, layout.height))
+    pixels = np.full((height, width), ink("base", theme), np.uint32)
+    edges = raster.column_edges(shown.span, width)
+    seconds = raster.seconds_in(shown.course.time_ns, edges)
+    for lane, top, lane_height in layout.boxes():
+        box = pixels[round(top * scale) : round((top + lane_height) * scale)]
+        box[:] = softened("raised", theme, 0.55)
+        if lane.name == "usage":
+            _draw_usage(box, shown.course, seconds, theme)
+        elif lane.name in ("running", "waiting"):
+            color = "good" if lane.name == "running" else "warn"
+            _draw_count(box, shown.course.column(f"num_{lane.name}"), seconds, theme, color)
+        else:
+            _draw_moments(box, lane.name, shown, edges, seconds, theme)
+    _draw_requests(pixels, shown, layout, theme, scale)
+    return pixels
+
+
+def usage_shares(course: Course) -> tuple[FloatArray, FloatArray]:
+    """Active blocks, and active and cached ones, as shares of the pool; shape (seconds,) each."""
+    active, cached = course.column("active_blocks"), course.column("cached_blocks")
+    pool = np.maximum(active + cached + course.column("free_blocks"), 1.0)
+    return active / pool, (active + cached) / pool
+
+
+def gaps(course: Course) -> tuple[IntArray, IntArray]:
+    """Begin and end of each stretch without a second."""
+    times = course.time_ns
+    places = np.flatnonzero(np.diff(times) > SECOND_NS)
+    return times[places] + SECOND_NS, times[places + 1]
+
+
+def moments_of(name: str, shown: Shown) -> IntArray:
+    """When what a lane shows happened, ascending, exactly: as far back as events are kept."""
+    if name == "swapped":
+        spans = shown.lanes.spans
+        return np.sort(spans["begin"][spans["phase"] == Phase.SWAPPED])
+    code = _EVENT_KINDS.get(name)
+    events = shown.course.events
+    return np.empty(0, np.int64) if code is None else events.time_ns[events.kind_codes == code]
+
+
+def _draw_usage(box: Pixels, course: Course, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
+    active, held = usage_shares(course)
+    raster.fill_below(box, raster.least_and_greatest(held, *seconds)[1], ink("block_cached", theme))
+    low, high = raster.least_and_greatest(active, *seconds)
+    raster.fill_below(box, high, softened("block_active", theme, 0.35))
+    raster.fill_below(box, low, ink("block_active", theme))
+
+
+def _draw_count(box: Pixels, values: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
+    most = max(float(values.max(initial=0.0)), 1.0)
+    low, high = raster.least_and_greatest(values / most, *seconds)
+    raster.fill_below(box, high, softened(color, theme, 0.5))
+    raster.fill_below(box, low, ink(color, theme))
+
+
+def _draw_moments(
+    box: Pixels, name: str, shown: Shown, edges: IntArray, seconds: tuple[IntArray, IntArray], theme: Theme
+) -> None:
+    course = shown.course
+    color = ink(TICK_COLORS[name], theme)
+    if name == "gaps":
+        raster.fill_below(box, raster.covered(*gaps(course), edges).astype(np.float64), color)
+        raster.draw_ticks(box, raster.sums(course.column("num_lost_frames"), *seconds), ink("bad", theme))
+        return
+    counts = raster.moments(moments_of(name, shown), edges)
+    values = course.column(_SECOND_COLUMNS[name])
+    if name != "copied":
+        values = np.where(course.time_ns < _exact_since(course), values, 0.0)
+    raster.draw_ticks(box, np.maximum(counts, raster.sums(values, *seconds)), color)
+
+
+def _exact_since(course: Course) -> int:
+    """Of what was before, seconds tell and no event."""
+    events = course.events
+    return int(events.time_ns[0]) - SECOND_NS if events.num_forgotten and len(events) else 0
+
+
+def _draw_requests(pixels: Pixels, shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> None:
+    spans, span = shown.lanes.spans, shown.span
+    rows = shown.rows[spans["life"]] - shown.first_row
+    ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), spans["end"])
+    top, row_height = round(layout.requests_top * scale), round(ROW_HEIGHT * scale)
+    num_rows = -(-max(pixels.shape[0] - top, 0) // row_height)
+    seen = (rows >= 0) & (rows < num_rows) & (spans["begin"] <= span.end_ns) & (ends >= span.begin_ns)
+    places = np.flatnonzero(seen)
+    if not places.size:
+        return
+    places = places[np.argsort(spans["phase"][places], kind="stable")]
+    width = pixels.shape[1]
+    first, last = (_columns(times[places], span, width) for times in (spans["begin"], ends))
+    is_moment = spans["phase"][places] >= Phase.ABORTED
+    first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
+    palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in Phase], np.uint32)
+    palette[Phase.QUEUED] = softened(PHASE_COLORS[Phase.QUEUED], theme, _QUEUED_SOFT)
+    lines = np.zeros((num_rows, width), np.uint32)
+    raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
+    for row, line in enumerate(lines):
+        begin = top + row * row_height
+        box = pixels[begin : begin + row_height - round(_ROW_GAP * scale)]
+        third = box.shape[0] // 3
+        np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
+        for part in (box[:third], box[box.shape[0] - third :]):
+            np.copyto(part, line, where=(line != 0) & (line != palette[Phase.QUEUED]))
+
+
+def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:
+    """Where times are, in columns; those outside are just outside."""
+    near = times.clip(span.begin_ns - span.length_ns, span.end_ns + span.length_ns)
+    columns: IntArray = np.floor((near - span.begin_ns) * (width / span.length_ns)).astype(np.int64)
+    return columns

@@ -1,0 +1,91 @@
+"""The text over the picture of the lanes: names, the axis, numbers of requests, and the selected one's outline."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from PySide6.QtCore import QRect, Qt
+from PySide6.QtGui import QPainter, QPen
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import Theme, owner_color
+from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.lane_picture import Shown
+from kvscope_app.views.timeline.request_lanes import OPEN_NS
+from kvscope_app.views.timeline.time_axis import axis_times
+
+_NAMED_FROM_PX: Final = 34
+_MOST_NAMED: Final = 300
+_OWNER_PX: Final = 4
+
+
+def paint(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None) -> None:
+    """All of it."""
+    painter.setFont(sans(0.86))
+    _axis(painter, shown, layout, theme)
+    _names(painter, shown, layout, theme)
+    _requests(painter, shown, layout, theme, selected)
+
+
+def _axis(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
+    for time_ns, text in axis_times(shown.span, layout.chart_width):
+        x = GUTTER + round(shown.span.share_at(time_ns) * layout.chart_width)
+        painter.fillRect(x, AXIS_HEIGHT - 5, 1, 5, theme.color("muted"))
+        painter.setPen(theme.color("muted"))
+        width = painter.fontMetrics().horizontalAdvance(text)
+        left = min(max(x - width // 2, GUTTER), layout.width - width)
+        painter.drawText(QRect(left, 0, width + 1, AXIS_HEIGHT - 5), Qt.AlignmentFlag.AlignCenter, text)
+
+
+def _names(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
+    right = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
+    painter.setPen(theme.color("muted"))
+    for lane, top, height in layout.boxes():
+        most = ""
+        if lane.name in ("running", "waiting") and len(shown.course):
+            most = f" ≤ {count(float(shown.course.column(f'num_{lane.name}').max()))}"
+        painter.drawText(QRect(0, top - 2, GUTTER - 8, height + 4), right, lane.title + most)
+    top = layout.requests_top
+    painter.drawText(QRect(0, top, GUTTER - 8, ROW_HEIGHT), right, "Requests")
+    painter.fillRect(0, top - 4, layout.width, 1, theme.color("border"))
+
+
+def _requests(
+    painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None
+) -> None:
+    """Owner's colour and number, where a request is wide enough for them."""
+    lives, span = shown.lanes.lives, shown.span
+    ends = np.where(lives["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), lives["end"])
+    rows = shown.rows - shown.first_row
+    scale = layout.chart_width / span.length_ns
+    first = (lives["begin"].clip(span.begin_ns - span.length_ns) - span.begin_ns) * scale
+    last = (ends.clip(max=span.end_ns + span.length_ns) - span.begin_ns) * scale
+    left, right = first.clip(0, layout.chart_width), last.clip(0, layout.chart_width)
+    is_seen = (shown.rows >= 0) & (rows >= 0) & (rows <= layout.num_rows) & (last >= 0) & (first <= layout.chart_width)
+    painter.save()
+    painter.setClipRect(QRect(GUTTER, layout.requests_top - 2, layout.chart_width, layout.height))
+    for place in np.flatnonzero(is_seen & (right - left >= _NAMED_FROM_PX))[:_MOST_NAMED].tolist():
+        box = _box(layout, int(rows[place]), float(left[place]), float(right[place]))
+        _name(painter, box, int(lives["number"][place]), theme)
+    if selected is not None and (life := shown.lanes.life_of(*selected)) is not None and is_seen[life]:
+        painter.setPen(QPen(theme.color("selection"), 2))
+        painter.drawRect(_box(layout, int(rows[life]), float(first[life]) - 1, float(last[life]) + 1))
+    painter.restore()
+
+
+def _box(layout: LaneLayout, row: int, left: float, right: float) -> QRect:
+    top = layout.requests_top + row * ROW_HEIGHT
+    return QRect(GUTTER + round(left), top, max(round(right - left), 3), ROW_HEIGHT - 3)
+
+
+def _name(painter: QPainter, box: QRect, number: int, theme: Theme) -> None:
+    painter.fillRect(QRect(box.left(), box.top(), _OWNER_PX, box.height()), owner_color(number, theme))
+    text = f"#{number}"
+    width = painter.fontMetrics().horizontalAdvance(text)
+    if width + 2 * _OWNER_PX + 6 <= box.width():
+        chip = QRect(box.left() + _OWNER_PX, box.top(), width + 6, box.height())
+        painter.fillRect(chip, theme.color("raised"))
+        painter.setPen(theme.color("text"))
+        painter.drawText(chip.adjusted(3, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, text)

@@ -1,0 +1,138 @@
+"""What is under a point of the timeline, in words, and whom it is about. Knows no widget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.number_text import count, percent, plural, seconds
+from kvscope_app.views.events.event_entries import clock_text, why_text
+from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
+from kvscope_app.views.timeline.lane_picture import Shown, gaps, moments_of, usage_shares
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
+
+_MOST_NAMED: Final = 3
+_EVENT_LANES: Final = {"preempted": "preempted", "swapped": "preempted", "evicted": "evicted", "refused": "refused"}
+_COUNTED: Final = {
+    "preempted": ("preemptions", "preemption"),
+    "swapped": ("swapped_blocks", "swapped block"),
+    "evicted": ("evicted_blocks", "evicted block"),
+    "copied": ("copied_blocks", "copied block"),
+    "refused": ("refused", "refusal"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a point is about. `number` 0: no request."""
+
+    time_ns: int
+    words: str = ""
+    epoch: int = 0
+    number: int = 0
+
+
+def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found:
+    """In a lane above the requests, at `time_ns`; what is up to `reach_ns` away is meant."""
+    course = shown.course
+    place = course.place_at(time_ns)
+    is_known = place >= 0 and time_ns - int(course.time_ns[place]) < SECOND_NS
+    if name in ("usage", "running", "waiting"):
+        return Found(time_ns, _state_words(course, place) if is_known else "nothing is known of this second")
+    if name == "gaps":
+        return Found(time_ns, _gap_words(course, time_ns, reach_ns))
+    near = _near(name, shown, time_ns, reach_ns)
+    if near:
+        nearest = min(near, key=lambda timed: abs(timed.time_ns - time_ns))
+        return Found(nearest.time_ns, _event_words(near, nearest), nearest.epoch, nearest.event.number)
+    column, noun = _COUNTED[name]
+    number = int(course.column(column)[place]) if is_known else 0
+    return Found(time_ns, f"{plural(number, noun)} in this second" if number else "")
+
+
+def found_in_row(row: int, shown: Shown, time_ns: int, reach_ns: int) -> Found:
+    """In a row of requests."""
+    spans = shown.lanes.spans
+    ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, time_ns), spans["end"])
+    near = (spans["begin"] <= time_ns + reach_ns) & (ends >= time_ns - reach_ns)
+    places = np.flatnonzero((shown.rows[spans["life"]] == row) & near)
+    if not places.size:
+        return Found(time_ns)
+    away = np.maximum(spans["begin"][places] - time_ns, time_ns - ends[places]).clip(0)
+    place = int(places[np.lexsort((-spans["phase"][places].astype(np.int64), away))[0]])
+    return _span_found(place, shown, time_ns)
+
+
+def _span_found(place: int, shown: Shown, time_ns: int) -> Found:
+    spans, lives = shown.lanes.spans, shown.lanes.lives
+    life, phase = int(spans["life"][place]), Phase(int(spans["phase"][place]))
+    number, epoch = int(lives["number"][life]), int(lives["epoch"][life])
+    begin, end = int(spans["begin"][place]), int(spans["end"][place])
+    lasted = "" if phase >= Phase.ABORTED else f" for {seconds((min(end, shown.until_ns) - begin) / 1e9)}"
+    going_on = " so far" if end == OPEN_NS else ""
+    words = f"#{count(number)} {PHASE_WORDS[phase]}{lasted}{going_on}"
+    at_ns = end if phase is Phase.QUEUED and end != OPEN_NS else begin  # its cause is told when it ends
+    causes = shown.course.events.find(at_ns, at_ns, request=(epoch, number))
+    told = [
+        why_text(shown.course.events[cause].event) for cause in causes if _is_of(shown.course.events[cause], number)
+    ]
+    clamped_ns = min(max(time_ns, begin), end)
+    return Found(clamped_ns, ": ".join([words, *told[:1]]), epoch, number)
+
+
+def _is_of(timed: TimedEvent, number: int) -> bool:
+    return timed.event.number == number and timed.event.kind != "note"
+
+
+def _near(name: str, shown: Shown, time_ns: int, reach_ns: int) -> list[TimedEvent]:
+    if name not in _EVENT_LANES:
+        return []
+    events: EventIndex = shown.course.events
+    first, last = time_ns - reach_ns, time_ns + reach_ns
+    if name == "swapped":
+        times = moments_of(name, shown)
+        if np.searchsorted(times, first, "left") == np.searchsorted(times, last, "right"):
+            return []
+    near = [events[place] for place in events.find(first, last, (_EVENT_LANES[name],)).tolist()]
+    return [timed for timed in near if name != "swapped" or (timed.event.data and timed.event.data.is_swapped)]
+
+
+def _event_words(near: list[TimedEvent], nearest: TimedEvent) -> str:
+    in_order = sorted(near, key=lambda timed: abs(timed.time_ns - nearest.time_ns))
+    lines = [_one_event(timed) for timed in in_order[:_MOST_NAMED]]
+    more = len(near) - len(lines)
+    return "\n".join([*lines, f"and {count(more)} more near here: zoom in"] if more > 0 else lines)
+
+
+def _one_event(timed: TimedEvent) -> str:
+    event = timed.event
+    whom = f" #{count(event.number)}" if event.number else ""
+    why = why_text(event)
+    return f"{clock_text(timed.time_ns)} {event.kind}{whom}" + (f": {why}" if why else "")
+
+
+def _state_words(course: Course, place: int) -> str:
+    at = {name: float(course.column(name)[place]) for name in ("active_blocks", "cached_blocks", "free_blocks")}
+    active, _ = usage_shares(course)
+    running, waiting = (int(course.column(f"num_{name}")[place]) for name in ("running", "waiting"))
+    return (
+        f"{percent(float(active[place]))} in use: {plural(int(at['active_blocks']), 'block')} active, "
+        f"{count(at['cached_blocks'])} cached, {count(at['free_blocks'])} free · {count(running)} running, "
+        f"{count(waiting)} waiting"
+    )
+
+
+def _gap_words(course: Course, time_ns: int, reach_ns: int) -> str:
+    for begin, end in zip(*(times.tolist() for times in gaps(course)), strict=True):
+        if begin - reach_ns <= time_ns <= end + reach_ns:
+            return f"nothing came for {seconds((end - begin) / 1e9)}"
+    near = np.flatnonzero(
+        (course.column("num_lost_frames") > 0) & (np.abs(course.time_ns - time_ns) <= SECOND_NS + reach_ns)
+    )
+    lost = int(course.column("num_lost_frames")[near].sum())
+    return f"{plural(lost, 'frame')} lost here" if lost else ""

@@ -1,0 +1,294 @@
+"""Paints the lanes and takes mouse and keys: zoom, pan, choose, and what is under the pointer.
+
+Owns the span that is seen, whether it follows the cursor, and the first row. What is chosen it only tells.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QEvent, QPoint, QRect, Qt, Signal
+from PySide6.QtGui import (
+    QHelpEvent,
+    QImage,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+    QWheelEvent,
+)
+from PySide6.QtWidgets import QApplication, QToolTip, QWidget
+
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.timeline import lane_text
+from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.lane_picture import Shown, draw
+from kvscope_app.views.timeline.lane_words import Found, found_in_lane, found_in_row
+from kvscope_app.views.timeline.raster import Pixels
+from kvscope_app.views.timeline.request_lanes import RequestLanes
+from kvscope_app.views.timeline.time_span import TimeSpan, whole_span
+from kvscope_telemetry.summaries.course import Course
+
+_NEAR_PX: Final = 4
+_WHEEL_FACTOR: Final = 0.8
+_KEY_FACTOR: Final = 0.5
+_KEY_SHARE: Final = 0.1
+_MIN_SIZE: Final = (240, 120)
+
+
+class LanesCanvas(QWidget):
+    """`show_course` is called with each change; signals tell what a person chose."""
+
+    chosen = Signal(object)
+    """`Found`: go there, and select whom it is about."""
+    pointed = Signal(str)
+    """What is under the pointer."""
+    moved = Signal()
+    """Another span, or other rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theme: Theme = DARK
+        self.follows = True
+        self.whole = whole_span(0, 0)
+        self.length_ns: int | None = None
+        """How much is seen; None: all there is."""
+        self.selected: tuple[int, int] | None = None
+        self.cursor_ns = 0
+        self.shown = Shown(Course(), RequestLanes(), self.whole, 0)
+        self._pixels: Pixels | None = None
+        self._drag_from: QPoint | None = None
+        self._dragged_to: QPoint | None = None
+        self.setAccessibleName("Timeline")
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setMouseTracking(True)
+        self.setMinimumSize(*_MIN_SIZE)
+
+    @property
+    def layout_now(self) -> LaneLayout:
+        """Of the size it has."""
+        return LaneLayout(self.width(), self.height())
+
+    def show_course(self, course: Course, lanes: RequestLanes, whole: TimeSpan, cursor_ns: int) -> None:
+        """What there is now."""
+        is_at_end = self.shown.span.end_ns >= self.whole.end_ns
+        self.whole, self.cursor_ns = whole, cursor_ns
+        self.shown.course, self.shown.lanes, self.shown.until_ns = course, lanes, whole.end_ns
+        span = whole if self.length_ns is None else self.shown.span.inside(whole)
+        if self.follows and self.length_ns is not None:
+            span = span.showing(whole.end_ns if is_at_end and cursor_ns >= whole.end_ns else cursor_ns, whole)
+        self._look_at(span)
+
+    def show_cursor(self, cursor_ns: int) -> None:
+        """Only it moved."""
+        if cursor_ns != self.cursor_ns:
+            self.cursor_ns = cursor_ns
+            self.update()
+
+    def show_selected(self, selected: tuple[int, int] | None) -> None:
+        """The request that is outlined."""
+        if selected != self.selected:
+            self.selected = selected
+            self.update()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self.theme = theme
+        self._redraw()
+
+    def show_length(self, length_ns: int | None) -> None:
+        """So much of the time, around the cursor where it is seen; None: all."""
+        self.length_ns = length_ns
+        if length_ns is None:
+            self._look_at(self.whole)
+            return
+        span = self.shown.span
+        at = min(max(span.share_at(self.cursor_ns), 0.0), 1.0)
+        self._look_at(span.zoomed(length_ns / span.length_ns, at, self.whole))
+
+    def set_follows(self, follows: bool) -> None:
+        """Whether the cursor is kept in sight."""
+        self.follows = follows
+        if follows:
+            self._look_at(self.shown.span.showing(min(self.cursor_ns, self.whole.end_ns), self.whole))
+        self.moved.emit()
+
+    def set_first_row(self, row: int) -> None:
+        """Scroll the requests."""
+        row = min(max(row, 0), self.last_first_row)
+        if row != self.shown.first_row:
+            self.shown.first_row = row
+            self._redraw()
+            self.moved.emit()
+
+    def set_by_arrival(self, by_arrival: bool) -> None:
+        """A row for each request, or packed."""
+        self.shown.by_arrival = by_arrival
+        self._look_at(self.shown.span)
+
+    @property
+    def last_first_row(self) -> int:
+        """How far requests can be scrolled."""
+        return max(0, self.shown.num_rows - self.layout_now.num_rows)
+
+    def zoom(self, factor: float, at_share: float | None = None) -> None:
+        """`factor` times as much time, around the cursor unless told."""
+        span = self.shown.span
+        if at_share is None:
+            cursor = span.share_at(self.cursor_ns)
+            at_share = cursor if 0 <= cursor <= 1 else 0.5
+        zoomed = span.zoomed(factor, at_share, self.whole)
+        self.length_ns = None if zoomed == self.whole else zoomed.length_ns
+        self._look_at(zoomed)
+
+    def pan(self, by_ns: int) -> None:
+        """Later by so much; whoever looks elsewhere follows no longer."""
+        moved = self.shown.span.moved(by_ns, self.whole)
+        if self.length_ns is not None:
+            self.follows = moved.end_ns >= self.whole.end_ns or moved.begin_ns <= self.cursor_ns <= moved.end_ns
+        self._look_at(moved)
+
+    def found_at(self, point: QPoint) -> Found | None:
+        """What is there; None left of the time."""
+        if point.x() < GUTTER:
+            return None
+        layout, span = self.layout_now, self.shown.span
+        time_ns = span.time_at((point.x() - GUTTER) / layout.chart_width)
+        reach_ns = round(span.length_ns * _NEAR_PX / layout.chart_width)
+        row = layout.row_at(point.y(), self.shown.first_row)
+        if row is not None:
+            return found_in_row(row, self.shown, time_ns, reach_ns)
+        lane = layout.lane_at(point.y())
+        return Found(time_ns) if lane is None else found_in_lane(lane.name, self.shown, time_ns, reach_ns)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self.theme.color("base"))
+        layout, scale = self.layout_now, self.devicePixelRatioF()
+        if self._pixels is None:
+            self._pixels = draw(self.shown, layout, self.theme, scale)
+        rows, columns = self._pixels.shape
+        image = QImage(self._pixels.data, columns, rows, columns * 4, QImage.Format.Format_RGB32)
+        painter.drawImage(QRect(GUTTER, 0, layout.chart_width, layout.height), image)
+        lane_text.paint(painter, self.shown, layout, self.theme, self.selected)
+        self._paint_cursor(painter, layout)
+        if self.hasFocus():
+            painter.setPen(self.theme.color("accent"))
+            painter.drawRect(self.rect().adjusted(0, 0, -1, -1))
+        painter.end()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._look_at(self.shown.span)
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
+            found = self.found_at(event.pos())
+            QToolTip.showText(event.globalPos(), plain_tip(found.words) if found is not None else "", self)
+            return True
+        if event.type() == QEvent.Type.DevicePixelRatioChange:
+            self._redraw()
+        return super().event(event)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        turn = event.angleDelta()
+        keys = event.modifiers()
+        if keys & Qt.KeyboardModifier.ControlModifier:
+            self.set_first_row(self.shown.first_row - round(turn.y() / 40))
+        elif turn.x() or keys & Qt.KeyboardModifier.ShiftModifier:
+            self.pan(-round(self.shown.span.length_ns * _KEY_SHARE * (turn.x() or turn.y()) / 120))
+        else:
+            share = (event.position().x() - GUTTER) / self.layout_now.chart_width
+            self.zoom(_WHEEL_FACTOR ** (turn.y() / 120), min(max(share, 0.0), 1.0))
+        event.accept()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() is Qt.MouseButton.LeftButton:
+            self._drag_from, self._dragged_to = event.position().toPoint(), None
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        point = event.position().toPoint()
+        if self._drag_from is not None:
+            self._drag(point)
+            return
+        found = self.found_at(point)
+        self.pointed.emit(found.words.partition("\n")[0] if found is not None else "")
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        point, was_dragged = self._drag_from, self._dragged_to is not None
+        self._drag_from = self._dragged_to = None
+        self.unsetCursor()
+        if point is None or was_dragged or event.button() is not Qt.MouseButton.LeftButton:
+            return
+        found = self.found_at(point)
+        if found is not None:
+            self.chosen.emit(found)
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        self.fit()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self.pointed.emit("")
+        super().leaveEvent(event)
+
+    def fit(self) -> None:
+        """All of the time."""
+        self.follows = True
+        self.show_length(None)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        key, span, rows = event.key(), self.shown.span, self.layout_now.num_rows
+        step_ns = round(span.length_ns * _KEY_SHARE)
+        if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
+            sign = 1 if key == Qt.Key.Key_Right else -1
+            if event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+                self.chosen.emit(Found(min(max(self.cursor_ns + sign * step_ns // 5, 0), self.whole.end_ns)))
+            else:
+                self.pan(sign * step_ns)
+        elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
+            self.zoom(_KEY_FACTOR)
+        elif key == Qt.Key.Key_Minus:
+            self.zoom(1 / _KEY_FACTOR)
+        elif key == Qt.Key.Key_Home:
+            self.pan(self.whole.begin_ns - span.begin_ns)
+        elif key == Qt.Key.Key_End:
+            self.pan(self.whole.end_ns - span.end_ns)
+        elif key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
+            self.set_first_row(self.shown.first_row + (1 if key == Qt.Key.Key_Down else -1))
+        elif key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown):
+            self.set_first_row(self.shown.first_row + (rows if key == Qt.Key.Key_PageDown else -rows))
+        else:
+            super().keyPressEvent(event)
+
+    def _drag(self, point: QPoint) -> None:
+        assert self._drag_from is not None, "asked for while a button is down"
+        if self._dragged_to is None:
+            if (point - self._drag_from).manhattanLength() < QApplication.startDragDistance():
+                return
+            self._dragged_to = self._drag_from
+            self.setCursor(Qt.CursorShape.ClosedHandCursor)
+        by = point - self._dragged_to
+        rows = round(by.y() / ROW_HEIGHT)
+        self.pan(-round(by.x() * self.shown.span.length_ns / self.layout_now.chart_width))
+        self.set_first_row(self.shown.first_row - rows)
+        self._dragged_to = QPoint(point.x(), self._dragged_to.y() + rows * ROW_HEIGHT)
+
+    def _look_at(self, span: TimeSpan) -> None:
+        self.shown.span = span
+        self.shown.place_rows()
+        self.shown.first_row = min(self.shown.first_row, self.last_first_row)
+        self._redraw()
+        self.moved.emit()
+
+    def _redraw(self) -> None:
+        self._pixels = None
+        self.update()
+
+    def _paint_cursor(self, painter: QPainter, layout: LaneLayout) -> None:
+        share = self.shown.span.share_at(self.cursor_ns)
+        if 0 <= share <= 1:
+            x = GUTTER + min(round(share * layout.chart_width), layout.chart_width - 1)
+            painter.fillRect(x, AXIS_HEIGHT // 2, 1, layout.height, self.theme.color("accent"))
+            painter.fillRect(x - 2, AXIS_HEIGHT // 2, 5, 4, self.theme.color("accent"))

@@ -1,0 +1,173 @@
+"""The life of each request as spans of time, made of the events of a course as they come, and packed in rows.
+
+Owns the spans, which of them still go on, and the row of each request. Knows no Qt and no pixels. What events do not
+tell is not here: who waits has a span only once it runs, one whose end was lost goes on until its engine ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.views.timeline.growing_columns import GrowingColumns
+from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.summaries.summary import TimedEvent
+
+OPEN_NS: Final = 1 << 62
+"""The end of what still goes on."""
+
+
+class Phase(IntEnum):
+    """What a span shows. Where several fall into one pixel the greatest is seen."""
+
+    RUNNING = 0
+    QUEUED = 1
+    PREEMPTED = 2
+    SWAPPED = 3
+    ABORTED = 4
+    """A moment, as the next."""
+    REFUSED = 5
+
+
+class RequestLanes:
+    """Add events in their order. `spans` and `lives` are columns; `lives` has a row a request."""
+
+    def __init__(self) -> None:
+        self.spans = GrowingColumns({"begin": np.int64, "end": np.int64, "phase": np.uint8, "life": np.int64})
+        self.lives = GrowingColumns(
+            {"begin": np.int64, "end": np.int64, "row": np.int64, "number": np.int64, "epoch": np.int64}
+        )
+        self.version = 0
+        """Grows with each change."""
+        self._open: dict[int, tuple[int, int]] = {}
+        """Number of a request of this epoch that has not ended: its life and its newest span."""
+        self._epoch: int | None = None
+        self._row_ends = np.full(64, -1, np.int64)
+
+    def add(self, events: Iterable[TimedEvent], known_since_ns: int = 0) -> None:
+        """What began before `known_since_ns` was not told: it begins there."""
+        for timed in events:
+            if timed.epoch != self._epoch:
+                self.end_epoch(timed.time_ns)
+                self._epoch = timed.epoch
+            make = _TAKES.get(timed.event.kind)
+            if make is not None and timed.event.number:
+                make(self, timed.event, timed.time_ns, known_since_ns)
+                self.version += 1
+
+    def end_epoch(self, time_ns: int) -> None:
+        """The engine ended: its requests go on no longer."""
+        for number in list(self._open):
+            self._end(number, time_ns)
+        self._epoch = None
+        self.version += 1
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the events added last."""
+        return self._epoch
+
+    def forget_before(self, time_ns: int) -> None:
+        """Requests that ended before it go, once they are many."""
+        kept = self.lives["end"] >= time_ns
+        if kept.size - np.count_nonzero(kept) <= max(256, kept.size // 4):
+            return
+        place = np.cumsum(kept) - 1
+        spans_kept = kept[self.spans["life"]]
+        span_place = np.cumsum(spans_kept) - 1
+        self.spans.keep(spans_kept)
+        self.spans["life"][:] = place[self.spans["life"]]
+        self.lives.keep(kept)
+        self._open = {n: (int(place[life]), int(span_place[span])) for n, (life, span) in self._open.items()}
+        self.version += 1
+
+    def life_of(self, epoch: int, number: int) -> int | None:
+        """Where in `lives` a request is; None where nothing is known of it."""
+        found = np.flatnonzero((self.lives["number"] == number) & (self.lives["epoch"] == epoch))
+        return int(found[-1]) if found.size else None
+
+    def _on_admitted(self, event: Event, time_ns: int, _: int) -> None:
+        waited_ns = event.data.waited_ns if event.data is not None else 0
+        if event.number in self._open:
+            self._turn(event.number, Phase.RUNNING, time_ns)
+            return
+        begin_ns = max(0, time_ns - max(waited_ns, 0))
+        self._begin(event.number, Phase.QUEUED if begin_ns < time_ns else Phase.RUNNING, begin_ns)
+        if begin_ns < time_ns:
+            self._turn(event.number, Phase.RUNNING, time_ns)
+
+    def _on_preempted(self, event: Event, time_ns: int, since_ns: int) -> None:
+        self._known(event.number, Phase.RUNNING, min(since_ns, time_ns))
+        is_swapped = event.data is not None and event.data.is_swapped
+        self._turn(event.number, Phase.SWAPPED if is_swapped else Phase.PREEMPTED, time_ns)
+
+    def _on_resumed(self, event: Event, time_ns: int, since_ns: int) -> None:
+        self._known(event.number, Phase.PREEMPTED, min(since_ns, time_ns))
+        self._turn(event.number, Phase.RUNNING, time_ns)
+
+    def _on_finished(self, event: Event, time_ns: int, since_ns: int) -> None:
+        self._known(event.number, Phase.RUNNING, min(since_ns, time_ns))
+        self._end(event.number, time_ns)
+
+    def _on_aborted(self, event: Event, time_ns: int, _: int) -> None:
+        """One that never ran has this mark alone."""
+        self._mark(event.number, Phase.ABORTED, time_ns)
+
+    def _on_refused(self, event: Event, time_ns: int, _: int) -> None:
+        self._mark(event.number, Phase.REFUSED, time_ns)
+
+    def _mark(self, number: int, phase: Phase, time_ns: int) -> None:
+        if number in self._open:
+            self._turn(number, phase, time_ns)
+        else:
+            self._begin(number, phase, time_ns)
+        self._end(number, time_ns)
+
+    def _known(self, number: int, phase: Phase, begin_ns: int) -> None:
+        if number not in self._open:
+            self._begin(number, phase, begin_ns)
+
+    def _begin(self, number: int, phase: Phase, time_ns: int) -> None:
+        row = self._free_row(time_ns)
+        life = self.lives.append(time_ns, OPEN_NS, row, number, self._epoch or 0)
+        self._open[number] = (life, self.spans.append(time_ns, OPEN_NS, phase, life))
+
+    def _turn(self, number: int, phase: Phase, time_ns: int) -> None:
+        life, span = self._open[number]
+        time_ns = self._close_span(span, time_ns)
+        self._open[number] = (life, self.spans.append(time_ns, OPEN_NS, phase, life))
+
+    def _end(self, number: int, time_ns: int) -> None:
+        life, span = self._open.pop(number)
+        time_ns = self._close_span(span, time_ns)
+        self.lives["end"][life] = time_ns
+        self._row_ends[self.lives["row"][life]] = time_ns
+
+    def _close_span(self, span: int, time_ns: int) -> int:
+        """When it ended: an event that is a little late turns no time back."""
+        time_ns = max(time_ns, int(self.spans["begin"][span]))
+        self.spans["end"][span] = time_ns
+        return time_ns
+
+    def _free_row(self, time_ns: int) -> int:
+        """The first in which nothing is from `time_ns` on. A mark of no length has its moment to itself."""
+        free = np.flatnonzero(self._row_ends < time_ns)
+        if not free.size:
+            free = np.array([self._row_ends.size])
+            self._row_ends = np.concatenate((self._row_ends, np.full_like(self._row_ends, -1)))
+        row = int(free[0])
+        self._row_ends[row] = OPEN_NS
+        return row
+
+
+_TAKES: Final = {
+    "admitted": RequestLanes._on_admitted,
+    "preempted": RequestLanes._on_preempted,
+    "resumed": RequestLanes._on_resumed,
+    "finished": RequestLanes._on_finished,
+    "aborted": RequestLanes._on_aborted,
+    "refused": RequestLanes._on_refused,
+}

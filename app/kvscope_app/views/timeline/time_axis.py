@@ -1,0 +1,35 @@
+"""Round times of day for the axis of a timeline, from hours down to fractions of a millisecond. Knows no Qt."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from kvscope_app.views.timeline.time_span import TimeSpan
+
+_SECOND: Final = 1_000_000_000
+_STEPS_NS: Final = (
+    *(digit * 10**power for power in range(4, 9) for digit in (1, 2, 5)),
+    *(seconds * _SECOND for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200)),
+)
+
+
+def axis_times(span: TimeSpan, width: int, apart: int = 90) -> list[tuple[int, str]]:
+    """Times at least `apart` pixels apart, and how each reads."""
+    wanted = span.length_ns * apart / max(width, 1)
+    step = next((step for step in _STEPS_NS if step >= wanted), _STEPS_NS[-1])
+    offset = time.localtime(span.begin_ns // _SECOND).tm_gmtoff * _SECOND
+    first = -(-(span.begin_ns + offset) // step) * step - offset
+    return [(at, time_text(at, step)) for at in range(first, span.end_ns + 1, step)]
+
+
+def time_text(time_ns: int, step_ns: int) -> str:
+    """`14:03`, `14:03:20` or `14:03:20.125`: as exact as steps are."""
+    local = time.localtime(time_ns // _SECOND)
+    if step_ns >= 60 * _SECOND:
+        return time.strftime("%H:%M", local)
+    text = time.strftime("%H:%M:%S", local)
+    if step_ns >= _SECOND:
+        return text
+    digits = 3 if step_ns >= 1_000_000 else 5
+    return text + f".{time_ns % _SECOND:09d}"[: digits + 1]

@@ -1,0 +1,158 @@
+"""Timeline: the whole course of the session over time, lanes of what happened and a lane a request.
+
+Owns the bar above the lanes and the way between them and the session: the cursor and the selection.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from PySide6.QtCore import Qt, QTimer
+from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import empty_state, set_icon, tool_button
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.timed_session import Choice, TimedSession
+from kvscope_app.views.timeline.course_follower import CourseFollower
+from kvscope_app.views.timeline.lane_words import Found
+from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
+from kvscope_app.views.timeline.time_span import TimeSpan, whole_span
+
+_LENGTHS: Final[dict[str, int | None]] = {
+    "All": None,
+    "10 min": 600_000_000_000,
+    "1 min": 60_000_000_000,
+    "10 s": 10_000_000_000,
+    "1 s": 1_000_000_000,
+}
+_HELP: Final = "Wheel zooms, dragging moves, a click goes there; double click shows all"
+EMPTY_TEXT: Final = "No time has passed yet.\nOnce the engine runs, its whole course is drawn here, second by second."
+
+
+class TimelineView(View):
+    """The lanes, the bar above them, a scroll bar for the requests."""
+
+    title: ClassVar[str] = "Timeline"
+    object_name: ClassVar[str] = "timeline"
+    refresh_hz: ClassVar[float] = 10.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self._timed: TimedSession | None = session if isinstance(session, TimedSession) else None
+        self._choice = Choice(session)
+        self._follower = CourseFollower()
+        self._shown_state: tuple[object, ...] = ()
+        self.canvas = LanesCanvas()
+        self.lengths = Segments(list(_LENGTHS), "Time shown")
+        self.orders = Segments(["Packed", "By arrival"], "Rows of requests")
+        self.follow = tool_button("Follow", "Keep the cursor in sight as time goes on", checkable=True, checked=True)
+        self.fit = tool_button("Fit", "Show all of the time")
+        self.pointed = ElidedLabel(_HELP)
+        self.rows = QScrollBar(Qt.Orientation.Vertical)
+        self.rows.setAccessibleName("Rows of requests")
+        self._later = QTimer(self, singleShot=True, interval=0)
+        self._later.timeout.connect(self.refresh)
+        self._lay_out()
+        self._connect()
+        self.setFocusProxy(self.canvas)
+
+    def refresh(self) -> None:
+        session = self._timed
+        if session is None:
+            return
+        self._choice.settle()
+        self.canvas.show_selected(self._choice.selected)
+        course, cursor_ns = session.course, session.cursor_ns
+        whole = self._whole(session)
+        self._stack.setCurrentIndex(0 if whole is None else 1)
+        if whole is None:
+            return
+        state = (id(course), course.version, whole)
+        has_more = self._follower.follow(course)
+        if state != self._shown_state or has_more or (self.canvas.follows and self.canvas.length_ns is not None):
+            self._shown_state = state
+            self.canvas.show_course(course, self._follower.lanes, whole, cursor_ns)
+        else:
+            self.canvas.show_cursor(cursor_ns)
+        if has_more:
+            self._later.start()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.canvas.apply_theme(theme)
+        set_icon(self.fit, "fit", theme)
+
+    @staticmethod
+    def _whole(session: TimedSession) -> TimeSpan | None:
+        course, there = session.course, session.timeline_range_ns
+        if not len(course) and not len(course.events):
+            return None
+        times = [
+            (int(t[0]), int(t[-1]) + more)
+            for t, more in ((course.time_ns, 10**9), (course.events.time_ns, 1))
+            if t.size
+        ]
+        spans = times if there is None else [*times, there]
+        return whole_span(min(begin for begin, _ in spans), max(end for _, end in spans))
+
+    def _on_chosen(self, found: Found) -> None:
+        self._choice.choose(found.time_ns, found.epoch, found.number)
+        self.refresh()
+
+    def _on_moved(self) -> None:
+        self.follow.setChecked(self.canvas.follows)
+        known = list(_LENGTHS.values())
+        if self.canvas.length_ns in known:
+            self.lengths.set_current(known.index(self.canvas.length_ns))
+        else:
+            self.lengths.clear()
+        last = self.canvas.last_first_row
+        self.rows.blockSignals(True)
+        self.rows.setRange(0, last)
+        self.rows.setPageStep(self.canvas.layout_now.num_rows)
+        self.rows.setValue(self.canvas.shown.first_row)
+        self.rows.blockSignals(False)
+        self.rows.setVisible(last > 0)
+
+    def _connect(self) -> None:
+        canvas = self.canvas
+        canvas.chosen.connect(self._on_chosen)
+        canvas.moved.connect(self._on_moved)
+        canvas.pointed.connect(lambda words: self.pointed.setText(words or _HELP))
+        self.lengths.chosen.connect(lambda index: canvas.show_length(list(_LENGTHS.values())[index]))
+        self.orders.chosen.connect(lambda index: canvas.set_by_arrival(index == 1))
+        self.follow.clicked.connect(canvas.set_follows)
+        self.fit.clicked.connect(canvas.fit)
+        self.rows.valueChanged.connect(canvas.set_first_row)
+        self.session.selection_changed.connect(self.refresh)
+        if self._timed is not None:
+            self._timed.course_changed.connect(self._on_course_changed)
+
+    def _on_course_changed(self) -> None:
+        if self.isVisible():
+            self.refresh()
+
+    def _lay_out(self) -> None:
+        bar = QHBoxLayout()
+        bar.setContentsMargins(8, 6, 8, 4)
+        bar.setSpacing(8)
+        for widget in (self.lengths, self.fit, self.follow):
+            bar.addWidget(widget)
+        bar.addWidget(self.pointed, 1)
+        bar.addWidget(self.orders)
+        lanes = QHBoxLayout()
+        lanes.setSpacing(0)
+        lanes.addWidget(self.canvas, 1)
+        lanes.addWidget(self.rows)
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addLayout(bar)
+        column.addLayout(lanes, 1)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(empty_state(EMPTY_TEXT))
+        self._stack.addWidget(body)

@@ -1,0 +1,200 @@
+"""The dock of events: what it shows of a course, what choosing a line does, and what is copied and written."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QFileDialog, QLabel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from timed_fakes import EPOCH, START_NS, FakeTimedSession, small_course, timed
+
+from kvscope_app.look.theme import DARK, THEMES
+from kvscope_app.views.events.event_search import EventSearch, matches
+from kvscope_app.views.events.view import EMPTY_TEXT, EventsView
+from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+
+@pytest.fixture
+def timed_session():
+    return FakeTimedSession(small_course())
+
+
+@pytest.fixture
+def view(timed_session, qtbot):
+    made = EventsView(timed_session)
+    qtbot.addWidget(made)
+    made.resize(1_200, 400)
+    made.apply_theme(DARK)
+    made.show()
+    made.refresh()
+    return made
+
+
+def kinds_shown(view):
+    return [view.model.entry_at(row).event.kind for row in range(view.model.rowCount())]
+
+
+def choose(view, row, qtbot, **keys):
+    box = view.table.visualRect(view.model.index(row, 3))
+    qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, pos=box.center(), **keys)
+
+
+def test_the_newest_is_at_the_top_and_new_ones_come_above(view, timed_session):
+    assert kinds_shown(view) == ["finished", "refused", "evicted", "resumed", "preempted", "admitted", "admitted"]
+    assert view.count.text() == "7 events"
+    timed_session.course.extend((), [timed(95, "finished", 2)])
+    timed_session.course_changed.emit()
+    assert kinds_shown(view)[:2] == ["finished", "finished"]
+    assert view.model.entry_at(0).event.number == 2
+
+
+def test_a_line_goes_there_and_selects_its_request(view, timed_session, qtbot):
+    choose(view, 4, qtbot)
+    assert timed_session.went_to == [START_NS + 30 * SECOND_NS]
+    assert timed_session.selected_request == 1
+    choose(view, 2, qtbot)
+    assert timed_session.went_to[-1] == START_NS + 45 * SECOND_NS
+
+
+def test_kinds_words_and_the_selected_request_filter(view, timed_session, qtbot):
+    view.kind_actions["preempted"].trigger()
+    assert kinds_shown(view) == ["preempted"]
+    assert view.kinds.text() == "preempted"
+    assert view.count.text() == "1 of 7"
+    view.kind_actions["preempted"].trigger()
+    assert view.kinds.text() == "All kinds"
+    qtbot.keyClicks(view.text, "CHOSEN newest")
+    assert kinds_shown(view) == ["preempted"]
+    view.text.setText("#3")
+    assert kinds_shown(view) == ["refused"]
+    view.text.clear()
+    view.of_selected.click()
+    assert kinds_shown(view) == []
+    timed_session.select_request(2)
+    assert kinds_shown(view) == ["evicted", "preempted", "admitted"]
+    view.of_selected.click()
+    assert len(kinds_shown(view)) == 7
+
+
+def test_rows_are_copied_with_tabs(view, timed_session, qtbot):
+    choose(view, 4, qtbot)
+    choose(view, 5, qtbot, modifier=Qt.KeyboardModifier.ShiftModifier)
+    assert len(timed_session.went_to) == 1
+    qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    head, *rows = QGuiApplication.clipboard().text().splitlines()
+    assert head.split("\t")[:4] == ["time", "time_ns", "event", "request"]
+    assert [row.split("\t")[2] for row in rows] == ["preempted", "admitted"]
+    assert rows[0].split("\t")[1] == str(START_NS + 30 * SECOND_NS)
+    assert "chosen as the newest" in rows[0]
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("events.csv", ","), ("events.tsv", "\t")])
+def test_what_is_shown_is_written(view, tmp_path, qtbot, name, delimiter):
+    view.text.setText("request 1")
+    with qtbot.waitSignal(view.export_to(str(tmp_path / name)).done):
+        pass
+    with (tmp_path / name).open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter=delimiter))
+    assert [row["event"] for row in rows] == [*reversed(kinds_shown(view))]
+    assert rows[0]["time_ns"] == str(START_NS + 30 * SECOND_NS)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [name]
+    assert name in view.count.text()
+
+
+def test_a_file_that_cannot_be_written_is_told(view, tmp_path, qtbot):
+    with qtbot.waitSignal(view.export_to(str(tmp_path / "no" / "where.csv")).done):
+        pass
+    assert "No such file" in view.count.text()
+
+
+def test_export_asks_for_a_file_and_leaves_the_window_alive(view, qtbot):
+    view.export.click()
+    (dialog,) = view.findChildren(QFileDialog)
+    assert dialog.acceptMode() is QFileDialog.AcceptMode.AcceptSave
+    dialog.reject()
+
+
+def test_who_reads_further_down_goes_on_reading_the_same_lines(view, timed_session, qtbot):
+    timed_session.course.extend((), [timed(200 + at, "evicted", 0) for at in range(500)])
+    view.refresh()
+    view.table.scrollTo(view.model.index(300, 0), view.table.ScrollHint.PositionAtTop)
+    first = view.model.timed_at(view.table.rowAt(1))
+    view.table.selectRow(300)
+    chosen = view.model.timed_at(view.table.currentIndex().row())
+    timed_session.course.extend((), [timed(800 + at, "evicted", 0) for at in range(50)])
+    view.refresh()
+    assert view.model.timed_at(view.table.rowAt(1)) is first
+    assert view.model.timed_at(view.table.currentIndex().row()) is chosen
+
+
+def test_what_is_forgotten_leaves_the_end(view, timed_session):
+    timed_session.course.forget_before(START_NS + 40 * SECOND_NS)
+    view.refresh()
+    assert kinds_shown(view) == ["finished", "refused", "evicted", "resumed"]
+
+
+@pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
+@pytest.mark.parametrize("width", [400, 1_200])
+def test_it_is_painted_in_both_themes_narrow_and_wide(view, theme, width):
+    view.apply_theme(theme)
+    view.resize(width, 400)
+    image = view.table.viewport().grab().toImage()
+    colours = {image.pixelColor(x, y).name() for x in range(min(width, 380)) for y in range(120)}
+    assert theme.bad in colours
+
+
+def test_nothing_yet_is_said_in_words(qtbot):
+    empty = EventsView(FakeTimedSession())
+    qtbot.addWidget(empty)
+    empty.show()
+    empty.refresh()
+    assert EMPTY_TEXT in [label.text() for label in empty.findChildren(QLabel) if label.isVisibleTo(empty)]
+
+
+def test_many_events_are_looked_through_some_at_a_time(view, timed_session, qtbot):
+    timed_session.course.extend((), [timed(200 + at / 100, "evicted", at % 50 + 10, 5) for at in range(20_000)])
+    view.text.setText("because #12")
+    assert "looking" in view.count.text()
+    qtbot.waitUntil(lambda: view.count.text().startswith("400 of"))
+
+
+word_lists = st.sampled_from(("", "evicted", "because 3", "#3", "#3 admitted", "nothing"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_search_finds_what_looking_at_each_finds(data):
+    events, search, at = EventIndex(max_events=64), EventSearch(), 0.0
+    for _ in range(data.draw(st.integers(1, 12))):
+        fresh = []
+        for _ in range(data.draw(st.integers(0, 20))):
+            at += data.draw(st.sampled_from((0.0, 1.0, -0.5)))
+            kind = data.draw(st.sampled_from(("admitted", "evicted", "finished")))
+            fresh.append(timed(at, kind, data.draw(st.integers(0, 4)), data.draw(st.integers(0, 4))))
+        events.extend(fresh)
+        words = data.draw(word_lists)
+        search.set_text(words)
+        search.set_kinds(data.draw(st.sampled_from((None, ("evicted", "finished")))))
+        search.request = data.draw(st.sampled_from((None, (EPOCH, 3))))
+        while search.update(events, max_texts=5):
+            pass
+        found = [events[serial - events.num_forgotten] for serial in search.serials.tolist()]
+        assert found == [
+            event
+            for event in (events[place] for place in range(len(events)))
+            if (search.kinds is None or event.event.kind in search.kinds)
+            and (search.request is None or 3 in (event.event.number, event.event.other))
+            and matches(event.event, words.split())
+        ]
+        assert (np.diff(search.serials) > 0).all()

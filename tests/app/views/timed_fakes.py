@@ -1,0 +1,87 @@
+"""A session with a timeline, as views on time ask it, and courses to fill it with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from PySide6.QtCore import QObject, Signal
+
+from kvscope_telemetry.messages.telemetry import Event, EventData
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
+
+START_NS = 1_700_000_000 * SECOND_NS
+EPOCH = 4_812_049_538_478_226_247
+
+
+class FakeTimedSession(QObject):
+    """Goes where it is told at once."""
+
+    course_changed = Signal()
+    selection_changed = Signal()
+
+    def __init__(self, course=None):
+        super().__init__()
+        self.course = Course() if course is None else course
+        self.cursor_ns = START_NS
+        self.timeline_range_ns = None
+        self.mirror = SimpleNamespace(epoch=EPOCH)
+        self.selected_request = None
+        self.went_to = []
+
+    def go_to(self, time_ns):
+        self.cursor_ns = time_ns
+        self.went_to.append(time_ns)
+
+    def go_live(self):
+        self.went_to.append(None)
+
+    def select_request(self, number):
+        if number != self.selected_request:
+            self.selected_request = number
+            self.selection_changed.emit()
+
+
+def timed(second, kind, number=1, other=0, epoch=EPOCH, about="", **data):
+    """An event, `second` after the start."""
+    time_ns = START_NS + round(second * SECOND_NS)
+    made = EventData(kind=about, **data) if about else None
+    cause = f"{kind} because of {other}" if other else ""
+    return TimedEvent(time_ns, epoch, Event(kind=kind, time_ns=1, number=number, other=other, cause=cause, data=made))
+
+
+def second(at, epoch=EPOCH, **more):
+    """A summary of a pool of 100 blocks."""
+    return Summary(time_ns=START_NS + at * SECOND_NS, epoch=epoch, **more)
+
+
+def small_course():
+    """100 s: half in use, from 50 s on all; seconds 60 to 69 are missing; one request swapped out and one refused."""
+    course = Course()
+    seconds = [
+        second(
+            at,
+            active_blocks=100 if at >= 50 else 50,
+            cached_blocks=0 if at >= 50 else 25,
+            free_blocks=0 if at >= 50 else 25,
+            num_running=2,
+            num_waiting=at % 2,
+            copied_blocks=3 if at == 20 else 0,
+            num_lost_frames=5 if at == 80 else 0,
+        )
+        for at in range(100)
+        if not 60 <= at < 70
+    ]
+    course.extend(
+        seconds,
+        [
+            timed(10, "admitted", 1, about="started", waited_ns=5 * SECOND_NS),
+            timed(12, "admitted", 2, about="started"),
+            timed(30, "preempted", 1, 2, about="preempted", is_swapped=True, choice="newest"),
+            timed(40, "resumed", 1, about="started", waited_ns=10 * SECOND_NS),
+            timed(45, "evicted", 0, 2),
+            timed(70, "refused", 3),
+            timed(90, "finished", 1),
+        ],
+    )
+    return course

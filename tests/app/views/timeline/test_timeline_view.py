@@ -1,0 +1,280 @@
+"""The timeline as a person sees it: ink at known times, clicks, keys, the wheel, and the selection both ways."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QObject, QPoint, QPointF, Qt, Signal
+from PySide6.QtGui import QWheelEvent
+from PySide6.QtWidgets import QApplication, QLabel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_course, timed
+
+from kvscope_app.look.theme import DARK, THEMES
+from kvscope_app.views.timeline.lane_colors import softened
+from kvscope_app.views.timeline.lane_layout import GUTTER, ROW_HEIGHT
+from kvscope_app.views.timeline.view import EMPTY_TEXT, TimelineView
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+
+@pytest.fixture
+def timed_session():
+    return FakeTimedSession(small_course())
+
+
+@pytest.fixture
+def view(timed_session, qtbot):
+    made = TimelineView(timed_session)
+    qtbot.addWidget(made)
+    made.resize(GUTTER + 1_000, 520)
+    made.apply_theme(DARK)
+    made.show()
+    made.refresh()
+    return made
+
+
+def point(view, at, lane=None, row=None):
+    """Where `at` seconds after the start is, in a lane or a row of requests."""
+    layout = view.canvas.layout_now
+    x = GUTTER + view.canvas.shown.span.share_at(START_NS + round(at * SECOND_NS)) * layout.chart_width
+    if row is not None:
+        return QPoint(round(x), layout.requests_top + row * ROW_HEIGHT + 5)
+    top, height = next((top, height) for found, top, height in layout.boxes() if found.name == lane)
+    return QPoint(round(x), top + height - 2)
+
+
+def colour(view, at, **where):
+    return view.canvas.grab().toImage().pixelColor(point(view, at, **where)).name()
+
+
+@pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
+def test_each_lane_has_its_ink_where_it_happened(view, theme):
+    view.apply_theme(theme)
+    bare = f"#{softened('raised', theme, 0.55) & 0xFFFFFF:06x}"
+    assert colour(view, 55, lane="usage") == theme.block_active
+    assert colour(view, 65, lane="usage") == bare
+    assert colour(view, 65, lane="gaps") == theme.warn
+    assert colour(view, 80.5, lane="gaps") == theme.bad
+    assert colour(view, 50.5, lane="gaps") == bare
+    assert colour(view, 20.5, lane="copied") == theme.flash_copied
+    assert colour(view, 22, lane="copied") == bare
+    assert colour(view, 12, lane="running") == theme.good
+    for lane, at, name in (("swapped", 30, "flash_saved"), ("preempted", 30, "bad"), ("evicted", 45, "flash_evicted")):
+        x = point(view, at, lane=lane)
+        image = view.canvas.grab().toImage()
+        near = {image.pixelColor(x.x() + by, x.y()).name() for by in (-1, 0, 1)}
+        assert getattr(theme, name) in near
+
+
+@pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
+def test_usage_is_as_high_as_the_share(view, theme):
+    view.apply_theme(theme)
+    image = view.canvas.grab().toImage()
+    x = point(view, 30, lane="usage").x()
+    _, top, height = next(view.canvas.layout_now.boxes())
+    column = [image.pixelColor(x, y).name() for y in range(top, top + height)]
+    assert abs(column.count(theme.block_active) - height * 0.5) <= 1
+    assert abs(column.count(theme.block_cached) - height * 0.25) <= 1
+
+
+def test_a_request_has_its_phases(view):
+    assert colour(view, 20, row=0) == DARK.good
+    assert colour(view, 35, row=0) == DARK.flash_saved
+    assert colour(view, 60, row=0) == DARK.good
+    assert colour(view, 95, row=0) == DARK.base
+    assert colour(view, 99, row=1) == DARK.good
+    assert colour(view, 8.5, row=0) == f"#{softened('warn', DARK, 0.35) & 0xFFFFFF:06x}"
+
+
+def test_a_click_on_a_request_selects_it_and_goes_there(view, timed_session, qtbot):
+    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point(view, 35, row=0))
+    assert timed_session.selected_request == 1
+    assert abs(timed_session.cursor_ns - (START_NS + 35 * SECOND_NS)) < SECOND_NS
+    assert view.canvas.selected == (EPOCH, 1)
+
+
+def test_a_click_near_a_tick_goes_to_the_very_moment(view, timed_session, qtbot):
+    where = point(view, 30, lane="swapped") + QPoint(3, 0)
+    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=where)
+    assert timed_session.cursor_ns == START_NS + 30 * SECOND_NS
+    assert timed_session.selected_request == 1
+
+
+def test_a_request_of_another_engine_start_is_selected_once_that_is_shown(view, timed_session, qtbot):
+    timed_session.mirror.epoch = EPOCH + 1
+    qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point(view, 35, row=0))
+    assert timed_session.selected_request is None
+    timed_session.mirror.epoch = EPOCH
+    view.refresh()
+    assert timed_session.selected_request == 1
+
+
+def test_what_is_selected_elsewhere_is_outlined(view, timed_session):
+    before = view.canvas.grab().toImage()
+    timed_session.select_request(2)
+    after = view.canvas.grab().toImage()
+    assert before != after
+    top = view.canvas.layout_now.requests_top + ROW_HEIGHT
+    assert after.pixelColor(point(view, 60, row=1).x(), top).name() == DARK.selection
+
+
+def test_what_is_under_the_pointer_is_told_with_its_cause(view):
+    words = view.canvas.found_at(point(view, 35, row=0)).words
+    assert "#1 preempted, swapped" in words
+    assert "request 1 was chosen as the newest" in words
+    assert "preempted #1: request 2 needed" in view.canvas.found_at(point(view, 30, lane="preempted")).words
+    assert "50.0 % in use: 50 blocks active" in view.canvas.found_at(point(view, 30.5, lane="usage")).words
+    assert view.canvas.found_at(point(view, 65, lane="gaps")).words == "nothing came for 10.0 s"
+    assert view.canvas.found_at(point(view, 80.5, lane="gaps")).words == "5 frames lost here"
+    assert "3 copied blocks" in view.canvas.found_at(point(view, 20.5, lane="copied")).words
+    assert "#3 refused" in view.canvas.found_at(point(view, 70, row=2)).words
+    assert view.canvas.found_at(QPoint(5, 100)) is None
+
+
+def turn_wheel(view, at, turns):
+    where = QPointF(point(view, at, lane="usage"))
+    event = QWheelEvent(
+        where,
+        view.canvas.mapToGlobal(where),
+        QPoint(),
+        QPoint(0, 120 * turns),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    QApplication.sendEvent(view.canvas, event)
+
+
+def test_the_wheel_zooms_at_the_pointer(view):
+    x = point(view, 30, lane="usage").x()
+    turn_wheel(view, 30, 8)
+    assert view.canvas.shown.span.length_ns < 25 * SECOND_NS
+    assert abs(point(view, 30, lane="usage").x() - x) <= 2
+    turn_wheel(view, 30, 100)
+    assert view.canvas.shown.span.length_ns == 100_000
+    turn_wheel(view, 30, -200)
+    assert view.canvas.shown.span == view.canvas.whole
+    assert view.canvas.length_ns is None
+
+
+def test_keys_move_and_zoom(view, qtbot):
+    canvas = view.canvas
+    for _ in range(2):
+        qtbot.keyClick(canvas, Qt.Key.Key_Plus)
+    assert canvas.shown.span.length_ns == 25 * SECOND_NS
+    qtbot.keyClick(canvas, Qt.Key.Key_Home)
+    assert canvas.shown.span.begin_ns == canvas.whole.begin_ns
+    qtbot.keyClick(canvas, Qt.Key.Key_Right)
+    assert canvas.shown.span.begin_ns == canvas.whole.begin_ns + 2_500_000_000
+    qtbot.keyClick(canvas, Qt.Key.Key_End)
+    assert canvas.shown.span.end_ns == canvas.whole.end_ns
+    qtbot.keyClick(canvas, Qt.Key.Key_Minus)
+    qtbot.keyClick(canvas, Qt.Key.Key_Minus)
+    assert canvas.shown.span == canvas.whole
+
+
+def test_shift_and_an_arrow_move_the_cursor(view, timed_session, qtbot):
+    before = timed_session.cursor_ns
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Right, Qt.KeyboardModifier.ShiftModifier)
+    assert timed_session.cursor_ns == before + 2 * SECOND_NS
+
+
+def test_dragging_moves_and_chooses_nothing(view, timed_session, qtbot):
+    view.canvas.show_length(20 * SECOND_NS)
+    begin = view.canvas.shown.span.begin_ns
+    qtbot.mousePress(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 600, 100))
+    for x in (550, 400):
+        qtbot.mouseMove(view.canvas, QPoint(GUTTER + x, 100))
+    qtbot.mouseRelease(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 400, 100))
+    width = view.canvas.layout_now.chart_width
+    assert abs(view.canvas.shown.span.begin_ns - begin - 200 / width * 20 * SECOND_NS) < SECOND_NS / 10
+    assert not timed_session.went_to
+
+
+def test_a_double_click_shows_all(view, qtbot):
+    view.canvas.show_length(SECOND_NS)
+    qtbot.mouseDClick(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(GUTTER + 50, 100))
+    assert view.canvas.shown.span == view.canvas.whole
+
+
+def test_following_keeps_the_live_end_in_sight_until_someone_looks_elsewhere(view, timed_session, qtbot):
+    timed_session.cursor_ns = START_NS + 100 * SECOND_NS
+    view.refresh()
+    qtbot.keyClick(view.canvas, Qt.Key.Key_End)
+    view.canvas.show_length(10 * SECOND_NS)
+    assert view.canvas.shown.span.end_ns == START_NS + 100 * SECOND_NS
+    timed_session.course.extend([second(at, num_running=1, free_blocks=1) for at in range(100, 110)])
+    timed_session.cursor_ns = START_NS + 110 * SECOND_NS
+    timed_session.course_changed.emit()
+    assert view.canvas.shown.span.end_ns == START_NS + 110 * SECOND_NS
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Home)
+    assert not view.follow.isChecked()
+    timed_session.course.extend([second(110)])
+    timed_session.cursor_ns = START_NS + 111 * SECOND_NS
+    timed_session.course_changed.emit()
+    assert view.canvas.shown.span.begin_ns == START_NS
+    view.follow.click()
+    assert view.canvas.shown.span.end_ns == START_NS + 111 * SECOND_NS
+
+
+def test_many_requests_are_scrolled_by_arrival_newest_at_the_bottom(view, timed_session, qtbot):
+    timed_session.course.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
+    view.refresh()
+    view.orders.chosen.emit(1)
+    assert view.rows.isVisibleTo(view)
+    view.rows.setValue(view.rows.maximum())
+    row = view.canvas.shown.num_rows - 1 - view.canvas.shown.first_row
+    assert view.canvas.found_at(point(view, 96, row=row)).number == 209
+    for _ in range(3):
+        qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
+    assert view.rows.value() == view.rows.maximum() - 3
+
+
+def test_nothing_yet_is_said_in_words(qtbot):
+    empty = TimelineView(FakeTimedSession())
+    qtbot.addWidget(empty)
+    empty.show()
+    empty.refresh()
+    assert EMPTY_TEXT in [label.text() for label in empty.findChildren(QLabel) if label.isVisibleTo(empty)]
+
+
+def test_a_session_without_a_timeline_is_empty(qtbot):
+    class Plain(QObject):
+        selection_changed = Signal()
+
+    plain = TimelineView(Plain())
+    qtbot.addWidget(plain)
+    plain.show()
+    plain.refresh()
+    assert EMPTY_TEXT in [label.text() for label in plain.findChildren(QLabel) if label.isVisibleTo(plain)]
+
+
+def test_a_paint_makes_no_object_an_event(view, timed_session):
+    """Thousands of events and requests go through numpy: a repaint after them calls Python no oftener than before."""
+
+    def num_calls():
+        calls = 0
+
+        def count_call(*_):
+            nonlocal calls
+            calls += 1
+
+        view.canvas._redraw()
+        sys.setprofile(count_call)
+        try:
+            view.canvas.grab()
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    few = num_calls()
+    events = [timed(at / 100, "evicted", 0) for at in range(5_000)]
+    events += [timed(50 + at / 100, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
+    timed_session.course.extend((), events)
+    view.refresh()
+    assert num_calls() < few + 1_500
