@@ -10,6 +10,9 @@ from typing import Final
 
 THEME: Final = "theme"
 """`auto`, `dark` or `light`."""
+KEPT_MINUTES: Final = "timeline/minutes"
+KEPT_MEGABYTES: Final = "timeline/megabytes"
+"""How much of the past a live session keeps on the disk, at most."""
 LAYOUT_VERSION: Final = 2
 """Of a window's docks. A saved layout of another version is not restored, but for the one before."""
 LAYOUT_BEFORE_WHAT_IF: Final = 1
