@@ -24,8 +24,10 @@ from kvscope_app.look.icons import app_icon
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.session.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.window import layout
+from kvscope_app.window.left_rings import LeftRings
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.errors import BadInput
@@ -35,11 +37,12 @@ from kvscope_telemetry.sources.live_source import LiveSource
 
 if TYPE_CHECKING:
     from kvscope_app.playback.recording_opening import RecordingOpening
-    from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.recorded import Recorded
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
 """Environment variable with a monotonic time in ns: at the first exposure the time since is printed, as JSON."""
 
+_KEEP_AFTER_MS: Final = 150
 _SAY_GOODBYE_MS: Final = 500
 """For the last command of a window to its engine to leave."""
 _FORGET_AFTER_MS: Final = 200
@@ -61,9 +64,24 @@ class Desktop(QObject):
 
     def open_window(self, endpoint: str, engine: EngineProcess | None = None, key: Path | None = None) -> MainWindow:
         """Watch `endpoint`, with `key` or the one remembered; `engine` is the process behind it when it is ours."""
-        return self._open(LiveSource(endpoint, key=key), None if engine is None else EngineKeeper(engine, self))
+        source = LiveSource(endpoint, key=key)
+        window = self._open(source, None if engine is None else EngineKeeper(engine, self))
+        # After the first paint: nobody waits for a disk to see a window.
+        QTimer.singleShot(_KEEP_AFTER_MS, window.session, partial(self._keep, window.session, source))
+        return window
 
-    def open_recording(self, recording: Recording) -> MainWindow:
+    def _keep(self, session: Session, source: LiveSource) -> None:
+        """From now on there is something to go back to."""
+        if session in self.sessions:
+            from kvscope_app.session.kept_timeline import KeptTimeline
+
+            session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))
+
+    def offer_left_rings(self) -> LeftRings:
+        """What crashed sessions left can be opened, once, in the first window that shows something."""
+        return LeftRings(self, lambda: self.windows, self.open_recording)
+
+    def open_recording(self, recording: Recorded) -> MainWindow:
         """Play `recording`."""
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
 
@@ -163,6 +181,7 @@ def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequen
         desktop.open_window(endpoint, engine, options.key)
     for opening in openings:
         desktop.open_when_ready(opening)
+    desktop.offer_left_rings()
     _quit_on_signals(app)
     if desktop.windows:
         _probe_startup(app, desktop.windows[0])

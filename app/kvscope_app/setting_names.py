@@ -10,6 +10,9 @@ from typing import Final
 
 THEME: Final = "theme"
 """`auto`, `dark` or `light`."""
+KEPT_MINUTES: Final = "timeline/minutes"
+KEPT_MEGABYTES: Final = "timeline/megabytes"
+"""How much of the past a live session keeps on the disk, at most."""
 LAYOUT_VERSION: Final = 3
 """Of a window's docks. A saved layout of another version is not restored, but for those before that are named here."""
 LAYOUT_BEFORE_TIMELINE: Final = 2

@@ -1,33 +1,37 @@
-"""What a person does with a recording's time: play, pause, jump, faster, slower. Knows no widget."""
+"""What a person does with a timeline: play, pause, jump, faster, slower; and how its times read. Knows no widget."""
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
-from kvscope_app.session.session import Player
+from kvscope_app.session.session import Session
 
-SPEEDS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 BACK_S: Final = 10.0
-"""What the keys jump by."""
+"""What the keys for a wide jump go by."""
+STEP_S: Final = 1.0
 
 
-def toggle(player: Player) -> None:
-    """Play, or stand still."""
-    if player.is_playing:
-        player.pause()
+def toggle(session: Session) -> None:
+    """Go on from here, or stand still here."""
+    if session.is_playing:
+        session.pause()
     else:
-        player.play()
+        session.play()
 
 
-def jump_by(player: Player, seconds: float) -> None:
-    """Forward, or back with a negative number."""
-    player.seek(player.position + seconds)
+def to_start(session: Session) -> None:
+    """To the first moment there is."""
+    around = session.timeline_range_ns
+    if around is not None:
+        session.go_to(around[0])
 
 
-def change_speed(player: Player, steps: int) -> None:
+def change_speed(session: Session, steps: int) -> None:
     """To the next of `SPEEDS`, or the one before."""
-    nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - player.speed))
-    player.set_speed(SPEEDS[max(0, min(nearest + steps, len(SPEEDS) - 1))])
+    nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - session.speed))
+    session.set_speed(SPEEDS[max(0, min(nearest + steps, len(SPEEDS) - 1))])
 
 
 def speed_text(speed: float) -> str:
@@ -37,9 +41,16 @@ def speed_text(speed: float) -> str:
 
 def time_text(seconds: float, longest: float) -> str:
     """`0:07.3`; `1:02:07.3` in a recording of more than an hour. Cut off, so that it never shows more than passed."""
-    tenths = int(seconds * 10 + 1e-6)
+    tenths = max(0, int(seconds * 10 + 1e-6))
     minutes, rest = divmod(tenths, 600)
     small = f"{rest // 10:02d}.{rest % 10}"
     if longest < 3600:
         return f"{minutes}:{small}"
     return f"{minutes // 60}:{minutes % 60:02d}:{small}"
+
+
+def wall_text(time_ns: int) -> str:
+    """`14:03:27`, of a time by the wall clock; with the day, where that is not today."""
+    when, today = time.localtime(time_ns / 1e9), time.localtime()
+    is_today = when[:3] == today[:3]
+    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", when)

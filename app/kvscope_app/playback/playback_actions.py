@@ -1,30 +1,89 @@
-"""What can be done in a window that plays a recording."""
+"""What can be done with a window's timeline, live or recorded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from kvscope_app.playback.playback import BACK_S, change_speed, jump_by, toggle
-from kvscope_app.session.session import Player
+from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
+from kvscope_app.session.session import Session
 from kvscope_app.window.actions import ActionSpec
 
-PLAYBACK: Final = "Playback"
+TIME: Final = "Time"
+EVENT_KINDS: Final = {
+    "preempted": "preemptions",
+    "evicted": "evictions",
+    "refused": "refusals",
+    "finished": "ends of requests",
+    "": "events of any kind",
+}
+"""What the keys for events go by, and how it reads."""
 
 
-def playback_actions(player: Player) -> list[ActionSpec]:
-    """Play, jump, faster and slower."""
-    back = f"{BACK_S:.0f} s"
+class EventJumps:
+    """To the next event, or the one before, of the kind that was chosen; `tell` says where there is none."""
+
+    def __init__(self, session: Session, tell: Callable[[str], None]) -> None:
+        self.kind = "preempted"
+        self._session = session
+        self._tell = tell
+
+    def choose(self, kind: str) -> None:
+        """Go by this kind from now on; empty: by any."""
+        self.kind = kind
+
+    def go(self, *, forward: bool) -> None:
+        """There."""
+        if not self._session.go_to_event([self.kind] if self.kind else None, forward=forward):
+            self._tell(f"There are no {EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this")
+
+
+def playback_actions(session: Session, jumps: EventJumps) -> list[ActionSpec]:
+    """Play, jump, step, faster and slower. What leads to the end is called by what the end is."""
+    wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
+    end = "To the end" if session.is_file else "Go live"
+    by = session.jump_by
     return [
-        ActionSpec("play", "Play", PLAYBACK, partial(toggle, player), ("Space",), "play", yields=True),
-        ActionSpec("to_start", "To the start", PLAYBACK, partial(player.seek, 0.0), ("Home",), "to-start", yields=True),
-        ActionSpec("to_end", "To the end", PLAYBACK, partial(_to_end, player), ("End",), "to-end", yields=True),
-        ActionSpec("back", f"Back {back}", PLAYBACK, partial(jump_by, player, -BACK_S), ("Ctrl+Left",)),
-        ActionSpec("forward", f"Forward {back}", PLAYBACK, partial(jump_by, player, BACK_S), ("Ctrl+Right",)),
-        ActionSpec("slower", "Slower", PLAYBACK, partial(change_speed, player, -1), ("[",)),
-        ActionSpec("faster", "Faster", PLAYBACK, partial(change_speed, player, 1), ("]",)),
+        ActionSpec(
+            "play",
+            "Play" if session.is_file else "Pause",
+            TIME,
+            partial(toggle, session),
+            ("Space",),
+            "play" if session.is_file else "pause",
+            yields=True,
+            tip="Stand still here, or go on from here",
+        ),
+        ActionSpec("to_start", "To the start", TIME, partial(to_start, session), ("Home",), "to-start", yields=True),
+        ActionSpec(
+            "to_end", end, TIME, session.go_live, ("End",), "to-end" if session.is_file else "live", yields=True
+        ),
+        ActionSpec("back", f"Back {wide}", TIME, partial(by, -BACK_S), ("Ctrl+Left",)),
+        ActionSpec("forward", f"Forward {wide}", TIME, partial(by, BACK_S), ("Ctrl+Right",)),
+        ActionSpec("back_little", f"Back {narrow}", TIME, partial(by, -STEP_S), ("Alt+Left",)),
+        ActionSpec("forward_little", f"Forward {narrow}", TIME, partial(by, STEP_S), ("Alt+Right",)),
+        ActionSpec("frame_back", "Back one frame", TIME, partial(session.step_frames, -1), (",",), "frame-back"),
+        ActionSpec(
+            "frame_forward", "Forward one frame", TIME, partial(session.step_frames, 1), (".",), "frame-forward"
+        ),
+        ActionSpec("event_before", "To the event before", TIME, partial(jumps.go, forward=False), ("Ctrl+,",)),
+        ActionSpec("event_next", "To the next event", TIME, partial(jumps.go, forward=True), ("Ctrl+.",)),
+        ActionSpec("slower", "Slower", TIME, partial(change_speed, session, -1), ("[",)),
+        ActionSpec("faster", "Faster", TIME, partial(change_speed, session, 1), ("]",)),
     ]
 
 
-def _to_end(player: Player) -> None:
-    player.seek(player.duration)
+def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
+    """Which events the keys for events go by."""
+    return [
+        ActionSpec(
+            f"events_{kind or 'all'}",
+            f"Go by {words}",
+            group,
+            partial(jumps.choose, kind),
+            checkable=True,
+            exclusive="event_kind",
+        )
+        for kind, words in EVENT_KINDS.items()
+    ]

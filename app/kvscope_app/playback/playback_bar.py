@@ -1,41 +1,54 @@
-"""The bar over the status bar of a recording: play, jump to either end, where one is, how fast it goes.
+"""The bar under the page map: play, jump to either end, where one is on the timeline, how fast it goes.
 
-Owns how the slider's place and the recording's follow each other. What the buttons do is in the actions.
+Owns how the slider's place and the cursor follow each other. What the buttons do is in the actions.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QEvent, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent
-from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QSlider, QStyle, QStyleOptionSlider, QToolButton
+from PySide6.QtCore import QEvent, QPoint, QSize, Qt, QTimer, Signal
+from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
+from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QSlider, QStyle, QStyleOptionSlider, QToolButton, QToolTip
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.playback.playback import BACK_S, SPEEDS, speed_text, time_text
-from kvscope_app.session.session import Player, Session
+from kvscope_app.playback.playback import BACK_S, SPEEDS, STEP_S, speed_text, time_text, wall_text
+from kvscope_app.session.session import Session
 
 _REFRESH_MS: Final = 50
+_NARROWEST: Final = 240
 _MAX_STEPS: Final = 1_000_000_000
 """A slider counts in 32 bits: of milliseconds that is 24.8 days."""
 
 
 class TimeSlider(QSlider):
-    """Milliseconds of a recording, or coarser steps of one that is too long for them. A press anywhere on it goes
+    """Milliseconds of a timeline, or coarser steps of one that is too long for them. A press anywhere on it goes
     there."""
 
     space_pressed = Signal()
+    pointed = Signal(float)
+    """Second under the pointer."""
 
     def __init__(self, duration_s: float) -> None:
         super().__init__(Qt.Orientation.Horizontal)
-        self._step_s = max(0.001, duration_s / _MAX_STEPS)
-        self.setRange(0, self._steps(duration_s))
+        self._step_s = 0.001
+        self.show_range(0.0, duration_s)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.setAccessibleName("Position in the recording")
-        self.setSingleStep(max(1, self._steps(1.0)))
+        self.setAccessibleName("Position on the timeline")
+        self.setMouseTracking(True)
+
+    def show_range(self, first_s: float, last_s: float) -> None:
+        """Reach from `first_s` to `last_s`, without telling anybody."""
+        step_s = max(0.001, last_s / _MAX_STEPS)
+        if step_s > self._step_s:
+            self._step_s = 2 * step_s if self._step_s > 0.001 else step_s
+        self.blockSignals(True)
+        self.setRange(self._steps(first_s), max(self._steps(last_s), self._steps(first_s)))
+        self.setSingleStep(max(1, self._steps(STEP_S)))
         self.setPageStep(max(1, self._steps(BACK_S)))
+        self.blockSignals(False)
 
     @property
     def seconds(self) -> float:
@@ -58,6 +71,7 @@ class TimeSlider(QSlider):
         event.accept()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        self.pointed.emit(self._value_at(event.position().x()) * self._step_s)
         if self.isSliderDown():
             self.setSliderPosition(self._value_at(event.position().x()))
 
@@ -79,30 +93,36 @@ class TimeSlider(QSlider):
 
 
 class PlaybackBar(QFrame):
-    """Follows `player`, of `session`. `buttons`: to the start, play, to the end."""
+    """Follows `session`. `buttons`: to the start, a frame back, play, a frame further, to the end."""
 
-    def __init__(self, session: Session, player: Player, buttons: tuple[QAction, QAction, QAction]) -> None:
+    def __init__(self, session: Session, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
-        self._player = player
-        self._play = buttons[1]
+        self._session = session
+        self._play = next(action for action in buttons if action.objectName() == "play")
         self._theme = DARK
         self.setProperty("look", "playback")
-        self.setAccessibleName("Playback")
-        self.slider = TimeSlider(player.duration)
+        self.setAccessibleName("Timeline")
+        self.slider = TimeSlider(0.0)
         self.time = PlainLabel()
+        self.wall = PlainLabel()
         self.speed = QComboBox()
         self._build(buttons)
         self.slider.valueChanged.connect(self._on_slider)
         self.slider.sliderPressed.connect(self._on_press)
         self.slider.sliderReleased.connect(self._on_release)
         self.slider.space_pressed.connect(self._play.trigger)
-        self.speed.activated.connect(lambda index: player.set_speed(SPEEDS[index]))
+        self.slider.pointed.connect(self._tell_time)
+        self.speed.activated.connect(lambda index: session.set_speed(SPEEDS[index]))
+        self._needs = {self.speed: 330, self.time: 440, self.wall: 560}
+        """From which width of the bar on there is room."""
         self._is_shown_playing: bool | None = None
         self._goes_on = False
         self._clock = QTimer(self, interval=_REFRESH_MS)
         self._clock.timeout.connect(self.refresh)
-        self._clock.start()
-        session.status_changed.connect(self.refresh)
+        session.status_changed.connect(self._on_status)
+        session.paused_changed.connect(self.refresh)
+        session.cursor_changed.connect(self.refresh)
+        self._told_s = -1
         self.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -112,38 +132,109 @@ class PlaybackBar(QFrame):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show where the recording is."""
-        player = self._player
-        if not self.slider.isSliderDown():
-            self.slider.show_seconds(player.position)
-        self._show_time(self.slider.seconds if self.slider.isSliderDown() else player.position)
-        if player.speed in SPEEDS:
-            self.speed.setCurrentIndex(SPEEDS.index(player.speed))
-        if player.is_playing is not self._is_shown_playing:
-            self._is_shown_playing = player.is_playing
-            self._play.setIcon(icon("pause" if player.is_playing else "play", self._theme.text, self._theme.border))
-            self._play.setText("Pause" if player.is_playing else "Play")
+        """Show where the cursor is."""
+        around, origin_ns = self._session.timeline_range_ns, self._session.origin_ns
+        can_go = around is not None and origin_ns is not None
+        self.slider.setEnabled(can_go)
+        self.speed.setEnabled(can_go)
+        if around is not None and origin_ns is not None:
+            first_s, last_s = (around[0] - origin_ns) / 1e9, (around[1] - origin_ns) / 1e9
+            self.slider.show_range(first_s, last_s)
+            at_s = max(first_s, (self._session.cursor_ns - origin_ns) / 1e9)
+            is_held = self.slider.isSliderDown()
+            if not is_held:
+                self.slider.show_seconds(at_s if self._is_away else last_s)
+            self._show_time(self.slider.seconds if is_held else at_s, first_s, last_s)
+        else:
+            self._set(self.time, "")
+            self._set(self.wall, "")
+        if self._session.speed in SPEEDS and self.speed.currentIndex() != SPEEDS.index(self._session.speed):
+            self.speed.setCurrentIndex(SPEEDS.index(self._session.speed))
+        self._show_play()
+        self._keep_pace()
+
+    def minimumSizeHint(self) -> QSize:
+        """A narrow window keeps the buttons and the slider."""
+        return QSize(_NARROWEST, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        for part, width in self._needs.items():
+            part.setVisible(self.width() >= width)
+
+    @property
+    def _is_away(self) -> bool:
+        return self._session.paused or self._session.is_file
+
+    def _on_status(self) -> None:
+        """At the live end the time alone moves: once a second will do."""
+        second = self._session.cursor_ns // 1_000_000_000
+        if self._is_away or second != self._told_s:
+            self._told_s = second
+            self.refresh()
+
+    def _keep_pace(self) -> None:
+        """Look often while time moves at a pace of its own, and not else: an idle window costs nothing."""
+        moves = self._is_away and self._session.is_playing and self.isVisible()
+        if moves and not self._clock.isActive():
+            self._clock.start()
+        elif not moves:
+            self._clock.stop()
+
+    def _show_play(self) -> None:
+        is_playing = self._session.is_playing
+        if is_playing is not self._is_shown_playing:
+            self._is_shown_playing = is_playing
+            self._play.setIcon(icon("pause" if is_playing else "play", self._theme.text, self._theme.border))
+            self._play.setText("Pause" if is_playing else "Play")
             self._play.setToolTip(f"{self._play.text()} (Space)")
 
-    def _show_time(self, seconds: float) -> None:
-        duration = self._player.duration
-        self.time.setText(f"{time_text(seconds, duration)} / {time_text(duration, duration)}")
+    def _show_time(self, seconds: float, first_s: float, last_s: float) -> None:
+        origin_ns = self._session.origin_ns or 0
+        length_s = last_s - first_s
+        position = f"{time_text(seconds - first_s, length_s)} / {time_text(length_s, length_s)}"
+        self._set(self.time, position)
+        self._set(self.wall, wall_text(origin_ns + round(seconds * 1e9)))
+
+    @staticmethod
+    def _set(label: PlainLabel, text: str) -> None:
+        if label.text() != text:
+            label.setText(text)
+
+    def _tell_time(self, seconds: float) -> None:
+        origin_ns = self._session.origin_ns
+        if origin_ns is not None:
+            at = self.slider.mapToGlobal(QPoint(round(self.slider.mapFromGlobal(self.cursor().pos()).x()), -34))
+            QToolTip.showText(at, wall_text(origin_ns + round(seconds * 1e9)), self.slider)
+
+    def _go(self) -> None:
+        origin_ns = self._session.origin_ns
+        if origin_ns is not None:
+            self._session.go_to(origin_ns + round(self.slider.seconds * 1e9))
 
     def _on_slider(self) -> None:
-        """By the mouse or a key. While it is dragged the states alone will do, they come sooner."""
-        self._player.seek(self.slider.seconds, with_past=not self.slider.isSliderDown())
+        """By the mouse or a key."""
+        if self.slider.isSliderDown() and not self._session.is_file and self._is_at_end:
+            return  # live it is when it is let go
+        self._go()
+        self.refresh()
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self.slider.value() >= self.slider.maximum()
 
     def _on_press(self) -> None:
         """As long as it is held it stands still where the person puts it."""
-        self._goes_on = self._player.is_playing
-        self._player.pause()
+        self._goes_on = self._is_away and self._session.is_playing
+        self._session.pause()
 
     def _on_release(self) -> None:
-        self._player.seek(self.slider.seconds)
-        if self._goes_on and self.slider.value() < self.slider.maximum():  # from the end it would begin again
-            self._player.play()
+        self._go()
+        if self._goes_on and not self._is_at_end:
+            self._session.play()
+        self.refresh()
 
-    def _build(self, buttons: tuple[QAction, QAction, QAction]) -> None:
+    def _build(self, buttons: tuple[QAction, ...]) -> None:
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 4, 12, 4)
         row.setSpacing(4)
@@ -152,11 +243,15 @@ class PlaybackBar(QFrame):
         row.addSpacing(6)
         row.addWidget(self.slider, 1)
         row.addSpacing(8)
-        row.addWidget(self.time)
-        row.addSpacing(8)
-        longest = time_text(self._player.duration, self._player.duration)
-        self.time.setMinimumWidth(self.time.fontMetrics().horizontalAdvance(f"{longest} / {longest}") + 4)
-        self.time.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        widths = {self.wall: "00:00:00", self.time: "00:00.0 / 00:00.0"}
+        for label, longest in widths.items():
+            label.setMinimumWidth(label.fontMetrics().horizontalAdvance(longest) + 8)
+            label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+            row.addWidget(label)
+            row.addSpacing(6)
+        self.wall.setProperty("look", "muted")
+        self.wall.setToolTip("When what is shown was")
+        self.time.setToolTip("Where what is shown is on the timeline, and how long that is")
         self.speed.addItems([speed_text(speed) for speed in SPEEDS])
         self.speed.setAccessibleName("Speed")
         self.speed.setToolTip("How fast it is played: slower with [, faster with ]")

@@ -7,7 +7,8 @@ epoch it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, get_args
 
 import msgspec
@@ -16,6 +17,8 @@ import numpy.typing as npt
 
 from kvscope_telemetry.messages.telemetry import Event, EventKind
 
+_CLEARS: Final = itertools.count(1)
+"""Of all logs together: who followed one of them sees that it follows another."""
 _CODES: Final[dict[str, int]] = {kind: code for code, kind in enumerate(get_args(EventKind))}
 
 
@@ -40,7 +43,8 @@ class EventLog:
     def __init__(self, max_events: int) -> None:
         self.last_serial = 0
         self.num_clears = 0
-        self._max_events = max_events
+        """Another number after each `clear`."""
+        self.max_events = self._max_events = max_events
         self._events: list[LoggedEvent] = []
         """Slot `(serial - 1) % max_events`; shorter until the ring is full."""
         self._time_ns = np.zeros(max_events, np.int64)
@@ -58,8 +62,24 @@ class EventLog:
     def clear(self) -> None:
         """Forget all: serials count from 1 again."""
         self.last_serial = 0
-        self.num_clears += 1
+        self.num_clears = next(_CLEARS)
         self._events.clear()
+
+    def put_before(self, past: Sequence[tuple[int, int, Event]], num_replaced: int) -> None:
+        """Put times, epochs and events, oldest first, in the place of the first `num_replaced` that there were."""
+        own = [(entry.time_ns, entry.epoch, entry.event) for entry in self.since(num_replaced)]
+        if not past and not num_replaced:
+            return
+        self.clear()
+        for time_ns, epoch, event in (*past, *own)[-self._max_events :]:
+            self.last_serial += 1
+            self._events.append(LoggedEvent(self.last_serial, time_ns, epoch, event))
+        numbers = np.arange(len(self._events))
+        self._time_ns[numbers] = [entry.time_ns for entry in self._events]
+        self._kind[numbers] = [_CODES[entry.event.kind] for entry in self._events]
+        self._epoch[numbers] = [entry.epoch for entry in self._events]
+        self._numbers[0, numbers] = [entry.event.number for entry in self._events]
+        self._numbers[1, numbers] = [entry.event.other for entry in self._events]
 
     def extend(self, events: Iterable[Event], epoch: int, offset_ns: int) -> None:
         """Append events whose clock is `offset_ns` behind this machine's."""

@@ -111,6 +111,10 @@ class History:
         self._offset_ns: int | None = None
         self._last_heard_ns = 0
         self._totals: dict[str, int] = {}
+        self.began_ns: int | None = None
+        """Where it began anew (`begin`): what was before that it did not see itself."""
+        self.num_past_events = 0
+        """Events in the log from before that."""
         self.known: set[str] = set()
         """Of what not every source has (`SAMPLE_GAUGES`, `run_ns`), what was told at least once."""
 
@@ -146,6 +150,28 @@ class History:
         self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
         self._add_samples(update.samples, now_ns // BIN_NS)
         self.memory = update.memory or self.memory
+
+    def begin(self, update: Update, mirror: BlockCounts, now_ns: int) -> None:
+        """Begin anew with the state at `now_ns`, which `update` tells and the mirror has. Of what led there nothing is
+        counted: `past.fill_past` knows it."""
+        self.clear()
+        self.began_ns = now_ns
+        self._follow_epoch(update, mirror)
+        self._follow_clock(update, now_ns)
+        counters = update.counters or (update.snapshot.counters if update.snapshot else None)
+        bin_number = now_ns // BIN_NS
+        self.ring.advance(bin_number, carry=False)
+        self._last_heard_ns = now_ns
+        self._add_blocks(mirror, bin_number)
+        if counters is not None:
+            self._totals = {name: getattr(counters, name) for name in _TOTALS}
+            self.ring.put_one(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
+        if update.snapshot:
+            self.request_times.skip(update.snapshot.requests)
+        for rows in update.requests:
+            self.request_times.skip(rows)
+        self._add_samples(update.samples, bin_number)
+        self.memory = update.memory
 
     def window(self, seconds: float, now_ns: int | None = None, names: Iterable[str] | None = None) -> HistoryWindow:
         """The last `seconds`, up to now: all columns, or `names`."""

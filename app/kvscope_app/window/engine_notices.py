@@ -33,11 +33,12 @@ class EngineNotices(QObject):
         session.updated.connect(self._on_update)
         session.status_changed.connect(self._on_status)
         session.replies.connect(self._on_replies)
+        session.noticed.connect(lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
         if keeper is not None:
             keeper.ended.connect(self.engine_ended)
             keeper.started.connect(self._engine_started)
         else:
-            doing = "Connecting" if session.player is None else "Opening the recording"
+            doing = "Connecting" if not session.is_file else "Opening the recording"
             window.welcome.show_waiting(doing, session.source.name)
 
     def forget(self) -> None:

@@ -29,7 +29,7 @@ from kvscope_app.window.window_actions import add_actions, build_menus
 from kvscope_app.window.window_body import WindowBody
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.recorded import Recorded
 
 
 class MainWindow(WindowBody):
@@ -45,7 +45,7 @@ class MainWindow(WindowBody):
         settings: QSettings,
         keeper: EngineKeeper | None = None,
         attach: Callable[[str, Path | None], None] | None = None,
-        open_recording: Callable[[Recording], object] | None = None,
+        open_recording: Callable[[Recorded], object] | None = None,
         slot: int = 1,
     ) -> None:
         """`attach` opens another window on an endpoint with a key, `open_recording` one on a recording.
@@ -57,7 +57,7 @@ class MainWindow(WindowBody):
         self.slot = slot
         self.last_words = ""
         """What a person must read though the window is gone, once it is `closing`."""
-        self._settings = settings
+        self._settings = self.settings = settings
         self._unloaded = list(DOCKS)
         self.notices = EngineNotices(self, keeper)
         self.actions_by_name = Actions(self)
@@ -102,19 +102,16 @@ class MainWindow(WindowBody):
 
     def _build_corner(self) -> Corner:
         actions = self.actions_by_name
-        is_live = self.session.player is None
-        names = ("pause" if is_live else "play", "palette", "theme_toggle", "shortcuts")
-        live = actions["go_live"] if is_live else None
+        names = ("play", "palette", "theme_toggle", "shortcuts")
+        live = None if self.session.is_file else actions["to_end"]
         corner = Corner(self.session, live, [actions[name] for name in names], self)
         self.menuBar().setCornerWidget(corner, Qt.Corner.TopRightCorner)
         return corner
 
-    def _build_playback(self) -> PlaybackBar | None:
-        """Under the page map, where a recording is played."""
-        player, actions = self.session.player, self.actions_by_name
-        if player is None:
-            return None
-        bar = PlaybackBar(self.session, player, (actions["to_start"], actions["play"], actions["to_end"]))
+    def _build_playback(self) -> PlaybackBar:
+        """Under the page map."""
+        names = ("to_start", "frame_back", "play", "frame_forward", "to_end")
+        bar = PlaybackBar(self.session, tuple(self.actions_by_name[name] for name in names))
         self._body.addWidget(bar)
         return bar
 
@@ -170,10 +167,8 @@ class MainWindow(WindowBody):
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
         self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
-        for part in (self._corner, self._status, self.banner, self.welcome):
+        for part in (self._corner, self._status, self.banner, self.welcome, self.playback):
             part.apply_theme(theme)
-        if self.playback is not None:
-            self.playback.apply_theme(theme)
         for dock in self.docks.values():
             dock.apply_theme(theme)
         for view in self.views.values():

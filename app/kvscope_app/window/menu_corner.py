@@ -27,7 +27,7 @@ class Corner(QWidget):
         row.setContentsMargins(0, 0, 8, 0)
         row.setSpacing(2)
         # The menu bar does not follow a corner that grows: room for the widest state is kept.
-        self._state.setFixedWidth(self.fontMetrics().horizontalAdvance("PAUSED  +8888.8 s  ") + 24)
+        self._state.setFixedWidth(self.fontMetrics().horizontalAdvance("PLAYING  88:88 behind  ") + 24)
         self._state.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self._live = QPushButton("Go live")
         if live is not None:
@@ -54,12 +54,13 @@ class Corner(QWidget):
     def refresh(self) -> None:
         """Show how far behind the present the window is."""
         if self._session.paused:
-            self._show(f"PAUSED  +{self._session.behind_seconds:.1f} s", self._theme.warn)
+            word = "PLAYING" if self._session.is_playing else "PAUSED"
+            self._show(f"{word}  {_behind(self._session.behind_seconds)}", self._theme.warn)
         elif self._session.status.state is SourceState.LIVE:
             self._show("LIVE", self._theme.good)
         elif self._session.status.state is SourceState.PAUSED:
             self._show("ENGINE PAUSED", self._theme.warn)
-        elif self._session.player is not None:
+        elif self._session.is_file:
             self._show("PLAYBACK", self._theme.accent)
         else:
             self._show("", self._theme.muted)
@@ -78,6 +79,10 @@ class Corner(QWidget):
         if color != self._color:
             self._color = color
             self._state.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
+
+
+def _behind(seconds: float) -> str:
+    return f"{seconds:.1f} s behind" if seconds < 100 else f"{seconds // 60:.0f}:{seconds % 60:02.0f} behind"
 
 
 def _button(action: QAction) -> QToolButton:

@@ -42,9 +42,10 @@ class Refresher(QObject):
         self._soon.timeout.connect(self._refresh_fast)
         self._later = QTimer(self, singleShot=True, interval=_TURN_MS)
         self._later.timeout.connect(self.run)
-        session.updated.connect(self._on_update)
+        session.shown.connect(self._on_update)
         session.selection_changed.connect(self.touch_all)
         session.paused_changed.connect(self.touch_all)
+        session.cursor_changed.connect(self.touch_all)
 
     def add(self, view: View) -> None:
         """Refresh this view from now on."""
@@ -75,7 +76,7 @@ class Refresher(QObject):
         self._schedule()
 
     def _on_update(self, update: Update | None) -> None:
-        if not self._session.paused and self._is_worth_it(update):
+        if self._is_worth_it(update):
             self._dirty.update(self._last_ns)
             self._soon.start()  # in a turn of its own: taking the update in was one
 

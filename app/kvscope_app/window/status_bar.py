@@ -40,6 +40,8 @@ _COLORS: Final = {
     SourceState.PLAYBACK: "accent",
 }
 _TIPS: Final = {
+    "recording": "Recorded so far: Time ▸ Stop recording ends it",
+    "course": "The charts of this recording are computed once: it has no summaries of its own",
     "state": "Connection to the engine",
     "role": "You see this engine; prompts, control and the texts of blocks are for operators",
     "model": "Model, number format and device",
@@ -98,6 +100,9 @@ class StatusBar(QStatusBar):
     def refresh(self) -> None:
         """Show how things stand."""
         status, mirror = self._session.status, self._session.live_mirror
+        self._show_recording()
+        share = self._session.course_share
+        self._set("course", "" if share is None else f"Reading its course {percent(share, 0)}")
         self._dot.set_color(self._theme.color(_COLORS[status.state]))
         reason = _reason(status)
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
@@ -107,7 +112,7 @@ class StatusBar(QStatusBar):
         is_told = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
         self._set("device", self._device() if is_told else "")
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
-        if self._session.player is not None:
+        if self._session.is_file and self._session.player is not None:
             note = self._session.player.note
             self._labels["frames"].setToolTip(self._session.player.note_detail or "Frames of the recording")
             self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
@@ -122,6 +127,13 @@ class StatusBar(QStatusBar):
         self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
         self._set("display", f"{self._display_rate()} updates/s")
 
+    def _show_recording(self) -> None:
+        recorder = self._session.recorder
+        text = "" if recorder is None else recorder.text
+        self._set("recording", f"● {text}" if text else "")
+        if text:
+            self._labels["recording"].setStyleSheet(f"color: {self._theme.bad}; font-weight: 600;")
+
     def _build(self) -> None:
         self.setSizeGripEnabled(False)
         left = QWidget()
@@ -133,7 +145,7 @@ class StatusBar(QStatusBar):
         self.addWidget(left)
         self.addWidget(self._labels["role"])
         self.addWidget(self._labels["model"])
-        for name in ("device", "rate", "frames", "latency", "display"):
+        for name in ("recording", "course", "device", "rate", "frames", "latency", "display"):
             self.addPermanentWidget(self._labels[name])
 
     def _color_frames(self, name: str) -> None:
@@ -164,7 +176,7 @@ class StatusBar(QStatusBar):
         return f"{rate:,.0f} steps/s" if rate >= 10 or rate == 0 else f"{rate:.1f} steps/s"
 
     def _device(self) -> str:
-        samples, hello = self._session.history.samples, self._session.live_mirror.hello
+        samples, hello = self._session.live_history.samples, self._session.live_mirror.hello
         return device_text(samples[-1], hello.device.kind) if samples and hello is not None else ""
 
     def _display_rate(self) -> int:

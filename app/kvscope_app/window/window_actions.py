@@ -9,7 +9,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu
 
 from kvscope_app.look.theme_keeper import CHOICES
-from kvscope_app.playback.playback_actions import PLAYBACK, playback_actions
+from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.attach_sheet import AttachSheet
@@ -17,6 +17,7 @@ from kvscope_app.window.command_palette import CommandPalette
 from kvscope_app.window.help_sheets import about_sheet, shortcut_sheet
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.open_file import ask_file
+from kvscope_app.window.recording_actions import recording_actions
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.messages.commands import Control
 
@@ -26,17 +27,31 @@ MAP: Final = "Page map"
 PANELS: Final = "Panels"
 THEME: Final = "Theme"
 HELP: Final = "Help"
+EVENTS: Final = "Which events"
+_NOTICE_MS: Final = 6000
 PAUSE_LEASE_S: Final = 5.0
 """An engine that was told to hold goes on when this window was not heard of for so long."""
+_NEED_A_PAST: Final = (
+    "to_start",
+    "back",
+    "forward",
+    "back_little",
+    "forward_little",
+    "frame_back",
+    "frame_forward",
+    "event_before",
+    "event_next",
+    "slower",
+    "faster",
+)
 FOR_OPERATORS: Final = "You are a viewer at this engine: this is for operators"
 
 
 def add_actions(window: WindowBody, actions: Actions) -> None:
     """Everything a person can do in `window`."""
-    player = window.session.player
-    for spec in playback_actions(player) if player is not None else ():
-        actions.add(spec)
-    for spec in (*_engine(window), *_view(window), *_map(window), *_panels(window), *_theme(window)):
+    jumps = EventJumps(window.session, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
+    time = (*playback_actions(window.session, jumps), *event_kind_actions(jumps, EVENTS), *recording_actions(window))
+    for spec in (*time, *_engine(window), *_view(window), *_map(window), *_panels(window), *_theme(window)):
         actions.add(spec)
     _add_dock_toggles(window, actions)
     for spec in _help(window):
@@ -48,8 +63,9 @@ def build_menus(window: WindowBody, actions: Actions) -> None:
     """Menus in the order of the groups."""
     bar = window.menuBar()
     _fill(bar.addMenu("&Engine"), actions, ENGINE)
-    if window.session.player is not None:
-        _fill(bar.addMenu("&Playback"), actions, PLAYBACK)
+    time = bar.addMenu("&Time")
+    _fill(time, actions, TIME)
+    _fill(time.addMenu(EVENTS), actions, EVENTS)
     view = bar.addMenu("&View")
     _fill(view, actions, VIEW)
     for group in (MAP, PANELS, THEME):
@@ -83,31 +99,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
 
 def _view(window: WindowBody) -> list[ActionSpec]:
     session = window.session
-    live = [
-        ActionSpec(
-            "pause",
-            "Pause",
-            VIEW,
-            session.set_paused,
-            ("Space",),
-            "pause",
-            checkable=True,
-            yields=True,
-            tip="Freeze what is shown; everything is still received",
-        ),
-        ActionSpec(
-            "go_live",
-            "Go live",
-            VIEW,
-            partial(session.set_paused, False),
-            ("End",),
-            "live",
-            yields=True,
-            tip="Show the present again",
-        ),
-    ]
     return [
-        *(live if session.player is None else []),
         ActionSpec("clear", "Clear selection", VIEW, partial(session.select_request, None), ("Esc",)),
         ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
     ]
@@ -181,22 +173,32 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
     """Check marks follow the state, whoever changed it."""
     session = window.session
 
-    def paused() -> None:
-        actions["pause"].setChecked(session.paused)
-        actions["go_live"].setEnabled(session.paused)
+    def moved() -> None:
+        has_more = session.timeline_range_ns is not None
+        for name in _NEED_A_PAST:
+            if actions[name].isEnabled() != has_more:
+                actions[name].setEnabled(has_more)
+        if not session.is_file:
+            actions["to_end"].setEnabled(session.paused)
 
-    if session.player is None:
-        session.paused_changed.connect(paused)
-        window.closing.connect(lambda _: session.paused_changed.disconnect(paused))
-        paused()
+    for signal in (session.paused_changed, session.status_changed):
+        signal.connect(moved)
+    moved()
+    actions["events_preempted"].setChecked(True)
 
     def role() -> None:
         for name in ("hold", "resume", "reset_cache"):
             actions[name].setEnabled(session.may_operate)
             actions[name].setToolTip(FOR_OPERATORS if session.is_viewer else "")
 
+    def forget(_: object) -> None:
+        """The session may outlive the actions."""
+        session.paused_changed.disconnect(moved)
+        session.status_changed.disconnect(moved)
+        session.status_changed.disconnect(role)
+
     session.status_changed.connect(role)
-    window.closing.connect(lambda _: session.status_changed.disconnect(role))  # the session may outlive the actions
+    window.closing.connect(forget)
     role()
     window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
     actions["flash"].setChecked(True)

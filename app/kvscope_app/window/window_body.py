@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSettings, Qt, Signal
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.look.model_name import model_name
@@ -28,7 +28,7 @@ from kvscope_app.window.refresher import Refresher
 from kvscope_app.window.welcome import Welcome
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.recorded import Recorded
 
 
 class Notices(Protocol):
@@ -51,6 +51,7 @@ class WindowBody(QMainWindow):
     """The window itself, for the last time."""
     notices: Notices
     actions_by_name: Actions
+    settings: QSettings
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class WindowBody(QMainWindow):
         themes: ThemeKeeper,
         keeper: EngineKeeper | None,
         attach: Callable[[str, Path | None], None] | None,
-        open_recording: Callable[[Recording], object] | None,
+        open_recording: Callable[[Recorded], object] | None,
     ) -> None:
         super().__init__()
         self.session = session
@@ -124,6 +125,6 @@ class WindowBody(QMainWindow):
     def _title(self) -> str:
         name = model_name(self.session.live_mirror.hello)
         where = "" if self.keeper is not None else f" at {self.session.source.name}"
-        if self.session.player is not None:
+        if self.session.is_file:
             where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"

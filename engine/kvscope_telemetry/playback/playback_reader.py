@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from kvscope_telemetry.messages.telemetry import MemoryBreakdown, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.playback.playback_spans import Span, Spans
 from kvscope_telemetry.recorded import Recorded
 
 PAST_NS: Final = 60_000_000_000
 """How much of what was before a jump is read along, so that curves have a past."""
 _LOOK_EVERY: Final = 64
+_LOOK_BACK_NS: Final = 250_000_000
+"""How far back a frame is looked for first."""
 
 
 class PlaybackReader:
@@ -62,6 +64,32 @@ class PlaybackReader:
         self._read(until_ns, lambda: True)
         self._spans.pass_time(until_ns)
         return self._spans.take()
+
+    def frame_near(self, at_ns: int, num_frames: int) -> int:
+        """When the frame was that comes `num_frames` after what is shown at `at_ns`, or before it with a negative
+        number; the last, or the first, where there are not as many."""
+        if num_frames >= 0:
+            found = at_ns
+            for when_ns in self._frame_times(at_ns, None):
+                if when_ns > at_ns:
+                    found, num_frames = when_ns, num_frames - 1
+                if num_frames <= 0:
+                    break
+            return found
+        back_ns = _LOOK_BACK_NS
+        while True:
+            times = [when_ns for when_ns in self._frame_times(at_ns - back_ns, at_ns) if when_ns <= at_ns]
+            if len(times) > -num_frames:
+                return times[num_frames - 1]
+            if back_ns > at_ns:
+                return times[0] if times else 0
+            back_ns *= 4
+
+    def _frame_times(self, from_ns: int, until_ns: int | None) -> Iterator[int]:
+        until_s = None if until_ns is None else until_ns / 1e9
+        for at_s, message in self._recording.messages(max(0, from_ns) / 1e9, until_s):
+            if isinstance(message, Frame):
+                yield round(at_s * 1e9)
 
     def grow(self) -> bool:
         """Look for what was written since; whether there is more, or less."""

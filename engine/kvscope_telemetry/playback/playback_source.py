@@ -51,6 +51,7 @@ class PlaybackSource:
         self._position_ns = 0  # up to where everything is in `_spans`, or was taken
         self._taken_ns = 0
         self._wanted: tuple[int, bool] | None = (0, True)  # a seek that was not done: where to, with its past
+        self._num_steps = 0  # frames to go on, or back
         self._is_refused = False
         self._is_closing = False
         self._failure = ""
@@ -122,7 +123,7 @@ class PlaybackSource:
     def is_seeking(self) -> bool:
         """Whether a seek is not done yet: what there is to take is not yet of the position."""
         with self._changed:
-            return self._wanted is not None
+            return self._wanted is not None or self._num_steps != 0
 
     @property
     def is_at_end(self) -> bool:
@@ -161,8 +162,16 @@ class PlaybackSource:
         """
         wanted_ns = max(0, min(round(seconds * 1e9), self._duration_ns))
         with self._changed:
+            self._num_steps = 0
             self._wanted = (wanted_ns, with_past)
             self._spans.clear()
+            self._changed.notify_all()
+
+    def step(self, num_frames: int) -> None:
+        """Stand still `num_frames` further than now, or back with a negative number; steps that wait add up."""
+        with self._changed:
+            self._clock.pause()
+            self._num_steps += num_frames
             self._changed.notify_all()
 
     def resync(self) -> None:
@@ -216,20 +225,22 @@ class PlaybackSource:
                 wanted = self._wanted
                 if wanted is not None:
                     self._jump(wanted)
+                elif self._num_steps:
+                    self._step()
                 else:
                     self._go_on()
         except Exception as error:  # told in the status: a source that died silently looks like a quiet one
             words = str(error) if isinstance(error, BadInput) else f"the file cannot be read: {_why(error)}"
             with self._changed:
                 self._failure = words[:300]
-                self._wanted = None
+                self._wanted, self._num_steps = None, 0
                 self._clock.pause()
                 self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
         """Until there is something to do; False when it is over."""
         with self._changed:
-            if self._wanted is None and not self._is_closing:
+            if self._wanted is None and not self._num_steps and not self._is_closing:
                 pause_s = GROW_S if self._clock.waits_at_end else None
                 self._changed.wait(TICK_S if self._clock.is_playing else pause_s)
             return not self._is_closing
@@ -247,6 +258,17 @@ class PlaybackSource:
                 self._duration_ns = self._clock.duration_ns = round(self.recording.info.duration_s * 1e9)
                 self._clock.waits_at_end = self.recording.may_grow
                 self._changed.notify_all()
+
+    def _step(self) -> None:
+        with self._changed:
+            num_frames, at_ns = self._num_steps, self._position_ns
+        to_ns = self._reader.frame_near(at_ns, num_frames)
+        with self._changed:
+            self._num_steps -= num_frames
+            if self._wanted is None and to_ns != at_ns:
+                self._wanted = (to_ns, False)
+                self._spans.clear()
+            self._changed.notify_all()
 
     def _jump(self, wanted: tuple[int, bool]) -> None:
         def is_wanted() -> bool:

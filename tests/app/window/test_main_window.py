@@ -104,7 +104,7 @@ def test_space_pauses_and_end_goes_live(session, make_window, qtbot):
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
     assert session.paused
     assert "PAUSED" in window._corner._state.text()
-    assert window.actions_by_name["go_live"].isEnabled()
+    assert window.actions_by_name["to_end"].isEnabled()
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_End)
     assert not session.paused
     assert window._corner._state.text() == "LIVE"

@@ -168,7 +168,7 @@ class PageMapView(View):
         column.addLayout(bottom)
 
     def _connect(self) -> None:
-        self.session.updated.connect(self._remember)
+        self.session.shown.connect(self._remember)
         self.session.selection_changed.connect(self._show_selection)
         self._modes.chosen.connect(lambda index: self.set_mode(MODES[index]))
         for button, slot in zip(self._buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
@@ -182,7 +182,7 @@ class PageMapView(View):
         if update.snapshot is not None:
             self._mirror = None
             self._pending.clear()
-        if update.block_ids.size and not self.session.paused:
+        if update.block_ids.size:
             self._pending.append(update.block_ids)
             self._moves.add(update)
 

@@ -160,7 +160,8 @@ class ThroughputView(View):
 
     def _on_status(self) -> None:
         """Without an engine nothing changes but the time: curves move on, and their values go."""
-        if not self.is_following or self.session.paused or not self.isVisible() or self.window().isMinimized():
+        stands_still = self.session.paused and self.session.player is None
+        if not self.is_following or stands_still or not self.isVisible() or self.window().isMinimized():
             return
         state, now_s = self.session.status.state, time.monotonic()
         silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)

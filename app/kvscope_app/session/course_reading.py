@@ -1,0 +1,87 @@
+"""The course of a recording, read by a thread of its own, and computed where the file has none.
+
+Owns the thread and a handle of its own on what was recorded: nobody else's reading waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Final
+
+from kvscope_app.session.background import Background
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.overview import Part, computed_part, missing_from, written_part
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import Summary
+
+_GROW_S: Final = 1.0
+_NUMBER: Final = 2_000
+"""Summaries that are added at a time: the GUI thread adds them."""
+
+
+class CourseReading:
+    """Begins at once; `take_into` until `is_over`."""
+
+    def __init__(self, recording: Recorded) -> None:
+        self._recording = recording
+        self._parts: deque[Part] = deque()
+        self._is_ending = threading.Event()
+        self.is_computing = False
+        """Whether it takes long: the file has no summaries of its own."""
+        self._work: Background[None] = Background(self._read, "kvscope-course")
+
+    @property
+    def share(self) -> float:
+        """What is done of what has to be computed, 0 to 1."""
+        return self._work.share
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self._work.is_over and not self._parts
+
+    def take_into(self, course: Course) -> bool:
+        """Add what was read; whether there was anything."""
+        if not self._parts:
+            return False
+        self._parts.popleft().into(course)
+        return True
+
+    def close(self) -> None:
+        """Give it up."""
+        self._is_ending.set()
+        self._work.cancel()
+        self._work.wait(2.0)
+
+    # The thread.
+
+    def _read(self, watch: Watch) -> None:
+        recording = type(self._recording).open(self._recording.path)  # type: ignore[attr-defined]
+        written = written_part(recording)
+        self._hand_over(written)
+        newest_ns = written.summaries[-1].time_ns if written.summaries else 0
+        from_ns = missing_from(recording, written)
+        if from_ns is not None and not recording.may_grow:
+            self.is_computing = True
+            self._hand_over(computed_part(recording, from_ns, watch))
+            self.is_computing = False
+        event_ns = written.events[-1].time_ns if written.events else 0
+        while recording.may_grow and not self._is_ending.wait(_GROW_S):
+            recording.grow()
+            part = Part()
+            for item in recording.glances(newest_ns):
+                if isinstance(item, Summary) and item.time_ns > newest_ns:
+                    newest_ns = item.time_ns
+                    part.summaries.append(item)
+                elif not isinstance(item, Summary) and item.time_ns > event_ns:
+                    part.events.append(item)
+            event_ns = max((event.time_ns for event in part.events), default=event_ns)
+            if part.summaries or part.events:
+                self._hand_over(part)
+
+    def _hand_over(self, part: Part) -> None:
+        for first in range(0, max(len(part.summaries), 1), _NUMBER):
+            events = part.events if first == 0 else []
+            self._parts.append(Part(part.summaries[first : first + _NUMBER], events))

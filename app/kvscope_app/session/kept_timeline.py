@@ -1,0 +1,122 @@
+"""What a live session keeps of itself: the ring on the disk, its course, and a recording that runs beside it.
+
+Owns both. Whoever is given everything that the source accepts is given it once (`Both`). Knows no Qt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kvscope_app.session.background import Background
+from kvscope_app.session.recorder import Recorder
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.sources.sink import Sink
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import Summary
+from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.save import save
+from kvscope_telemetry.timeline.tape import Tape
+
+_END_S: Final = 10.0
+"""The longest that the end of a session waits for its recording to be whole."""
+
+
+class Both:
+    """A sink that gives to two. What either of them lost is lost: a snapshot makes it good for both."""
+
+    def __init__(self, ring: Sink, recording: Sink) -> None:
+        self._ring = ring
+        self.recording: Sink | None = recording
+
+    @property
+    def failure(self) -> str:
+        """Of both; while one goes on there is none."""
+        recording = self.recording
+        return self._ring.failure and (recording.failure if recording is not None else self._ring.failure)
+
+    def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
+        """See `Sink`."""
+        taken = [each.write(message, data) for each in (self._ring, self.recording) if each and not each.failure]
+        return all(taken)
+
+
+class KeptTimeline:
+    """Begins with `ring`, which `set_sink` gives to the source; `close` ends both."""
+
+    def __init__(self, ring: Ring, set_sink: Callable[[Sink | None], None]) -> None:
+        self.ring = ring
+        self.recorder: Recorder | None = None
+        """The recording that runs beside it."""
+        self._set_sink = set_sink
+        self._both: Both | None = None
+        set_sink(ring)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing (more) is kept; empty while all is well."""
+        return self.ring.failure
+
+    @property
+    def range_ns(self) -> tuple[int, int] | None:
+        """What is there to go to, by the wall clock; None before there is anything."""
+        start_ns, end_ns = self.ring.start_ns, self.ring.end_ns
+        return None if start_ns is None or end_ns is None else (start_ns, end_ns)
+
+    def take_into(self, course: Course) -> bool:
+        """Add what was summarized since the last call; whether there was anything. What left the ring is forgotten."""
+        told = self.ring.take_course()
+        if not told:
+            return False
+        summaries = [item for item in told if isinstance(item, Summary)]
+        course.extend(summaries, (item for item in told if not isinstance(item, Summary)))
+        if self.ring.start_ns is not None:
+            course.forget_before(self.ring.start_ns)
+        return True
+
+    def open_tape(self) -> Background[Tape]:
+        """What the ring has now, to be read; it grows."""
+        return Background(self._tape, "kvscope-tape")
+
+    def save(self, path: Path, seconds: float) -> Background[bool]:
+        """Write the last `seconds` of the ring to `path`."""
+
+        def work(watch: Watch) -> bool:
+            tape = self._tape(watch)
+            return save(tape, path, max(tape.first_s, tape.info.duration_s - seconds), watch=watch)
+
+        return Background(work, "kvscope-save")
+
+    def start_recording(self, path: Path) -> None:
+        """Record to `path` from now on. Raises BadInput for one that will not do."""
+        self.recorder = Recorder(path)
+        self._both = Both(self.ring, self.recorder.writer)
+        self._set_sink(self._both)
+
+    def stop_recording(self) -> Background[Path] | None:
+        """No more; the file is ended by a thread. The ring goes on without a hole."""
+        recorder, self.recorder = self.recorder, None
+        if self._both is not None:
+            self._both.recording = None
+        if recorder is None:
+            return None
+
+        def end(_: Watch) -> Path:
+            recorder.writer.close()
+            return recorder.path
+
+        return Background(end, "kvscope-end")
+
+    def close(self) -> None:
+        """End a recording that still runs, whole, and delete the ring."""
+        self._set_sink(None)
+        ending = self.stop_recording()
+        if ending is not None:
+            ending.wait(_END_S)
+        self.ring.close()
+
+    def _tape(self, watch: Watch) -> Tape:
+        self.ring.flush()
+        return Tape.open(self.ring.folder, self.ring.origin_ns, watch)

@@ -1,0 +1,77 @@
+"""What a source can do besides giving updates, and which of it one does. Nothing else looks at what a source is."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from kvscope_telemetry.messages.commands import Command, Reply
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.source import Source
+
+
+@runtime_checkable
+class LiveLink(Protocol):
+    """The other end can be told and asked."""
+
+    def send(self, command: Command) -> None:
+        """Queue the command; never blocks."""
+
+    def take_replies(self) -> list[Reply]:
+        """Answers that came since the last call."""
+
+    def resync(self) -> None:
+        """What came could not be applied: ask for the whole state."""
+
+
+@runtime_checkable
+class Player(Protocol):
+    """Time is what the person makes of it, in seconds since a start that does not move."""
+
+    recording: Recorded
+    has_jumped: bool
+    """Whether the update taken last is the first after a seek."""
+
+    @property
+    def note(self) -> str:
+        """What is wrong with the file, empty when nothing is known to be."""
+
+    @property
+    def note_detail(self) -> str:
+        """The same at length, a line each."""
+
+    @property
+    def position(self) -> float: ...
+    @property
+    def duration(self) -> float: ...
+    @property
+    def now_ns(self) -> int:
+        """The position, on this machine's monotonic clock."""
+
+    @property
+    def taken_ns(self) -> int:
+        """The same of the update taken last."""
+
+    @property
+    def is_playing(self) -> bool: ...
+    @property
+    def is_at_end(self) -> bool: ...
+    @property
+    def speed(self) -> float: ...
+    def play(self) -> None: ...
+    def pause(self) -> None: ...
+    def seek(self, seconds: float, *, with_past: bool = True) -> None: ...
+    def step(self, num_frames: int) -> None:
+        """Stand still, so many frames further, or back."""
+
+    def set_speed(self, factor: float) -> None: ...
+    def resync(self) -> None: ...
+
+
+def link_of(source: Source) -> LiveLink | None:
+    """Where there is somebody to talk to."""
+    return source if isinstance(source, LiveLink) else None
+
+
+def player_of(source: Source) -> Player | None:
+    """Where time can be moved in."""
+    return source if isinstance(source, Player) else None

@@ -1,0 +1,61 @@
+"""The past of a moment that was jumped to: charts and events of the minutes before it, from the course.
+
+A second of the course is spread over the bins of the history, so that a jump costs the same whatever went before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.session.history import BIN_NS, FRAME_GAUGES, SAMPLE_GAUGES, SUMS, History
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+_BINS: Final = SECOND_NS // BIN_NS
+_GAUGES: Final[Mapping[str, str]] = {
+    **{name: name for name in (*FRAME_GAUGES, *SAMPLE_GAUGES)},
+    "blocks_active": "active_blocks",
+    "blocks_cached": "cached_blocks",
+    "blocks_free": "free_blocks",
+    "ttft_p50_s": "first_token_p50_s",
+    "ttft_p95_s": "first_token_p95_s",
+    "itl_p50_s": "inter_token_p50_s",
+    "itl_p95_s": "inter_token_p95_s",
+}
+"""Columns of the history that stand for a whole second, and what they are called in the course."""
+
+
+def fill_past(history: History, course: Course, start_ns: int) -> None:
+    """Write what was before `history` began (`History.begin`), and after `start_ns` by the wall clock, where the
+    timeline begins. May be done again when the course has grown."""
+    began_ns = history.began_ns
+    if began_ns is None:
+        return
+    wall_ns = history.wall_ns(0)
+    first_ns = max(began_ns - round(history.max_seconds * 1e9), start_ns - wall_ns)
+    _fill_events(history, course, first_ns + wall_ns, began_ns + wall_ns)
+    first, last = max(0, course.place_at(first_ns + wall_ns)), course.place_at(began_ns + wall_ns) + 1
+    if first >= last:
+        return
+    starts = (course.time_ns[first:last] - wall_ns) // BIN_NS
+    bins = (starts[:, None] + np.arange(_BINS)).ravel()
+    before = (bins < began_ns // BIN_NS) & (bins > first_ns // BIN_NS)
+    values = {name: course.column(name)[first:last] / _BINS for name in SUMS}
+    values |= {name: course.column(theirs)[first:last] for name, theirs in _GAUGES.items()}
+    history.ring.put(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
+    history.known |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
+    if values["run_ns"].any():
+        history.known.add("run_ns")
+
+
+def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) -> None:
+    wall_ns = history.wall_ns(0)
+    places = course.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
+    told = (course.events[place] for place in places)
+    history.events.put_before(
+        [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in told], history.num_past_events
+    )
+    history.num_past_events = len(places)

@@ -1,0 +1,83 @@
+"""Where live sessions keep their past, how much of it, and what crashed ones left there. Knows no window."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QSettings, QStandardPaths
+
+from kvscope_app.session.background import Background
+from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.timeline.left_rings import LeftRing
+    from kvscope_telemetry.timeline.ring import Ring
+
+MINUTES: Final = (1, 10, 24 * 60)
+"""Least, usual and most."""
+MEGABYTES: Final = (16, 512, 65_536)
+_OLD_S: Final = 7 * 24 * 3600
+"""What a crashed session left goes when nobody asked for it for so long."""
+_numbers = itertools.count(1)
+
+
+def rings_folder() -> Path:
+    """In the user's cache folder; one folder a live session in it."""
+    cache = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericCacheLocation)
+    return Path(cache) / "kvscope" / "rings"
+
+
+def kept_bounds(settings: QSettings) -> tuple[int, int]:
+    """Minutes and megabytes that are kept at most."""
+    return _bounded(settings.value(KEPT_MINUTES), MINUTES), _bounded(settings.value(KEPT_MEGABYTES), MEGABYTES)
+
+
+def make_ring(settings: QSettings) -> Ring:
+    """The ring of a session that begins now. What is wrong with the folder is told in its `failure`."""
+    from kvscope_telemetry.errors import BadInput
+    from kvscope_telemetry.keys.private_files import make_private_folder
+    from kvscope_telemetry.timeline.ring import Ring
+
+    minutes, megabytes = kept_bounds(settings)
+    parent = rings_folder()
+    try:
+        make_private_folder(parent.parent, "cache folder")
+        make_private_folder(parent, "ring folder")
+    except BadInput:
+        pass  # the ring says the same of its own folder, or can be made all the same
+    folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
+    return Ring(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
+
+
+def find_left_rings() -> Background[list[LeftRing]]:
+    """Those of crashed sessions, the newest first; what is very old is deleted."""
+    parent = rings_folder()
+
+    def find(_: object) -> list[LeftRing]:
+        from kvscope_telemetry.errors import BadInput
+        from kvscope_telemetry.timeline.left_rings import left_rings
+
+        found = []
+        for ring in left_rings(parent):
+            if time.time() - ring.start_ns / 1e9 < _OLD_S:
+                found.append(ring)
+            else:
+                try:
+                    ring.discard()
+                except BadInput:  # somebody opened it
+                    continue
+        return found
+
+    return Background(find, "kvscope-left")
+
+
+def _bounded(value: object, accepted: tuple[int, int, int]) -> int:
+    least, usual, most = accepted
+    try:
+        return max(least, min(int(str(value)), most))
+    except ValueError:
+        return usual

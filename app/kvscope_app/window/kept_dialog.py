@@ -1,0 +1,62 @@
+"""Asks how much of the past a live session keeps on the disk; what is chosen holds at once and from then on."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QSpinBox, QVBoxLayout
+
+from kvscope_app.look.makers import label
+from kvscope_app.session.rings import MEGABYTES, MINUTES, kept_bounds, rings_folder
+from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES
+from kvscope_app.window.window_body import WindowBody
+
+
+class KeptDialog(QDialog):
+    """Of one window; its settings are those of all."""
+
+    def __init__(self, window: WindowBody) -> None:
+        super().__init__(window)
+        self._kept, self._settings = window.session.kept, window.settings
+        self.setWindowTitle("Timeline keeps")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        minutes, megabytes = kept_bounds(self._settings)
+        self.minutes = _number(minutes, MINUTES, " minutes", "Minutes to keep")
+        self.megabytes = _number(megabytes, MEGABYTES, " MB", "Megabytes to keep")
+        form = QFormLayout()
+        form.addRow("The last", self.minutes)
+        form.addRow("but at most", self.megabytes)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.setSpacing(12)
+        column.addLayout(form)
+        column.addWidget(label(self._facts(), "muted", wraps=True))
+        column.addWidget(buttons)
+
+    def accept(self) -> None:
+        """Keep so much from now on."""
+        minutes, megabytes = self.minutes.value(), self.megabytes.value()
+        self._settings.setValue(KEPT_MINUTES, minutes)
+        self._settings.setValue(KEPT_MEGABYTES, megabytes)
+        if self._kept is not None:
+            self._kept.ring.set_bounds(max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
+        super().accept()
+
+    def _facts(self) -> str:
+        where = f"It lies in {rings_folder()}, readable by you alone, and is deleted when the window is closed."
+        if self._kept is None:
+            return where
+        around = self._kept.range_ns
+        seconds = 0 if around is None else (around[1] - around[0]) / 1e9
+        now = f"Now: {seconds / 60:.1f} minutes, {self._kept.ring.num_bytes / 1e6:.1f} MB."
+        return f"{now} {self._kept.failure or where}"
+
+
+def _number(value: int, accepted: tuple[int, int, int], suffix: str, name: str) -> QSpinBox:
+    box = QSpinBox()
+    box.setRange(accepted[0], accepted[2])
+    box.setValue(value)
+    box.setSuffix(suffix)
+    box.setAccessibleName(name)
+    return box

@@ -1,0 +1,106 @@
+"""Offers, once, what sessions that crashed had kept: in the banner of the first window that shows something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QObject, QTimer
+
+from kvscope_app.look.number_text import plural
+from kvscope_app.session.background import Background
+from kvscope_app.session.rings import find_left_rings
+from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recorded import Recorded
+    from kvscope_telemetry.timeline.left_rings import LeftRing
+    from kvscope_telemetry.timeline.tape import Tape
+
+_LOOK_MS: Final = 500
+_BEGIN_MS: Final = 1500
+"""After the start, which has better things to do."""
+
+
+class LeftRings(QObject):
+    """Looks with a thread of its own, offers, and is of no more use."""
+
+    def __init__(
+        self, parent: QObject, windows: Callable[[], Sequence[WindowBody]], show: Callable[[Recorded], object]
+    ) -> None:
+        super().__init__(parent)
+        self._windows, self._show = windows, show
+        self._finding: Background[list[LeftRing]] | None = None
+        self._opening: Background[Tape] | None = None
+        self._window: WindowBody | None = None
+        self._clock = QTimer(self, interval=_LOOK_MS)
+        self._clock.timeout.connect(self._look)
+        QTimer.singleShot(_BEGIN_MS, self, self.begin)
+
+    def begin(self) -> None:
+        """Look for them."""
+        if self._finding is None:
+            self._finding = find_left_rings()
+            self._clock.start()
+
+    def _look(self) -> None:
+        if self._opening is not None:
+            self._look_at_opening(self._opening)
+        elif self._finding is not None and self._finding.is_over:
+            rings = self._finding.made or []
+            if not rings:
+                self._clock.stop()
+            else:
+                self._offer(rings)
+
+    def _offer(self, rings: list[LeftRing]) -> None:
+        """As soon as a window shows something and its banner is free: a banner that begins with the engine's is gone
+        with it."""
+        window = next((w for w in self._windows() if w.session.live_mirror.hello is not None), None)
+        if window is None or window.banner.isVisible():
+            return
+        self._clock.stop()
+        self._window = window
+        ring, more = rings[0], len(rings) - 1
+        when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
+        others = f" There {'is' if more == 1 else 'are'} {plural(more, 'older one')} besides." if more else ""
+        window.banner.tell(
+            "A session that ended unexpectedly can be looked at again",
+            f"{ring.model}, {ring.seconds / 60:.1f} minutes from {when}, {ring.num_bytes / 1e6:.0f} MB.{others}",
+            (("Open", lambda: self._open(ring)), ("Discard all" if more else "Discard", lambda: self._discard(rings))),
+        )
+
+    def _open(self, ring: LeftRing) -> None:
+        from kvscope_telemetry.timeline.tape import Tape
+
+        self._hide()
+        self._opening = Background(lambda watch: Tape.open(ring.folder, None, watch), "kvscope-open")
+        self._clock.start()
+
+    def _look_at_opening(self, opening: Background[Tape]) -> None:
+        if not opening.is_over:
+            return
+        self._clock.stop()
+        self._opening = None
+        if opening.made is not None:
+            self._show(opening.made)
+        elif self._window in self._windows() and self._window is not None:
+            self._window.banner.tell("What was left cannot be opened", opening.failure)
+
+    def _discard(self, rings: list[LeftRing]) -> None:
+        self._hide()
+
+        def discard(_: object) -> None:
+            for ring in rings:
+                try:
+                    ring.discard()
+                except BadInput:  # somebody holds it now
+                    continue
+
+        Background(discard, "kvscope-discard")
+
+    def _hide(self) -> None:
+        if self._window is not None:
+            self._window.banner.hide()

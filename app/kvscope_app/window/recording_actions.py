@@ -1,0 +1,171 @@
+"""Keeping what a live session shows: its last minutes, all from now on, and how much of the past is kept at all."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from PySide6.QtCore import QObject, QStandardPaths, Qt, QTimer
+from PySide6.QtWidgets import QFileDialog, QInputDialog, QProgressDialog
+
+from kvscope_app.look.model_name import model_name
+from kvscope_app.playback.playback_actions import TIME
+from kvscope_app.session.background import Background
+from kvscope_app.window.actions import ActionSpec
+from kvscope_app.window.kept_dialog import KeptDialog
+from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.errors import BadInput
+
+_FILES: Final = "Recordings (*.mcap)"
+_LOOK_MS: Final = 50
+_PATIENCE_MS: Final = 500
+_NOTICE_MS: Final = 8000
+_STEPS: Final = 1000
+
+
+def recording_actions(window: WindowBody) -> list[ActionSpec]:
+    """None in a window on a file: that is recorded already."""
+    if window.session.is_file:
+        return []
+    return [
+        ActionSpec("keep_last", "Keep the last minutes…", TIME, partial(ask_minutes, window), ("Ctrl+S",)),
+        ActionSpec("record", "Record from now on…", TIME, partial(ask_recording, window), ("Ctrl+R",)),
+        ActionSpec("stop_recording", "Stop recording", TIME, partial(stop_recording, window)),
+        ActionSpec("kept_bounds", "Timeline keeps…", TIME, partial(_ask_bounds, window)),
+    ]
+
+
+def free_path(window: WindowBody) -> Path:
+    """A name that is not taken, of the model and the time, where the person's documents are."""
+    folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation))
+    model = re.sub(r"[^\w.-]+", "-", model_name(window.session.live_mirror.hello)).strip("-") or "kvscope"
+    stem = f"{model}-{time.strftime('%Y%m%d-%H%M')}"
+    names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1000)))
+    paths = (folder / name for name in names)
+    return next(
+        (path for path in paths if not path.exists() and not path.with_name(path.name + ".part").exists()), folder
+    )
+
+
+def ask_minutes(window: WindowBody) -> None:
+    """How many, then where."""
+    around = window.session.timeline_range_ns
+    if window.session.kept is None or around is None:
+        window.statusBar().showMessage("Nothing is kept yet", _NOTICE_MS)
+        return
+    there = max((around[1] - around[0]) / 60e9, 0.1)
+    dialog = QInputDialog(window)
+    dialog.setWindowTitle("Keep the last minutes")
+    dialog.setLabelText(f"Minutes to keep, of the {there:.1f} that are there:")
+    dialog.setInputMode(QInputDialog.InputMode.DoubleInput)
+    dialog.setDoubleDecimals(1)
+    dialog.setDoubleRange(0.1, max(there, 0.1))
+    dialog.setDoubleValue(min(2.0, there))
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.doubleValueSelected.connect(lambda minutes: _ask_path(window, partial(keep_last, window, minutes * 60.0)))
+    dialog.open()
+
+
+def ask_recording(window: WindowBody) -> None:
+    """Where to."""
+    _ask_path(window, partial(record, window))
+
+
+def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
+    """Save the last `seconds` to `path`; a thread does."""
+    kept = window.session.kept
+    if kept is None:
+        return None
+    work = kept.save(_with_ending(path), seconds)
+
+    def done() -> None:
+        if work.made:
+            window.statusBar().showMessage(f"Kept in {_with_ending(path)}", _NOTICE_MS)
+        elif work.failure:
+            window.banner.tell("The last minutes could not be kept", work.failure)
+
+    return Task(window, work, f"Keeping {Path(path).name}", done)
+
+
+def record(window: WindowBody, path: str) -> None:
+    """Record to `path` from now on."""
+    kept = window.session.kept
+    if kept is None or kept.recorder is not None:
+        return
+    try:
+        kept.start_recording(_with_ending(path))
+    except BadInput as error:
+        window.banner.tell("That cannot be recorded", str(error))
+    window.session.status_changed.emit()
+
+
+def stop_recording(window: WindowBody) -> Task | None:
+    """End it, whole."""
+    work = None if window.session.kept is None else window.session.kept.stop_recording()
+    if work is None:
+        return None
+    window.session.status_changed.emit()
+
+    def done() -> None:
+        if work.made is not None:
+            window.statusBar().showMessage(f"Recorded in {work.made}", _NOTICE_MS)
+        elif work.failure:
+            window.banner.tell("The recording ended early", work.failure)
+
+    return Task(window, work, "Ending the recording", done)
+
+
+class Task(QObject):
+    """Looks after `work` of `window`: progress where it takes long, with a way to give it up; `done` at the end."""
+
+    def __init__(self, window: WindowBody, work: Background[Any], words: str, done: Callable[[], None]) -> None:
+        super().__init__(window)
+        self.work, self._done = work, done
+        self._dialog = QProgressDialog(words, "Cancel", 0, _STEPS, window)
+        self._dialog.setWindowTitle("kvscope")
+        self._dialog.setWindowModality(Qt.WindowModality.NonModal)
+        self._dialog.setAutoClose(False)
+        self._dialog.setAutoReset(False)
+        self._dialog.setMinimumDuration(_PATIENCE_MS)
+        self._dialog.canceled.connect(work.cancel)
+        self._clock = QTimer(self, interval=_LOOK_MS)
+        self._clock.timeout.connect(self._look)
+        self._clock.start()
+        window.closing.connect(self._give_up)
+
+    def _look(self) -> None:
+        if not self.work.is_over:
+            self._dialog.setValue(min(round(self.work.share * _STEPS), _STEPS - 1))
+            return
+        self._clock.stop()
+        self._done()
+        self._dialog.deleteLater()
+        self.deleteLater()
+
+    def _give_up(self) -> None:
+        self._clock.stop()
+        self.work.cancel()
+        self.work.wait(2.0)
+
+
+def _ask_path(window: WindowBody, run: Callable[[str], object]) -> None:
+    path = free_path(window)
+    dialog = QFileDialog(window, "Save recording", str(path.parent), _FILES)
+    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+    dialog.setDefaultSuffix("mcap")
+    dialog.selectFile(path.name)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.fileSelected.connect(run)
+    dialog.open()
+
+
+def _with_ending(path: str) -> Path:
+    return Path(path if path.endswith(".mcap") else f"{path}.mcap")
+
+
+def _ask_bounds(window: WindowBody) -> None:
+    KeptDialog(window).open()

@@ -1,0 +1,256 @@
+"""A live session's timeline: pause, leave the end, scrub, step, play on and go live, with a real ring and sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QSettings
+
+from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.rings import make_ring, rings_folder
+from kvscope_app.session.session import Session
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+from kvscope_telemetry.timeline.tape import Tape
+
+WAIT_MS = 60_000
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
+
+
+def make_server(folder):
+    engine = SyntheticEngine(num_blocks=200, num_running=6)
+    return SyntheticServer(engine, f"ipc://{folder}/telemetry", rate=60.0)
+
+
+@pytest.fixture
+def live(qapp, qtbot, settings, tmp_path):
+    """A session on a synthetic engine, that has kept three seconds."""
+    with make_server(tmp_path) as server:
+        source = LiveSource(f"ipc://{tmp_path}/telemetry")
+        session = Session(source)
+        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.start()
+        qtbot.waitUntil(lambda: len(session.course) >= 3, timeout=WAIT_MS)
+        yield session
+        session.close()
+        session.deleteLater()
+
+
+def arrive(session, qtbot):
+    """Wait until what is shown is where the cursor is."""
+
+    def there():
+        cursor = session._cursor
+        return (
+            cursor.point is not None and cursor.point.has_state and not cursor.is_seeking and not cursor._source._spans
+        )
+
+    qtbot.waitUntil(there, timeout=WAIT_MS)
+
+
+def state_by_the_ring(session, time_ns):
+    tape = Tape.open(session.kept.ring.folder, session.kept.ring.origin_ns)
+    return tape.state_at((time_ns - tape.start_ns) / 1e9)
+
+
+def test_what_is_there_to_go_to_grows_and_has_its_course(live):
+    first_ns, last_ns = live.timeline_range_ns
+    assert last_ns - first_ns >= 2 * SECOND_NS
+    assert abs(live.cursor_ns - time.time_ns()) < SECOND_NS
+    assert not live.paused
+    assert live.is_playing
+    assert float(live.course.column("num_steps").sum()) > 60
+
+
+def test_pausing_stands_still_at_what_is_shown_and_all_goes_on(live, qtbot):
+    live.pause()
+    seq, at_ns, newest = live.mirror.seq, live.cursor_ns, live.live_mirror.seq
+    assert live.paused
+    assert seq == newest
+    assert live.player is None  # nothing was opened for it
+    qtbot.waitUntil(lambda: live.live_mirror.seq > newest + 30, timeout=WAIT_MS)
+    assert live.mirror.seq == seq
+    assert live.cursor_ns == at_ns
+    assert live.behind_seconds > 0.2
+
+
+def test_going_back_shows_what_was_and_its_past(live, qtbot):
+    target_ns = live.timeline_range_ns[0] + 2 * SECOND_NS
+    live.go_to(target_ns)
+    assert live.paused
+    arrive(live, qtbot)
+    assert abs(live.cursor_ns - target_ns) < 1000
+    expected = state_by_the_ring(live, target_ns)
+    assert live.mirror.seq == expected.seq < live.live_mirror.seq
+    assert live.mirror.ledger.differences(expected.ledger) == []
+    window = live.history.window(600, live.shown_until_ns)
+    assert np.nansum(window.columns["num_steps"]) == pytest.approx(expected.seq, abs=90)
+    assert live.live_history is not live.history
+
+
+def test_every_moment_is_as_it_was_live(live, qtbot):
+    """Mirrors that were kept while live against those that are made when it is gone back to."""
+    was = []
+    for _ in range(6):
+        seq = live.live_mirror.seq
+        qtbot.waitUntil(lambda seq=seq: live.live_mirror.seq > seq + 5, timeout=WAIT_MS)
+        live.pause()
+        was.append(live.mirror)
+        live.go_live()
+    live.pause()
+    live.go_to(live.timeline_range_ns[0])
+    arrive(live, qtbot)
+    for mirror in (*reversed(was), *was):
+        live._cursor._source.step(mirror.seq - live.mirror.seq)
+        arrive(live, qtbot)
+        qtbot.waitUntil(lambda mirror=mirror: live.mirror.seq == mirror.seq, timeout=WAIT_MS)
+        assert live.mirror.ledger.differences(mirror.ledger) == []
+        assert live.mirror.requests.number.tolist() == mirror.requests.number.tolist()
+
+
+def test_frame_by_frame(live, qtbot):
+    live.go_to(live.timeline_range_ns[0] + 2 * SECOND_NS)
+    arrive(live, qtbot)
+    for num_frames in (1, 1, -1, -3, 5):
+        seq = live.mirror.seq
+        live.step_frames(num_frames)
+        arrive(live, qtbot)
+        assert live.mirror.seq == seq + num_frames
+    assert not live.is_playing
+
+
+def test_a_frame_back_from_the_end_pauses_there(live, qtbot):
+    live.step_frames(-1)
+    frozen = live._frozen.seq
+    arrive(live, qtbot)
+    assert 0 < live.mirror.seq < frozen
+
+
+def test_playing_on_goes_from_here_and_never_jumps(live, qtbot):
+    live.pause()
+    at_ns, seq = live.cursor_ns, live.mirror.seq
+    qtbot.wait(300)
+    live.play()
+    assert live.paused
+    assert live.is_playing
+    arrive(live, qtbot)
+    assert abs(live.cursor_ns - at_ns) < SECOND_NS
+    qtbot.waitUntil(lambda: live.mirror.seq > seq + 20, timeout=WAIT_MS)
+    assert live.mirror.seq < live.live_mirror.seq
+
+
+def test_who_plays_faster_catches_up_and_is_live(live, qtbot):
+    live.set_speed(64.0)
+    live.go_to(live.timeline_range_ns[0])
+    live.play()
+    qtbot.waitUntil(lambda: not live.paused, timeout=WAIT_MS)
+    assert live.mirror is live.live_mirror
+    assert live.player is None
+
+
+def test_beyond_the_end_it_is_live(live, qtbot):
+    live.jump_by(-1.0)
+    arrive(live, qtbot)
+    live.jump_by(10.0)
+    assert not live.paused
+    live.jump_by(10.0)
+    assert not live.paused
+
+
+def test_a_jump_to_an_event_shows_it(live, qtbot):
+    qtbot.waitUntil(lambda: len(live.course.events) > 3, timeout=WAIT_MS)
+    assert live.go_to_event(None, forward=False)
+    event = live.course.events[len(live.course.events.find(None, live.cursor_ns)) - 1]
+    arrive(live, qtbot)
+    assert abs(live.cursor_ns - event.time_ns) < 1000
+    assert not live.go_to_event(["refused"], forward=True)
+
+
+def test_while_away_replies_and_commands_go_on(live, qtbot):
+    from kvscope_telemetry.messages.commands import Control
+
+    live.go_to(live.timeline_range_ns[0])
+    arrive(live, qtbot)
+    with qtbot.waitSignal(live.replies, timeout=WAIT_MS):
+        assert live.send(Control(action="reset_prefix_cache", tag=7))
+
+
+def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, qtbot, settings, tmp_path):
+    rings_folder().parent.mkdir(parents=True)
+    rings_folder().write_text("in the way")
+    with make_server(tmp_path) as server:
+        source = LiveSource(f"ipc://{tmp_path}/telemetry")
+        session = Session(source)
+        told = []
+        session.noticed.connect(told.append)
+        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.start()
+        qtbot.waitUntil(lambda: session.mirror.seq > 5 and bool(told), timeout=WAIT_MS)
+        session.pause()
+        seq = session.mirror.seq
+        session.jump_by(-1.0)
+        session.step_frames(-1)
+        qtbot.waitUntil(lambda: session.live_mirror.seq > seq + 5, timeout=WAIT_MS)
+        assert session.mirror.seq == seq
+        session.play()
+        assert not session.paused
+        assert len(told) == 1
+        assert "not kept" in told[0]
+        session.close()
+        session.deleteLater()
+
+
+def test_the_end_leaves_no_ring_and_no_thread(live, qtbot):
+    live.go_to(live.timeline_range_ns[0])
+    arrive(live, qtbot)
+    folder = live.kept.ring.folder
+    assert folder.is_dir()
+    live.close()
+    assert not folder.exists()
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("kvscope-") or name == "recording"]
+
+
+def test_the_last_seconds_are_kept_in_a_file(live, qtbot, tmp_path):
+    work = live.kept.save(tmp_path / "kept.mcap", 1.5)
+    assert work.wait(60)
+    assert work.made, work.failure
+    with_state = Recording.open(tmp_path / "kept.mcap")
+    assert with_state.info.duration_s == pytest.approx(1.5, abs=0.2)
+    assert with_state.note == ""
+
+
+def test_recording_from_now_on_is_whole_and_the_ring_goes_on(live, qtbot, tmp_path):
+    live.kept.start_recording(tmp_path / "now.mcap")
+    began = live.live_mirror.seq
+    qtbot.waitUntil(lambda: live.live_mirror.seq > began + 120, timeout=WAIT_MS)
+    assert "MB" in live.recorder.text
+    work = live.kept.stop_recording()
+    assert work.wait(60)
+    recording = Recording.open(work.made)
+    assert recording.info.is_complete
+    assert recording.info.num_frames > 60
+    seqs = [frame.seq for frame in recording.frames()]
+    assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+    newest = live.live_mirror.seq
+    qtbot.waitUntil(lambda: live.live_mirror.seq > newest + 60, timeout=WAIT_MS)
+    live.kept.ring.flush()
+    assert state_by_the_ring(live, time.time_ns()).seq > newest
+
+
+def test_closing_the_session_ends_a_recording_whole(live, qtbot, tmp_path):
+    live.kept.start_recording(tmp_path / "now.mcap")
+    began = live.live_mirror.seq
+    qtbot.waitUntil(lambda: live.live_mirror.seq > began + 60, timeout=WAIT_MS)
+    live.close()
+    assert Recording.open(tmp_path / "now.mcap").info.is_complete
