@@ -1,13 +1,19 @@
 #!/bin/sh
-# The tests marked `gpu` and a short benchmark, on a machine with an NVIDIA GPU. Without one it says so and ends
-# with 0: nothing failed, and nothing passed either. PYTHON chooses the interpreter.
+# The tests marked `gpu`, part by part, and two short benchmarks, on a machine with an NVIDIA GPU; at the end a table
+# of what passed, failed and was skipped, and in how many seconds. Ends with 1 when a part failed. Without a GPU it says
+# so and ends with 0: nothing failed, and nothing passed either.
+# PYTHON chooses the interpreter. KVSCOPE_GPU_REHEARSAL=1 runs this script and the same test bodies on the CPU, so that
+# no GPU is needed to see that they run at all; what only a GPU can do is skipped there.
 set -eu
 cd "$(dirname "$0")/.."
 if [ -z "${PYTHON:-}" ]; then
     if [ -x .venv/bin/python ]; then PYTHON=.venv/bin/python; else PYTHON=python3; fi
 fi
+REHEARSAL=${KVSCOPE_GPU_REHEARSAL:-}
+PART_SECONDS=240 # of one part at most: a test that hangs is a failure, and the others still run
+if [ -n "$REHEARSAL" ]; then PART_SECONDS=2400; fi # a busy CPU is no GPU
 
-if ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+if [ -z "$REHEARSAL" ] && ! "$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
     echo "tests/gpu.sh needs a CUDA device and a torch built for it; there is none here. Nothing was tested."
     exit 0
 fi
@@ -15,15 +21,61 @@ fi
 # The packages need not be installed: a GPU box may have torch and Triton only.
 PYTHONPATH="$PWD/kernels:$PWD/engine${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONPATH
-# Nor need pytest's plugins be: the options that only they know would be errors under --strict-config.
-set -- tests/kernels
-if "$PYTHON" -c 'import msgspec, transformers' 2>/dev/null; then
-    set -- "$@" tests/engine/model/tiers tests/engine/model/virtual_memory tests/engine/test_engine_on_gpu.py
+TABLE=$(mktemp)
+LOG=$(mktemp)
+trap 'rm -f "$TABLE" "$LOG"' EXIT
+FAILED=0
+
+# row NAME STATUS SECONDS WHAT: one line of the table.
+row() {
+    printf '%-18s %-8s %6s s  %s\n' "$1" "$2" "$3" "$4" >>"$TABLE"
+}
+
+# part NAME COMMAND...: run it, show what it says, note how it ended and its last line about tests.
+part() {
+    name=$1
+    shift
+    echo
+    echo "== $name"
+    started=$(date +%s)
+    { timeout "$PART_SECONDS" "$@" 2>&1 && echo 0 >"$LOG.code" || echo $? >"$LOG.code"; } | tee "$LOG"
+    code=$(cat "$LOG.code")
+    rm -f "$LOG.code"
+    seconds=$(($(date +%s) - started))
+    counts=$(grep -Eo '[0-9]+ (passed|failed|skipped|errors?)' "$LOG" | tail -n 4 | paste -sd ' ' -)
+    case $code in
+    0) row "$name" passed "$seconds" "$counts" ;;
+    5) row "$name" skipped "$seconds" "no test here" ;;
+    124) FAILED=1 && row "$name" FAILED "$seconds" "stopped after $PART_SECONDS s $counts" ;;
+    *) FAILED=1 && row "$name" FAILED "$seconds" "$counts" ;;
+    esac
+}
+
+# tests NAME PATH...: those marked `gpu`. Pytest's plugins need not be installed: the options that only they know would
+# be errors under --strict-config.
+tests() {
+    name=$1
+    shift
+    part "$name" "$PYTHON" -m pytest -o addopts= -o filterwarnings= -q -ra --import-mode=importlib -m gpu "$@"
+}
+
+tests kernels tests/kernels
+if "$PYTHON" -c 'import kvscope_engine.engine, kvscope_engine.cli.main' 2>"$LOG"; then
+    tests loading tests/engine/model/loading/test_loader.py
+    tests tiers tests/engine/model/tiers
+    tests "virtual memory" tests/engine/model/virtual_memory
+    tests "end to end" tests/engine/test_engine_on_gpu.py
+    if [ -n "$REHEARSAL" ]; then set -- --device cpu --mib 32; else set -- --device cuda --mib 512; fi
+    part "tiers, speed" "$PYTHON" -m kvscope_engine.cli.main bench memory "$@"
 else
-    echo "Only the kernels are tested: the engine needs msgspec and transformers beside torch."
+    row engine skipped 0 "$(tail -n 1 "$LOG")"
 fi
-"$PYTHON" -m pytest -o addopts= -o filterwarnings= -q --import-mode=importlib -m gpu "$@"
-if [ $# -gt 1 ]; then
-    "$PYTHON" -m kvscope_engine.cli.main bench memory --device cuda --mib 512
+if [ -z "$REHEARSAL" ]; then
+    part "kernels, speed" "$PYTHON" -m kvscope_kernels.benchmark
+else
+    row "kernels, speed" skipped 0 "a rehearsal"
 fi
-"$PYTHON" -m kvscope_kernels.benchmark
+
+echo
+cat "$TABLE"
+exit "$FAILED"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.command_line import PROGRAM, Options
 from kvscope_app.look.fonts import apply_fonts
@@ -28,11 +27,14 @@ from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.session.session import Session
 from kvscope_app.window import layout
 from kvscope_app.window.main_window import MainWindow, window_kind
+from kvscope_app.window.window_slots import WindowSlots
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.source import Source
 from kvscope_telemetry.sources.live_source import LiveSource
 
 if TYPE_CHECKING:
+    from kvscope_app.playback.recording_opening import RecordingOpening
     from kvscope_telemetry.recordings.reader import Recording
 
 STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
@@ -50,8 +52,11 @@ class Desktop(QObject):
     def __init__(self, app: QApplication, options: Options, settings: QSettings) -> None:
         super().__init__(app)
         self._settings = settings
+        self._slots = WindowSlots(Path(settings.fileName()))
         self._themes = ThemeKeeper(app, settings, options.theme)
         self.windows: list[MainWindow] = []
+        self.failures: list[str] = []
+        """Why recordings of the command line could not be opened, a line each."""
         self.sessions: list[Session] = []
 
     def open_window(self, endpoint: str, engine: EngineProcess | None = None, key: Path | None = None) -> MainWindow:
@@ -60,9 +65,25 @@ class Desktop(QObject):
 
     def open_recording(self, recording: Recording) -> MainWindow:
         """Play `recording`."""
-        from kvscope_telemetry.recordings.playback_source import PlaybackSource  # most windows need none of it
+        from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
 
         return self._open(PlaybackSource(recording))
+
+    def open_when_ready(self, opening: RecordingOpening) -> QWidget:
+        """Play what is being opened. A small window says how far it is; one that is open already gets none."""
+        if opening.recording is not None:
+            return self.open_recording(opening.recording)
+        from kvscope_app.playback.opening_window import OpeningWindow
+
+        window = OpeningWindow(opening)
+        window.opened.connect(self.open_recording)
+        window.failed.connect(self._tell_failure)
+        window.show()
+        return window
+
+    def _tell_failure(self, reason: str) -> None:
+        self.failures.append(reason)
+        print(f"{PROGRAM}: {reason}", file=sys.stderr)
 
     def attach(self, endpoint: str, key: Path | None = None) -> None:
         """Another window on another engine. Raises BadInput for an endpoint or a key that is not accepted."""
@@ -72,10 +93,11 @@ class Desktop(QObject):
         """End all sessions."""
         while self.sessions:
             self._end(self.sessions[0])
+        self._slots.close()
 
     def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
         session = Session(source, self)
-        slot = self._free_slot(window_kind(session))
+        slot = self._slots.take(window_kind(session))
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
         layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
@@ -86,22 +108,26 @@ class Desktop(QObject):
         window.show()
         return window
 
-    def _free_slot(self, kind: str) -> int:
-        """Windows that are open at the same time remember their places apart."""
-        taken = {window.slot for window in self.windows if window_kind(window.session) == kind}
-        return next(slot for slot in itertools.count(1) if slot not in taken)
-
     def _closed(self, window: MainWindow) -> None:
         """A window goes with its session and all it held."""
         if window not in self.windows:
             return
         self.windows.remove(window)
+        self._slots.give_back(window_kind(window.session), window.slot)
+        self._pass_on(window.last_words)
         window.deleteLater()
         if window.keeper is None:
             self._end(window.session)
         else:
             self._let_go(window.keeper, window.session)
         QTimer.singleShot(_FORGET_AFTER_MS, self, _spare_the_collector)
+
+    def _pass_on(self, last_words: str) -> None:
+        """In another window, and to the terminal."""
+        if last_words:
+            print(f"{PROGRAM}: {last_words}", file=sys.stderr)
+            if self.windows:
+                self.windows[-1].banner.tell("A window that was closed could not save everything", last_words)
 
     def _let_go(self, keeper: EngineKeeper, session: Session) -> None:
         """Our own engine ends with its window, however many others there are; its session says so first."""
@@ -125,18 +151,22 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
-def run_desktop(options: Options, engine: EngineProcess | None, recordings: Sequence[Recording] = ()) -> int:
-    """Open a window for each engine or recording and run until the last is closed; ends `engine` unless it is kept."""
+def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:
+    """Open a window for each engine or recording and run until the last is closed; ends `engine` unless it is kept.
+
+    Returns the exit code: 2 where a recording could not be opened.
+    """
     app = make_application()
     _tell_exceptions_in_one_line(options.debug)
     desktop = Desktop(app, options, QSettings())
     for endpoint in options.attach or ((engine.endpoint,) if engine is not None else ()):
         desktop.open_window(endpoint, engine, options.key)
-    for recording in recordings:
-        desktop.open_recording(recording)
+    for opening in openings:
+        desktop.open_when_ready(opening)
     _quit_on_signals(app)
-    _probe_startup(app, desktop.windows[0])
-    code = app.exec()
+    if desktop.windows:
+        _probe_startup(app, desktop.windows[0])
+    code = app.exec() or (BadInput.exit_code if desktop.failures else 0)
     if engine is not None:
         engine.close(was_asked=True)  # while the session is open: its thread still sends the request
     desktop.close()

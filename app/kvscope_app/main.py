@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -18,10 +19,14 @@ from kvscope_app.commands.export import add_export_parser
 from kvscope_app.commands.info import add_info_parser
 from kvscope_app.commands.record import add_record_parser
 from kvscope_app.commands.recover import add_recover_parser
-from kvscope_telemetry.errors import KvscopeError
+from kvscope_app.interrupts import leaving_on_interrupt
+from kvscope_telemetry.errors import BadInput, KvscopeError
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_app.playback.recording_opening import RecordingOpening
+
+_PATIENCE_S: Final = 0.5
+"""A recording that takes longer to open gets a window meanwhile; what fails sooner ends the command."""
 
 COMMANDS: Final = (add_info_parser, add_record_parser, add_export_parser, add_recover_parser, add_bench_parser)
 
@@ -44,8 +49,8 @@ def run(options: Options) -> int:
     """Open the windows; returns when the last one is closed."""
     from kvscope_app.window.display_server import require_display, require_qt, require_sound_qt
 
-    recordings = _open(options.recordings)  # a bad file is told before anything is begun
     require_display(os.environ)
+    openings = _begin_to_open(options.recordings)
     engine = None
     if not options.attach and not options.recordings:
         from kvscope_app.own_engine.engine_process import EngineProcess
@@ -53,24 +58,38 @@ def run(options: Options) -> int:
         engine = EngineProcess(options.engine, options.keep_engine)
         engine.start()
     try:
-        require_qt()
-        require_sound_qt()
-        from kvscope_app.desktop import run_desktop
+        with leaving_on_interrupt(PROGRAM, None if engine is None else engine.close):
+            require_qt()
+            require_sound_qt()
+            from kvscope_app.desktop import run_desktop
 
-        return run_desktop(options, engine, recordings)
+            _wait_a_moment(openings)
+            return run_desktop(options, engine, openings)
     finally:
+        for opening in openings:
+            opening.cancel()
         if engine is not None:
             engine.close()  # nothing is left to do after an orderly end
             if engine.keep and engine.is_running:
                 print(f"The engine runs on; watch it with: {PROGRAM} --attach {engine.endpoint}")
 
 
-def _open(paths: Sequence[str]) -> list[Recording]:
+def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
     if not paths:
         return []
-    from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_app.playback.recording_opening import RecordingOpening
 
-    return [Recording.open(path) for path in paths]
+    return [RecordingOpening(path) for path in paths]
+
+
+def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:
+    """Raises BadInput for what turns out to be no recording meanwhile: that needs no window."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    for opening in openings:
+        opening.wait(max(deadline_s - time.monotonic(), 0.0))
+    for opening in openings:
+        if opening.failure:
+            raise BadInput(opening.failure)
 
 
 def _failed(arguments: Sequence[str], message: str, exit_code: int) -> int:

@@ -64,7 +64,7 @@ class Engine:
         self._epoch = secrets.randbits(63)
         self._publish = publish or _discard
         self._parts: Parts = build_parts(config, self._epoch, progress or _discard)
-        self._recorder = FrameBuilder(
+        self._frame_builder = FrameBuilder(
             self._epoch, self._parts.pool, self._parts.scheduler, self._publish, messages_dropped=messages_dropped
         )
         self._streams: dict[int, OutputStream] = {}
@@ -141,7 +141,7 @@ class Engine:
             commit_ns=committed_ns - ran_ns,
             record_ns=self._record_ns,
         )
-        self._recorder.record(plan, result, timings, self.step_count, ran_ns)
+        self._frame_builder.record(plan, result, timings, self.step_count, ran_ns)
         self._record_ns = time.monotonic_ns() - committed_ns
         self.step_started_ns = 0
         return self._take_outputs()
@@ -157,7 +157,7 @@ class Engine:
 
     def snapshot(self, tag: int = 0) -> Snapshot:
         """The whole state, exact after the last published frame."""
-        return self._recorder.snapshot(self.hello, tag, time.monotonic_ns())
+        return self._frame_builder.snapshot(self.hello, tag, time.monotonic_ns())
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """What blocks hold, in the order asked. Ids outside the pool hold nothing."""
@@ -196,6 +196,12 @@ class Engine:
         return self._parts.loaded.tokenizer
 
     @property
+    def memory_plan(self) -> str:
+        """Where a GPU's memory went, on one line; empty where the size of the pool was given, and on a CPU."""
+        plan = self._parts.plan
+        return "" if plan is None else plan.summary(str(self._parts.loaded.device))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is not as it was asked for, a line each; after `close` also what failed and what could not be kept."""
         return tuple(self._parts.notes)
@@ -213,7 +219,7 @@ class Engine:
     @property
     def last_seq(self) -> int:
         """The last frame published."""
-        return self._recorder.seq
+        return self._frame_builder.seq
 
     def close(self) -> None:
         """Give the memory back; the engine is of no use afterwards. Idempotent."""
@@ -264,14 +270,19 @@ class Engine:
             if token_id is None:
                 continue
             stream = self._spoken[item.request.number] = self._streams[item.request.number]
-            reason = stream.add(token_id, token_logprobs, now_ns)
+            error = ""
+            try:
+                reason = stream.add(token_id, token_logprobs, now_ns)
+            except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole
+                reason, error = "error", f"its output could not be written: {failure!r:.200}"
             if reason is not None:
-                self._finish(item.request, stream, reason, now_ns)
+                self._finish(item.request, stream, reason, now_ns, error)
 
     def _finish(
         self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int, error: str = ""
     ) -> None:
         self._parts.scheduler.finish(request, reason, now_ns)
+        self._spoken[request.number] = stream  # it has a last word, if no token in this step
         stream.finish(reason, now_ns, error)
 
     def _idle(self) -> list[Tokens | Finished]:
@@ -280,7 +291,7 @@ class Engine:
         return self._take_outputs()
 
     def _record_idle(self) -> None:
-        self._recorder.record_idle(self.step_count, time.monotonic_ns())
+        self._frame_builder.record_idle(self.step_count, time.monotonic_ns())
 
     def _take_outputs(self) -> list[Tokens | Finished]:
         outputs: list[Tokens | Finished] = []

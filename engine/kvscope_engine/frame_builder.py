@@ -1,4 +1,4 @@
-"""The recorder: turns each step of the engine into one frame, with everything that changed since the last.
+"""Turns each step of the engine into one frame, with everything that changed since the last.
 
 Owns the sequence numbers of an epoch, and what it needs to say what changed. It reads the pool, the scheduler
 and their requests and writes none of them; it never blocks, and `publish` must not either.

@@ -49,7 +49,7 @@ class OutputStream:
 
     def finish(self, reason: FinishReason, now_ns: int, error: str = "") -> None:
         """Write the last message; what a stop string held back comes before it."""
-        rest = self.detokenizer.flush() if self.detokenizer is not None else ""
+        rest = self._flush()
         if rest:
             self.pending.append(Tokens(request_id=self.client_id, index=self.request.index, token_ids=(), text=rest))
         self.pending.append(
@@ -67,6 +67,14 @@ class OutputStream:
         """What has not been handed out yet."""
         pending, self.pending = self.pending, []
         return pending
+
+    def _flush(self) -> str:
+        """What the detokenizer still holds; nothing when it fails: a request must end even then."""
+        detokenizer, self.detokenizer = self.detokenizer, None
+        try:
+            return detokenizer.flush() if detokenizer is not None else ""
+        except Exception:
+            return ""
 
     def _judge(self, token_id: int) -> tuple[FinishReason | None, str]:
         request, sampling = self.request, self.request.sampling

@@ -17,6 +17,7 @@ import torch
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.memory.memory_plan import MemoryPlan
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
@@ -56,6 +57,8 @@ class Parts:
     """What is not as it was asked for, a line each."""
     threads: CpuThreads | None = None
     """Those that a CPU computes a step with."""
+    plan: MemoryPlan | None = None
+    """Of a GPU's memory, where the size of the pool was left to it."""
 
     @property
     def limits(self) -> Limits:
@@ -73,6 +76,9 @@ class Parts:
             kv_bytes=self.storage.num_bytes,
             kv_resident_bytes=resident_bytes,
             workspace_bytes=_workspace_bytes(self.loaded.device, self.runner.weights_bytes, torch_kv_bytes),
+            step_bytes=self.plan.step if self.plan is not None else -1,
+            graphs_bytes=self.plan.reserves.graphs if self.plan is not None else -1,
+            staging_bytes=self.plan.staging if self.plan is not None else -1,
         )
 
     def close(self) -> None:
@@ -102,11 +108,16 @@ def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress],
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which joining gives up
     progress(Progress(stage="warm up"))
     make_ready_to_run(loaded.module)
-    num_blocks = num_blocks_for(config, loaded)
+    plans: list[MemoryPlan] = []
+    num_blocks = num_blocks_for(config, loaded, planned=plans.append)
+    plan = plans[0] if plans else None
+    if plan is not None:
+        progress(Progress(stage="warm up", detail=plan.summary(str(loaded.device))))
     with ExitStack() as undo:  # a driver's pages, pinned memory and files are not collected like tensors
         parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, undo, progress)
         undo.pop_all()
     parts.threads = threads if loaded.device.type == "cpu" else None
+    parts.plan = plan
     return parts
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import DotTiles, attention_constants, decode_tiles, prefill_tiles
@@ -15,7 +16,7 @@ from kvscope_kernels.triton_language import Kernel
 _BLOCK_SIZE: Final = 16
 _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start"), "*i32"),
-    **dict.fromkeys(("slot_mapping", "pairs"), "*i64"),
+    **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words"), "*i64"),
     **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
@@ -107,6 +108,7 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     merge = merge_constants(heads.num_heads, heads.head_dim)
     yield _launch("merge_splits", variant, _merge_splits_kernel, merge, dtype)
     yield write_case(heads, dtype)
+    yield _launch("copy_rows", "every shape", _copy_rows_kernel, {"TILE": _TILE_WORDS}, dtype)
 
 
 def write_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:

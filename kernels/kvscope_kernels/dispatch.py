@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
@@ -76,6 +77,12 @@ class PrefillAttention(Protocol):
     ) -> Tensor: ...
 
 
+class CopyRows(Protocol):
+    """See `copy_rows.copy_rows`."""
+
+    def __call__(self, rows: RowTensors, pairs: Tensor) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """The operations of one device type."""
@@ -83,6 +90,7 @@ class Ops:
     kv_write: KvWrite
     decode: DecodeAttention
     prefill: PrefillAttention
+    copy_rows: CopyRows
 
 
 def ops_for(device_type: str) -> Ops:
@@ -91,8 +99,8 @@ def ops_for(device_type: str) -> Ops:
     Raises ValueError for any other device type, RuntimeError for `cuda` where Triton is not installed.
     """
     if device_type == "cpu":
-        return Ops(kv_write_torch, paged_decode_attention_torch, paged_prefill_attention_torch)
+        return Ops(kv_write_torch, paged_decode_attention_torch, paged_prefill_attention_torch, copy_rows_torch)
     if device_type == "cuda":
         require_triton()
-        return Ops(kv_write, paged_decode_attention, paged_prefill_attention)
+        return Ops(kv_write, paged_decode_attention, paged_prefill_attention, copy_rows)
     raise ValueError(f"device_type={device_type!r} is not accepted: cpu or cuda")

@@ -315,7 +315,7 @@ def make_window(qtbot, themes, settings):
             window._unloaded.clear()
         window.resize(*size)
         if with_views:
-            with qtbot.waitSignal(window.views_loaded, timeout=20_000):
+            with qtbot.waitSignal(window.views_loaded, timeout=30_000):
                 window.show()
         else:
             window.show()

@@ -9,8 +9,9 @@ import sys
 import pytest
 from PySide6.QtCore import QSettings
 
+from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options
-from kvscope_app.desktop import Desktop
+from kvscope_app.desktop import Desktop, run_desktop
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_telemetry.source import SourceState
 
@@ -41,15 +42,15 @@ def test_a_killed_engine_is_told_kept_restarted_and_followed(desktop, own_engine
     window = desktop.open_window(own_engine.endpoint, own_engine)
     window._unloaded.clear()
     session = window.session
-    qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=15_000)
+    qtbot.waitUntil(lambda: session.mirror.num_active > 0, timeout=30_000)
     epoch, num_blocks = session.mirror.epoch, session.mirror.num_blocks
     os.kill(own_engine.pid, signal.SIGKILL)
-    qtbot.waitUntil(lambda: "killed by SIGKILL" in window.banner.text, timeout=3000)
+    qtbot.waitUntil(lambda: "killed by SIGKILL" in window.banner.text, timeout=30_000)
     assert session.mirror.num_blocks == num_blocks == 600
     window.notices.restart()
     assert "Restarting" in window.banner.text
-    qtbot.waitUntil(lambda: session.mirror.epoch != epoch, timeout=15_000)
-    qtbot.waitUntil(lambda: session.status.state is SourceState.LIVE, timeout=5000)
+    qtbot.waitUntil(lambda: session.mirror.epoch != epoch, timeout=30_000)
+    qtbot.waitUntil(lambda: session.status.state is SourceState.LIVE, timeout=30_000)
     assert window.banner.text == ""
 
 
@@ -60,7 +61,7 @@ def test_an_engine_that_cannot_begin_is_told_with_its_words(desktop, qtbot):
     try:
         window = desktop.open_window(process.endpoint, process)
         window._unloaded.clear()
-        qtbot.waitUntil(lambda: "no such model: /nowhere" in window.banner.text, timeout=10_000)
+        qtbot.waitUntil(lambda: "no such model: /nowhere" in window.banner.text, timeout=30_000)
         assert "no such model" in window.welcome._detail.text()
         window.notices.show_log()
     finally:
@@ -72,11 +73,11 @@ def test_each_attached_engine_has_a_window(desktop, own_engine, qtbot):
         window = desktop.open_window(own_engine.endpoint)
         window._unloaded.clear()
     sessions = list(desktop.sessions)
-    qtbot.waitUntil(lambda: all(s.mirror.num_blocks == 600 for s in sessions), timeout=15_000)
+    qtbot.waitUntil(lambda: all(s.mirror.num_blocks == 600 for s in sessions), timeout=30_000)
     first = desktop.windows[0]
     first.close()
     assert len(desktop.windows) == 1
-    qtbot.waitUntil(lambda: desktop.sessions[0].status.frames_received > 0, timeout=5000)
+    qtbot.waitUntil(lambda: desktop.sessions[0].status.frames_received > 0, timeout=30_000)
 
 
 def test_each_open_window_remembers_its_own_place(desktop, own_engine):
@@ -104,3 +105,17 @@ def test_windows_do_not_cover_each_other_exactly(desktop, own_engine):
         window._unloaded.clear()
         places.add((window.pos().x(), window.pos().y()))
     assert len(places) == 3
+
+
+def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(desktop_module, "make_application", lambda: qapp)
+    monkeypatch.setattr(desktop_module, "_quit_on_signals", lambda app: None)
+    monkeypatch.setattr(desktop_module, "_probe_startup", lambda app, window: None)
+    monkeypatch.setattr(desktop_module, "_tell_exceptions_in_one_line", lambda debug: None)
+    monkeypatch.setattr(desktop_module, "LiveSource", lambda endpoint, key: opened.append((endpoint, key)))
+    monkeypatch.setattr(Desktop, "_open", lambda self, source, keeper: self.windows.append(source))
+    monkeypatch.setattr(qapp, "exec", lambda: 0)
+    key, endpoints = tmp_path / "mine.key", ("tcp://10.0.0.1:5600", "tcp://10.0.0.2:5600")
+    assert run_desktop(Options(theme="dark", attach=endpoints, key=key), None) == 0
+    assert opened == [(endpoint, key) for endpoint in endpoints]

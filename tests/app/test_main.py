@@ -30,7 +30,7 @@ def run(arguments, tmp_path, **environment):
     inherited = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")}
     inherited |= {"XDG_CONFIG_HOME": str(tmp_path), **environment}
     command = [sys.executable, "-m", "kvscope_app.main", *arguments]
-    return subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=inherited, capture_output=True, text=True)
 
 
 def test_the_window_comes_up_without_torch_or_engine(endpoint, tmp_path):
@@ -73,7 +73,7 @@ def test_importing_every_module_brings_in_no_torch():
         "heavy = ('torch', 'triton', 'transformers', 'kvscope_engine', 'kvscope_kernels')\n"
         "print([n for n in heavy if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -81,13 +81,13 @@ def test_sigterm_closes_the_window_in_good_order(endpoint, tmp_path):
     environment = {**os.environ, "QT_QPA_PLATFORM": "offscreen", "XDG_CONFIG_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "kvscope_app.main", "--attach", endpoint]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         settings = tmp_path / "kvscope" / "kvscope.ini"
         while process.poll() is None and time.monotonic() < deadline and not _handles_sigterm(process.pid):
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         try:
-            _, told = process.communicate(timeout=20)
+            _, told = process.communicate(timeout=240)
         finally:
             process.kill()
     assert process.returncode == 0, told

@@ -78,16 +78,16 @@ def open_and_close(desktop, open_one, qtbot):
     """One window with all its views; weak references to what must go with it."""
     open_one()
     window = desktop.windows[-1]
-    with qtbot.waitSignal(window.views_loaded, timeout=20_000):
+    with qtbot.waitSignal(window.views_loaded, timeout=30_000):
         pass
-    qtbot.waitUntil(lambda: window.session.mirror.num_blocks > 0, timeout=10_000)
+    qtbot.waitUntil(lambda: window.session.mirror.num_blocks > 0, timeout=30_000)
     gone = [weakref.ref(thing) for thing in (window, window.session, window.session.history, *window.views.values())]
     window.close()
     return gone
 
 
 def wait_until_gone(gone, qtbot):
-    qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=5000)
+    qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=30_000)
 
 
 def leaves_nothing(desktop, open_one, times, qtbot):

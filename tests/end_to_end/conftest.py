@@ -17,7 +17,7 @@ from kvscope_telemetry import LiveSource, SourceState
 from kvscope_telemetry.messages.commands import Finished, Reply, Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-START_S = 120.0
+START_S = 240.0
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Talk:
         params = SamplingParams(**({"temperature": 0.0, "ignore_eos": True} | sampling))  # type: ignore[arg-type]
         self.source.send(Submit(request_id=request_id, prompt_token_ids=tuple(ids), sampling=params))
 
-    def wait_for(self, found: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, found: Callable[[], bool], timeout_s: float = 240.0) -> None:
         def look() -> bool:
             self.replies += self.source.take_replies()
             self.source.update_mirror()

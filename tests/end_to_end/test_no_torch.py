@@ -12,7 +12,7 @@ HEAVY = ("torch", "triton", "transformers", "kvscope_engine.engine", "kvscope_ke
 
 def _loaded_after(code: str) -> set[str]:
     probe = f"{code}\nimport sys\nprint('\\n'.join(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     return set(run.stdout.split())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.bench.contenders.transformers_generate import plain_default_model
-from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+
+pytestmark = pytest.mark.timeout(1_500)
+"""Of one that stands still: without vector instructions, beside busy neighbours, these take minutes."""
 
 NUM_SHORT, NUM_LONG = 64, 20
 """Tokens to generate after a short and after a long prompt."""
@@ -57,14 +59,17 @@ def prompts(short: list[str], long: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(prompts: list[str]) -> list[list[int]]:
-    """What transformers says, each prompt alone."""
-    from transformers import AutoTokenizer
+    """What transformers says, each prompt alone, of the file as we converted it: `test_gguf_convert` proves that
+    those weights are what transformers makes of the file, which takes it half a minute."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from kvscope_engine.model.fetching.default_model import default_gguf
+    from kvscope_engine.model.gguf.cache import converted_gguf
 
-    gguf = default_gguf(lambda progress: None)
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    module = plain_default_model(torch.float32)
+    folder = converted_gguf(default_gguf(lambda progress: None), torch.float32, lambda progress: None)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    auto: Any = AutoModelForCausalLM
+    module = auto.from_pretrained(folder, dtype=torch.float32)
     answers = []
     for prompt in prompts:
         ids = tokenizer.apply_chat_template(
@@ -76,6 +81,14 @@ def reference(prompts: list[str]) -> list[list[int]]:
     return answers
 
 
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Engine]:
+    """An engine with room, that finds no prefix again."""
+    config = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=256, enable_prefix_caching=False)
+    with Engine(config) as engine:
+        yield engine
+
+
 def _answers(engine: Engine, prompts: list[str]) -> list[list[int]]:
     submits = [Submit(request_id="-", prompt=prompt, sampling=_sampling(prompt)) for prompt in prompts]
     completions = list(engine.generate(submits))
@@ -83,18 +96,14 @@ def _answers(engine: Engine, prompts: list[str]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
-def test_long_prompts_are_long(long: list[str]) -> None:
-    with Engine(EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=64)) as engine:
-        assert engine.tokenizer is not None
-        lengths = [len(engine.tokenizer.encode(prompt)) for prompt in long]
-    assert min(lengths) > 300
+def test_long_prompts_are_long(alone: Engine, long: list[str]) -> None:
+    assert alone.tokenizer is not None
+    assert min(len(alone.tokenizer.encode(prompt)) for prompt in long) > 300
 
 
-def test_alone(prompts: list[str], reference: list[list[int]]) -> None:
-    config = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=256, enable_prefix_caching=False)
-    with Engine(config) as engine:
-        for prompt, expected in zip(prompts, reference, strict=True):
-            assert _answers(engine, [prompt]) == [expected]
+def test_alone(alone: Engine, prompts: list[str], reference: list[list[int]]) -> None:
+    for prompt, expected in zip(prompts, reference, strict=True):
+        assert _answers(alone, [prompt]) == [expected]
 
 
 @pytest.mark.parametrize("prefix_caching", [pytest.param(False, marks=pytest.mark.storm), True])
@@ -182,13 +191,10 @@ def test_under_every_allocator(
     assert found == [reference[prompts.index(prompt)][:NUM_LONG] for prompt in some]
 
 
-def test_token_ids_in_are_token_ids_out(prompts: list[str], reference: list[list[int]]) -> None:
+def test_token_ids_in_are_token_ids_out(alone: Engine, prompts: list[str], reference: list[list[int]]) -> None:
     """Prompts given as token ids go through no template and give the same answer."""
-    with Engine(EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=64)) as engine:
-        assert engine.tokenizer is not None
-        from kvscope_telemetry.messages.commands import ChatMessage
-
-        ids = tuple(engine.tokenizer.chat((ChatMessage(role="user", content=prompts[0]),)))
-        sampling = _sampling(prompts[0])
-        (completion,) = engine.generate([Submit(request_id="a", prompt_token_ids=ids, sampling=sampling)])
-        assert completion.token_ids == reference[0]
+    assert alone.tokenizer is not None
+    ids = tuple(alone.tokenizer.chat((ChatMessage(role="user", content=prompts[0]),)))
+    sampling = _sampling(prompts[0])
+    (completion,) = alone.generate([Submit(request_id="a", prompt_token_ids=ids, sampling=sampling)])
+    assert completion.token_ids == reference[0]

@@ -1,4 +1,4 @@
-"""The recorder: frames say all that changed, so that a mirror equals the ledger and the requests."""
+"""Frames say all that changed, so that a mirror equals the ledger and the requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Recorded:
         self.drive = drive
         self.frames: list[Frame] = []
         self.dropped = 0
-        self.recorder = FrameBuilder(
+        self.builder = FrameBuilder(
             EPOCH,
             drive.pool,
             drive.scheduler,
@@ -38,16 +38,16 @@ class Recorded:
 
     def step(self) -> Frame:
         plan, result = self.drive.step()
-        self.recorder.record(plan, result, Timings(run_ns=5), self.drive.step_count, self.drive.now_ns)
+        self.builder.record(plan, result, Timings(run_ns=5), self.drive.step_count, self.drive.now_ns)
         return self.frames[-1]
 
     def idle(self) -> bool:
-        return self.recorder.record_idle(self.drive.step_count, self.drive.now_ns)
+        return self.builder.record_idle(self.drive.step_count, self.drive.now_ns)
 
     def late_mirror(self) -> Mirror:
         """A mirror that joins now."""
         mirror = Mirror()
-        mirror.reset(self.recorder.snapshot(self.hello(), 3, self.drive.now_ns))
+        mirror.reset(self.builder.snapshot(self.hello(), 3, self.drive.now_ns))
         return mirror
 
     def hello(self) -> Hello:
@@ -134,11 +134,11 @@ def test_a_snapshot_publishes_first_what_was_not(drive: Make) -> None:
     recorded = Recorded(drive())
     recorded.step()
     request = recorded.drive.submit(range(9), 3)
-    snapshot = recorded.recorder.snapshot(recorded.hello(), 42, recorded.drive.now_ns)
+    snapshot = recorded.builder.snapshot(recorded.hello(), 42, recorded.drive.now_ns)
     assert (snapshot.seq, snapshot.tag, snapshot.step) == (2, 42, 1)
     assert [info.number for info in recorded.frames[-1].new_requests] == [request.number]
     assert [info.number for info in snapshot.requests_info] == [request.number]
-    again = recorded.recorder.snapshot(recorded.hello(), 43, recorded.drive.now_ns)
+    again = recorded.builder.snapshot(recorded.hello(), 43, recorded.drive.now_ns)
     assert again.seq == 2
     assert len(recorded.frames) == 2
 
@@ -149,7 +149,7 @@ def test_nothing_is_published_when_nothing_changed(drive: Make) -> None:
     recorded.drive.submit([1, 2], 1)
     assert recorded.idle()
     assert not recorded.idle()
-    assert recorded.recorder.seq == 1
+    assert recorded.builder.seq == 1
 
 
 def test_a_refusal_alone_is_worth_a_frame(drive: Make) -> None:
@@ -202,7 +202,7 @@ def test_times_to_the_first_token_and_between_tokens(drive: Make) -> None:
     inter = [np.frombuffer(frame.inter_token_ns, "<u8").tolist() for frame in frames]
     assert first == [[], [frames[1].time_ns - request.arrival_ns], [], []]
     assert inter == [[], [], [1_000_000], [1_000_000]]
-    assert recorded.recorder._last_token_ns == {}, "ended requests are forgotten"
+    assert recorded.builder._last_token_ns == {}, "ended requests are forgotten"
 
 
 def test_counters_add_up(drive: Make) -> None:
@@ -247,7 +247,7 @@ def test_a_step_that_failed_is_told_as_well(drive: Make) -> None:
     request = one.submit(range(9), 3)
     plan: StepPlan = one.scheduler.schedule(1, one.now_ns)
     one.scheduler.finish(request, "error", one.now_ns)
-    recorded.recorder.record(plan, None, Timings(), 1, one.now_ns)
+    recorded.builder.record(plan, None, Timings(), 1, one.now_ns)
     mirror.apply(coalesce(recorded.frames))
     assert_mirrored(mirror, recorded)
     assert recorded.frames[-1].events[-1].cause.startswith("ended by an error")
@@ -262,6 +262,6 @@ def test_who_joins_after_an_end_is_not_told_of_it(drive: Make) -> None:
     one.scheduler.abort(request, one.now_ns)
     mirror = recorded.late_mirror()
     one.scheduler.commit(plan, 1, 0)
-    recorded.recorder.record(plan, StepResult((None,)), Timings(), 1, one.now_ns)
+    recorded.builder.record(plan, StepResult((None,)), Timings(), 1, one.now_ns)
     mirror.apply(coalesce(recorded.frames[-1:]))
     assert_mirrored(mirror, recorded)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels import Ops, ops_for
+from kvscope_kernels.copy_rows import copy_tensors
 
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 INTERPRETER = pytest.param("interpreter", marks=pytest.mark.interpreter)
@@ -105,7 +106,7 @@ def interpret() -> Iterator[Interpret]:
             pool.submit(os.getpid).result()  # the process has started, with these
 
         def call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = pool.submit(op, *args, **kwargs).result(timeout=60)
+            result = pool.submit(op, *args, **kwargs).result(timeout=240)
             return kwargs["out"] if kwargs.get("out") is not None else result
 
         yield call
@@ -127,7 +128,11 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
     if request.param == "interpreter":
         interpret, kernels = request.getfixturevalue("interpret"), ops_for("cuda")
         ops = (kernels.kv_write, kernels.decode, kernels.prefill)
-        return Runner("interpreter", Ops(*(partial(interpret, op) for op in ops)), "cpu")
+        # Addresses are those of a process: what is to be copied there is looked up there.
+        copy = lambda rows, pairs: interpret(copy_tensors, rows.tensors, pairs)  # noqa: E731
+        return Runner("interpreter", Ops(*(partial(interpret, op) for op in ops), copy_rows=copy), "cpu")
+    if os.environ.get("KVSCOPE_GPU_REHEARSAL"):
+        return Runner("rehearsal of gpu", ops_for("cpu"), "cpu")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return Runner("gpu", ops_for("cuda"), "cuda")

@@ -79,9 +79,7 @@ def test_stream_read_sums_every_word(interpret: Any) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_says_what_it_needs() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "kvscope_kernels.benchmark"], capture_output=True, text=True, timeout=60
-    )
+    run = subprocess.run([sys.executable, "-m", "kvscope_kernels.benchmark"], capture_output=True, text=True)
     assert run.returncode == 1
     assert run.stderr == "the kernel benchmark needs a CUDA device; torch finds none\n"
 
@@ -90,7 +88,7 @@ def test_says_what_it_needs() -> None:
 def test_script_claims_no_pass_without_a_gpu(request: pytest.FixtureRequest) -> None:
     script = request.config.rootpath / "tests" / "gpu.sh"
     run = subprocess.run(
-        [script], capture_output=True, text=True, timeout=60, env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
+        [script], capture_output=True, text=True, env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"}
     )
     assert run.returncode == 0
     assert run.stdout == (

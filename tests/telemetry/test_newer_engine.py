@@ -17,7 +17,7 @@ from kvscope_telemetry.state.sync import MAX_INTERVAL_NS, REQUEST_INTERVAL_NS, S
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 MakeEndpoint = Callable[[str], str]
 Serve = Callable[..., SyntheticServer]

@@ -14,7 +14,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def _watch(endpoint: str, host: str, check: Callable[[LiveSource, SyntheticServer], None]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QComboBox,
     QDoubleSpinBox,
     QFrame,
     QGridLayout,
     QHBoxLayout,
-    QLabel,
     QPushButton,
     QScrollArea,
     QSpinBox,
@@ -28,7 +26,7 @@ from kvscope_app.load.settings import (
     Mix,
     Pace,
 )
-from kvscope_app.look.makers import label, set_look
+from kvscope_app.look.makers import label, number_label, set_look
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
@@ -39,6 +37,8 @@ from kvscope_telemetry.source import SourceState
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
 _FEWEST_LETTERS = 6
 _MIN_FIELD_WIDTH = 72
+_TEXT_MARGINS = (7, 0, 0, 0)
+"""A stylesheet's padding stops at a spin box's own field."""
 _FOR_OPERATORS = "You are a viewer at this engine: load is for operators"
 _CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceState.STALE)
 
@@ -55,19 +55,20 @@ class LoadView(View):
         self.generator = LoadGenerator(session, self)
         self.pace, self.mix = _choice([p.value for p in Pace], "Pace"), _choice([m.value for m in Mix], "Prompts")
         self.mix.setCurrentText(LoadSettings().mix.value)
-        self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, " requests", "Requests at once")
+        self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, "", "Requests at once")
         self.rate = QDoubleSpinBox()
         self.rate.setRange(0.1, MAX_RATE)
         self.rate.setDecimals(1)
         self.rate.setValue(LoadSettings().rate)
-        self.rate.setSuffix(" requests/s")
+        self.rate.setSuffix(" /s")
         self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
+        self.rate.lineEdit().setTextMargins(*_TEXT_MARGINS)
         self.rate.setAccessibleName("Requests per second")
         self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Output tokens from")
         self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, " tokens", "Output tokens to")
         self.button = QPushButton("Start")
         self.message = label(wraps=True)
-        self.counts = {name: _number() for name in _COUNTS}
+        self.counts = {name: number_label("0") for name in _COUNTS}
         self._lay_out()
         self._connect()
         self.refresh()
@@ -231,11 +232,6 @@ def _whole(low: int, high: int, value: int, suffix: str, name: str) -> QSpinBox:
     box.setValue(value)
     box.setSuffix(suffix)
     box.setMinimumWidth(_MIN_FIELD_WIDTH)
+    box.lineEdit().setTextMargins(*_TEXT_MARGINS)
     box.setAccessibleName(name)
     return box
-
-
-def _number() -> QLabel:
-    made = label("0")
-    made.setAlignment(Qt.AlignmentFlag.AlignRight)
-    return made

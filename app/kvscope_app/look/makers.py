@@ -38,9 +38,9 @@ def label(text: str = "", look: str = "", *, wraps: bool = False, elastic: bool 
     return made
 
 
-def number_label() -> QLabel:
+def number_label(text: str = "") -> QLabel:
     """A number in a column: to the right, and to be copied."""
-    made = label()
+    made = label(text)
     made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
     made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return made

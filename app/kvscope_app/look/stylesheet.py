@@ -16,6 +16,7 @@ from kvscope_app.look.theme import Theme, mix
 _SHEET: Final = Template("""
 QMainWindow, QMainWindow > QWidget#body { background: $window; }
 QWidget#page_map { background: $base; }
+QWidget#opening { background: $panel; }
 QMainWindow::separator { background: $window; width: 6px; height: 6px; }
 QMainWindow::separator:hover { background: $accent; }
 

@@ -40,10 +40,11 @@ SUMS: Final = (
 """Columns of `HistoryWindow` that count what happened in a bin."""
 FRAME_GAUGES: Final = ("num_running", "num_waiting")
 BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
-SAMPLE_GAUGES: Final = ("utilization", "power_watts")
+SAMPLE_GAUGES: Final = ("utilization", "power_watts", "temperature_celsius")
 GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES + SAMPLE_GAUGES
 """Columns that say how things stood at the end of a bin."""
 LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s")
+"""Columns that were measured in a bin; where nobody waited there is none."""
 _PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", "preemptions", "cached_tokens"))
 _TOTALS: Final = ("preemptions", "cached_tokens")
 _LATENCY_VALUES: Final = 32_768
@@ -99,7 +100,7 @@ class History:
 
     def clear(self) -> None:
         """Forget all: what comes next does not follow from what was."""
-        self.ring = BinRing(SUMS, GAUGES + LATENCIES, self._num_bins)
+        self.ring = BinRing(SUMS, GAUGES, self._num_bins, LATENCIES)
         self.events.clear()
         self.samples.clear()
         self.memory: MemoryBreakdown | None = None

@@ -28,6 +28,8 @@ class View(QWidget):
         super().__init__(parent)
         self.session = session
         self.theme: Theme = DARK
+        self.last_words = ""
+        """What a person must read though the view is gone, after `shut_down`."""
         self.setObjectName(self.object_name)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)  # the stylesheet's background is painted
         self.setAccessibleName(self.title)

@@ -34,6 +34,11 @@ _MAP_KEYS: Final = (
     ("Pan", "Drag, or Ctrl+Arrow keys"),
     ("Zoom at the pointer", "Wheel"),
 )
+_CHART_KEYS: Final = (
+    ("Zoom the time at the pointer", "Ctrl+Wheel"),
+    ("Move in time", "Drag"),
+    ("Read all values of a moment", "Point at it"),
+)
 
 
 class Sheet(QDialog):
@@ -61,7 +66,10 @@ class Sheet(QDialog):
 def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> Sheet:
     """All shortcuts, by group."""
     sheet = Sheet("Keyboard shortcuts", parent)
-    groups: dict[str, list[tuple[str, str]]] = {"Page map, when it has the focus": list(_MAP_KEYS)}
+    groups: dict[str, list[tuple[str, str]]] = {
+        "Page map, when it has the focus": list(_MAP_KEYS),
+        "Throughput, over a chart": list(_CHART_KEYS),
+    }
     for group, action in entries:
         keys = ", ".join(k.toString(QKeySequence.SequenceFormat.NativeText) for k in action.shortcuts())
         if keys:
@@ -71,7 +79,7 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> S
     grid.setContentsMargins(0, 0, 12, 0)
     grid.setHorizontalSpacing(28)
     grid.setVerticalSpacing(6)
-    for group in sorted(groups, key=lambda name: name.startswith("Page map,")):
+    for group in sorted(groups, key=lambda name: ", " in name):
         _add_group(grid, group, groups[group])
     area = QScrollArea()
     area.setWidgetResizable(True)

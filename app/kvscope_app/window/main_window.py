@@ -55,6 +55,8 @@ class MainWindow(WindowBody):
         """
         super().__init__(session, themes, keeper, attach, open_recording)
         self.slot = slot
+        self.last_words = ""
+        """What a person must read though the window is gone, once it is `closing`."""
         self._settings = settings
         self._unloaded = list(DOCKS)
         self.notices = EngineNotices(self, keeper)
@@ -90,7 +92,9 @@ class MainWindow(WindowBody):
         layout.save(self, self._settings, self._group)
         self.notices.forget()
         for view in self.views.values():
+            self.refresher.remove(view)  # or it would begin again what it ended
             view.shut_down()
+        self.last_words = "\n".join(view.last_words for view in self.views.values() if view.last_words)
         self.closing.emit(self)
         super().closeEvent(event)
 
@@ -137,18 +141,24 @@ class MainWindow(WindowBody):
         if not self._unloaded:
             return
         spec = self._unloaded.pop(0)
-        done = self.views_loaded.emit if not self._unloaded else self._load_next_view
-        QTimer.singleShot(0, self, done)
+        QTimer.singleShot(0, self, self._load_next_view if self._unloaded else self._on_all_loaded)
         self._load(spec)
+
+    def _on_all_loaded(self) -> None:
+        self._keep_sizes()
+        self.views_loaded.emit()
 
     def _load(self, spec: DockSpec) -> None:
         view = spec.view_class()(self.session)
+        view.apply_theme(self.themes.theme)
+        # Before it was shown it asks for more than it needs: a small window would grow for good.
+        view.setMinimumSize(1, 1)
+        QTimer.singleShot(0, view, lambda: view.setMinimumSize(0, 0))
         dock = self.docks[spec.name]
         placeholder = dock.widget()
         dock.setWidget(view)
         placeholder.deleteLater()
         self._add_view(spec.name, view)
-        view.apply_theme(self.themes.theme)
         self._keep_sizes()
         if spec is DOCKS[0] and self.session.takes_commands:
             view.setFocus()  # the prompt is where one begins

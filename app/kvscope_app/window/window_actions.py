@@ -187,6 +187,7 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
 
     if session.player is None:
         session.paused_changed.connect(paused)
+        window.closing.connect(lambda _: session.paused_changed.disconnect(paused))
         paused()
 
     def role() -> None:
@@ -195,6 +196,7 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
             actions[name].setToolTip(FOR_OPERATORS if session.is_viewer else "")
 
     session.status_changed.connect(role)
+    window.closing.connect(lambda _: session.status_changed.disconnect(role))  # the session may outlive the actions
     role()
     window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
     actions["flash"].setChecked(True)

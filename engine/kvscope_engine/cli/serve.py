@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         nonlocal told
         engine = engine_class()(config, progress=progress, publish=publish, messages_dropped=messages_dropped)
         built.append(engine)
+        tell_notes([engine.memory_plan] if engine.memory_plan else [])
         tell_notes(engine.notes)
         told = len(engine.notes)
         return engine

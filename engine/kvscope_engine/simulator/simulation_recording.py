@@ -1,4 +1,4 @@
-"""A recording of a simulation: what the engine's own recorder says of its scheduler and pool, at simulated time.
+"""A recording of a simulation: what the engine's own frame builder says of its scheduler and pool, at simulated time.
 
 Owns the hello that describes an engine that does not exist, and the file. The desktop plays it like any other.
 """
@@ -41,7 +41,7 @@ class SimulationRecording:
         self._hello = _hello(setup, simulation, model)
         self._memory = _memory(setup, self._hello)
         self._writer = RecordingWriter(path)
-        self._recorder = FrameBuilder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
+        self._frame_builder = FrameBuilder(self._hello.epoch, simulation.pool, simulation.scheduler, self._publish)
         simulation.watch(self)
 
     def __enter__(self) -> Self:
@@ -49,7 +49,7 @@ class SimulationRecording:
         hello = self._hello
         self._writer.write(hello, wait=True)
         self._writer.write(self._memory, wait=True)
-        self._writer.write(self._recorder.snapshot(hello, 0, self._simulation.now_ns), wait=True)
+        self._writer.write(self._frame_builder.snapshot(hello, 0, self._simulation.now_ns), wait=True)
         return self
 
     def __exit__(
@@ -61,11 +61,11 @@ class SimulationRecording:
         """One frame."""
         simulation = self._simulation
         timings = Timings(schedule_ns=waited_ns, run_ns=result.forward_ns, forward_ns=result.forward_ns)
-        self._recorder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
+        self._frame_builder.record(plan, result, timings, simulation.step_count, simulation.now_ns)
 
     def end(self) -> None:
         """What changed after the last step, and that it is over."""
-        self._recorder.record_idle(self._simulation.step_count, self._simulation.now_ns)
+        self._frame_builder.record_idle(self._simulation.step_count, self._simulation.now_ns)
         self._writer.write(Goodbye(epoch=self._hello.epoch), wait=True)
 
     def _publish(self, frame: Frame) -> None:

@@ -11,7 +11,7 @@ Owns that file's format and the choice of a key for an endpoint. The file holds 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -62,13 +62,21 @@ def read_connections() -> list[Connection]:
 
 def remember(connection: Connection) -> None:
     """Put it first; another one to the same endpoint goes. Raises BadInput when it cannot be written."""
-    path = connections_path()
     others = [other for other in read_connections() if other.endpoint != connection.endpoint]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{_WHAT} {path} cannot be written: {error.strerror}") from None
-    write_private(path, "".join(map(_table, [connection, *others][:MAX_REMEMBERED])), _WHAT)
+    _write([connection, *others][:MAX_REMEMBERED])
+
+
+def rename(endpoint: str, label: str) -> None:
+    """Give a remembered one another label; nothing where it is not remembered. Raises BadInput as `remember` does."""
+    before = read_connections()
+    after = [replace(known, label=label) if known.endpoint == endpoint else known for known in before]
+    if after != before:
+        _write(after)
+
+
+def forget(endpoint: str) -> None:
+    """Take it out; its key file stays where it is. Raises BadInput as `remember` does."""
+    _write([known for known in read_connections() if known.endpoint != endpoint])
 
 
 def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
@@ -86,6 +94,15 @@ def key_for(endpoint: str, given: Path | None = None) -> ClientKey | None:
             return read_client_key(connections_path().parent / Path(connection.key).expanduser())
     own = local_key() if is_loopback(endpoint) else None
     return None if own is None else read_client_key(own)
+
+
+def _write(connections: list[Connection]) -> None:
+    path = connections_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{_WHAT} {path} cannot be written: {error.strerror}") from None
+    write_private(path, "".join(map(_table, connections)), _WHAT)
 
 
 def _table(connection: Connection) -> str:

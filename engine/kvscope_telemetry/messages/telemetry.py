@@ -19,6 +19,8 @@ from kvscope_telemetry.ledger import BlockRows
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
 """Receivers refuse anything larger (a snapshot of 4 million blocks is 104 MB)."""
+MAX_TELEMETRY_BYTES: Final = 32 << 20
+"""Of a message on the telemetry socket (all rows of a million blocks); a larger change is told by a snapshot."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -328,6 +330,12 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     """Activations, graphs and buffers, where the allocator can tell; -1 unknown."""
     kv_resident_bytes: int = -1
     """Of `kv_bytes`, what is behind blocks now, measured (allocator `virtual`); -1: not measured."""
+    step_bytes: int = -1
+    """Set aside for the largest step: activations, logits, partial results of attention; -1: nothing was planned."""
+    graphs_bytes: int = -1
+    """Set aside for graphs and what they read; 0: there are none."""
+    staging_bytes: int = -1
+    """Of the buffers through which blocks go to host memory."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):

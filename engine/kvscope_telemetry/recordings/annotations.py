@@ -12,7 +12,7 @@ from kvscope_telemetry.messages.leap import encode_leap
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
-from kvscope_telemetry.recordings.layout import EVENTS, KEYFRAMES, LEAPS, SUMMARIES
+from kvscope_telemetry.recordings.layout import EVENTS, KEYFRAMES, LEAPS, STATE, SUMMARIES
 from kvscope_telemetry.recordings.leaps import Leaps
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.summarizer import Summarizer
@@ -38,9 +38,8 @@ class Annotations:
         self._waiting: list[Entry] = []
         self._num_waiting_bytes = 0
         self._since_ns = 0
-        self.new_summaries: list[Summary] = []
-        """Since somebody emptied it; the same for the next."""
-        self.new_events: list[TimedEvent] = []
+        self.new: list[Summary | TimedEvent] = []
+        """Since somebody emptied it."""
 
     def add(self, message: TelemetryMessage, log_time_ns: int) -> Entry | None:
         """`message` was written; the keyframe or leap that belongs after it, if one does."""
@@ -60,19 +59,24 @@ class Annotations:
         self._keyframes.leapt(len(data))
         return LEAPS, log_time_ns, data
 
-    def glance(self, *, at_end: bool = False) -> list[Entry]:
-        """Summaries and events that are due, to be written together; empty while none are."""
+    def glance(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
+        """Summaries and events that are due, or said to be, to be written together; empty while none are."""
         if at_end:
             for summary in self._summarizer.close():
                 self._note_summary(summary)
-        elif not self._is_due:
+        elif not (is_due or self._is_due):
             return []
         due, self._waiting, self._num_waiting_bytes = self._waiting, [], 0
         return sorted(due, key=lambda entry: entry[1])
 
-    def restate(self) -> None:
-        """What comes next begins a file of its own."""
+    def restate(self, log_time_ns: int) -> list[Entry]:
+        """What a file begins with that goes on from here: a hello and the whole state; empty where it is not known."""
+        keyframe = self._keyframes.now(log_time_ns)
+        if keyframe is None:
+            return []
         self._summarizer.restate()
+        self._leaps.restart(keyframe.seq, log_time_ns)
+        return [(STATE, log_time_ns, encode(keyframe.hello)), (KEYFRAMES, log_time_ns, encode(keyframe))]
 
     @property
     def _is_due(self) -> bool:
@@ -81,11 +85,11 @@ class Annotations:
         return self._waiting[-1][1] - self._since_ns >= GLANCE_EVERY_NS or self._num_waiting_bytes >= MAX_GLANCE_BYTES
 
     def _note_summary(self, summary: Summary) -> None:
-        self.new_summaries.append(summary)
+        self.new.append(summary)
         self._wait(SUMMARIES, summary.time_ns, encode_json(summary))
 
     def _note_event(self, event: TimedEvent) -> None:
-        self.new_events.append(event)
+        self.new.append(event)
         self._wait(EVENTS, event.time_ns, encode_json(event))
 
     def _wait(self, channel: int, time_ns: int, data: bytes) -> None:

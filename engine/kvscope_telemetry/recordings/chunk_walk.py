@@ -35,51 +35,49 @@ class ChunkList:
     """Why not all of it was looked at; empty when it was."""
 
 
-def find_chunks(file: BinaryIO, effort: Effort) -> ChunkList:
-    """The chunks of `file`, which stands after its magic, up to where it is cut off or too much."""
-    found = ChunkList()
-    try:
-        _Walk(file, effort, found).run()
-    except EffortSpent as spent:
-        found.limit = str(spent)
-    return found
+class ChunkWalk:
+    """Goes over the records of a file from `at` on, and on from where it stopped once the file is longer."""
 
-
-class _Walk:
-    """One pass over the records."""
-
-    def __init__(self, file: BinaryIO, effort: Effort, found: ChunkList) -> None:
-        self._file = file
-        self._effort = effort
-        self._found = found
-        self._at = file.tell()
-        self._end = os.fstat(file.fileno()).st_size
+    def __init__(self, at: int) -> None:
+        self.found = ChunkList()
+        self._at = at  # where the next record begins
         self._num_inflated = 0
+        self._file: BinaryIO
+        self._effort: Effort
 
-    def run(self) -> None:
+    def run(self, file: BinaryIO, effort: Effort) -> None:
+        """Up to where `file` is cut off, or too much."""
+        self._file, self._effort = file, effort
+        try:
+            self._run(os.fstat(file.fileno()).st_size)
+        except EffortSpent as spent:
+            self.found.limit = str(spent)
+
+    def _run(self, end: int) -> None:
+        self._file.seek(self._at)
         while len(head := self._file.read(RECORD.size)) == RECORD.size:
             opcode, length = RECORD.unpack(head)
-            self._at += RECORD.size
-            if not opcode or self._at + length > self._end:  # 0 is no record: a file's hole reads as zeros
+            body = self._at + RECORD.size
+            if not opcode or body + length > end:  # 0 is no record: a file's hole reads as zeros
                 return
-            self._effort.is_at(self._at / self._end)
+            self._effort.is_at(body / end)
             self._effort.spend(RECORD_BYTES)
-            self._note(opcode, length)
-            self._at += length
+            self._note(opcode, body, length)
+            self._at = body + length
             self._file.seek(self._at)
             if opcode == FOOTER:
-                self._found.is_complete = True
+                self.found.is_complete = True
                 return
 
-    def _note(self, opcode: int, length: int) -> None:
+    def _note(self, opcode: int, body: int, length: int) -> None:
         if opcode == CHUNK:
-            chunk = self._chunk(length)
+            chunk = self._chunk(body, length)
             if chunk is not None and chunk.inflated_bytes:
                 self._add(chunk)
-        elif opcode == MESSAGE_INDEX and self._found.chunks and length >= _INDEX.size:
-            self._note_index(self._found.chunks[-1], length)
+        elif opcode == MESSAGE_INDEX and self.found.chunks and length >= _INDEX.size:
+            self._note_index(self.found.chunks[-1], length)
         elif opcode == CHANNEL and length <= _MAX_CHANNEL_BYTES:
-            _note_channel(self._file.read(length), self._found.topics)
+            _note_channel(self._file.read(length), self.found.topics)
 
     def _add(self, chunk: Chunk) -> None:
         size = max(chunk.inflated_bytes, chunk.stored_bytes)
@@ -89,11 +87,11 @@ class _Walk:
             self._num_inflated += chunk.inflated_bytes
         if self._num_inflated > self._effort.max_inflated:
             raise EffortSpent(f"its chunks claim more than {self._effort.max_inflated >> 20} MiB together")
-        if len(self._found.chunks) >= MAX_CHUNKS:
+        if len(self.found.chunks) >= MAX_CHUNKS:
             raise EffortSpent(f"it has more than {MAX_CHUNKS} chunks")
-        self._found.chunks.append(chunk)
+        self.found.chunks.append(chunk)
 
-    def _chunk(self, length: int) -> Chunk | None:
+    def _chunk(self, body: int, length: int) -> Chunk | None:
         """The head of a chunk record; None when it contradicts itself."""
         if length < _CHUNK.size + 8:
             return None
@@ -102,8 +100,8 @@ class _Walk:
             return None
         name = self._file.read(name_bytes).decode("ascii", "replace")
         (stored,) = self._unpack(_SIZE)
-        offset = self._at + _CHUNK.size + name_bytes + 8
-        if offset + stored != self._at + length:
+        offset = body + _CHUNK.size + name_bytes + 8
+        if offset + stored != body + length:
             return None
         return Chunk(offset, stored, inflated, crc, name, start_ns, end_ns)
 

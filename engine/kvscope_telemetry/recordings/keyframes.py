@@ -47,6 +47,10 @@ class Keyframes:
             return None
         if log_time_ns - self._last_ns < self._interval_ns or self._is_early:
             return None
+        return self.now(log_time_ns)
+
+    def now(self, log_time_ns: int) -> Snapshot | None:
+        """A keyframe, due or not; None where the state is not known."""
         self._follower.settle()
         if self._follower.is_lost:
             return None

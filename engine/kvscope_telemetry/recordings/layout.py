@@ -42,7 +42,7 @@ JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
 }
 """Channels that are JSON: name of the schema, and of what it is."""
 
-CHUNK_BYTES: Final = 64 << 10
+CHUNK_BYTES: Final = 256 << 10
 """What a killed process loses at most, besides what came in the last second."""
 MAX_CHUNK_BYTES: Final = 128 << 20
 """Inflated; a keyframe of 4 million blocks is 104 MB. Chunks that claim more are refused before they are read."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from mcap.writer import CompressionType, Writer
 
@@ -23,10 +23,45 @@ from kvscope_telemetry.recordings.layout import (
     SUFFIX,
     TOPICS,
 )
+from kvscope_telemetry.recordings.regular_file import hold_for_writing
 from kvscope_telemetry.summaries.summary import schema_of
 
 LIBRARY: Final = "kvscope"
 BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 2
+
+
+class RecordingFile(Protocol):
+    """Where a recording's messages go: one file, or one after another."""
+
+    @property
+    def path(self) -> Path:
+        """What it is called once it is whole."""
+
+    @property
+    def part(self) -> Path:
+        """What it is called until then."""
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether a new file should begin: `begin_anew` it with the whole state."""
+
+    def begin_anew(self) -> None:
+        """End this file; what is added from now on goes into the next."""
+
+    def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
+        """Append a message."""
+
+    def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
+        """Append messages (channel, log time, data) as a chunk, or chunks, of their own."""
+
+    def flush(self) -> None:
+        """Hand all to the system."""
+
+    def finish(self) -> None:
+        """Make it whole."""
+
+    def abandon(self) -> None:
+        """Leave it as it is."""
 
 
 class McapFile:
@@ -45,6 +80,7 @@ class McapFile:
             raise BadInput(f"recording {str(self.part)!r} exists already: choose another name, or move it") from None
         except OSError as error:
             raise BadInput(f"recording {str(path)!r} cannot be written: {error.strerror}") from None
+        hold_for_writing(self._stream)
         # Any: two of its methods bear no types.
         self._writer: Any = Writer(self._stream, chunk_size=CHUNK_BYTES, compression=CompressionType.ZSTD)
         self._writer.start(PROFILE, LIBRARY)
@@ -52,6 +88,20 @@ class McapFile:
         for channel, topic in TOPICS.items():
             given = self._register(channel, topic, schema)
             assert given == channel, f"channel {topic} got the id {given}"
+
+    @property
+    def wants_state(self) -> bool:
+        """It goes on in this one file."""
+        return False
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file so far, but for the chunk in progress."""
+        return 0 if self._stream.closed else self._stream.tell()
+
+    def begin_anew(self) -> None:
+        """It never asks for that."""
+        raise AssertionError("one file is one file")
 
     def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
         """Append a message. A keyframe or a leap, like all that is big, gets a chunk of its own."""

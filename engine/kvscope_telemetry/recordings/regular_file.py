@@ -1,13 +1,17 @@
-"""Opening a file that somebody names: a plain file and nothing that could be waited at. Knows no format."""
+"""Opening a file that somebody names: a plain file and nothing that could be waited at; and finding it again under its
+other name once who writes it has made it whole. Knows no format."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recordings.layout import PART_SUFFIX
 
 _KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
@@ -41,6 +45,69 @@ def stored_bytes(file: BinaryIO) -> int:
     """How much of `file` is on the disk: the holes of a sparse one are not counted."""
     status = os.fstat(file.fileno())
     return min(status.st_size, _BLOCK_BYTES * status.st_blocks)
+
+
+def hold_for_writing(file: BinaryIO) -> None:
+    """Let readers know, until `file` is closed or the process ends, that there may be more to come."""
+    with contextlib.suppress(OSError):  # a file system without locks: then they do not
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class FollowedFile:
+    """`path`, or what it is called without `.part` once it is whole. Holds no file open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._identity: tuple[int, int] | None = None
+        self._num_bytes = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is there under neither name."""
+        return not any(name.exists() for name in self._names)
+
+    def open(self) -> BinaryIO:
+        """As `open_regular`. What took its place meanwhile is not it."""
+        try:
+            return open_regular(self.path)
+        except BadInput:
+            if len(self._names) == 1 or self.path.exists():
+                raise
+        file = open_regular(self._names[-1])
+        if self._identity not in (None, _identity(file)):
+            file.close()
+            raise BadInput(f"recording {str(self.path)!r} cannot be read: another file took its place")
+        self.path = self._names[-1]
+        return file
+
+    def is_written(self) -> bool:
+        """Whether somebody holds it for writing (`hold_for_writing`)."""
+        try:
+            with self.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+        return False
+
+    def note_size(self, file: BinaryIO) -> None:
+        """It is looked at now as far as it goes."""
+        self._identity, self._num_bytes = _identity(file), os.fstat(file.fileno()).st_size
+
+    def has_grown(self) -> bool:
+        """Whether there is more than at the last look."""
+        with self.open() as file:
+            return os.fstat(file.fileno()).st_size > self._num_bytes
+
+    @property
+    def _names(self) -> tuple[Path, ...]:
+        return (self.path, self.path.with_suffix("")) if self.path.suffix == PART_SUFFIX else (self.path,)
+
+
+def _identity(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
 
 
 def _why(path: Path, error: OSError | ValueError) -> str:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.messages.telemetry import Hello, Snapshot
 from kvscope_telemetry.messages.wire import decode_telemetry
-from kvscope_telemetry.recordings.chunk_walk import ChunkList, find_chunks
+from kvscope_telemetry.recordings.chunk_walk import ChunkList, ChunkWalk
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_LOG_TIME_NS, Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent, Watch
 from kvscope_telemetry.recordings.layout import KEYFRAMES, STATE, TOPICS
-from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
+from kvscope_telemetry.recordings.regular_file import FollowedFile, stored_bytes
 
 
 @dataclass(slots=True)
@@ -36,59 +35,71 @@ class Survey:
     damages: list[str] = field(default_factory=list)
     """Of each chunk that was left out, where it is and why."""
 
+    def add(self, new: list[Chunk]) -> None:
+        """More chunks, sorted."""
+        in_order = not (self.chunks and new) or self.chunks[-1].start_ns <= new[0].start_ns
+        self.chunks += new
+        if not in_order:
+            self.chunks.sort(key=lambda chunk: chunk.start_ns)
 
-def survey(path: Path, watch: Watch | None = None) -> Survey:
-    """What is in `path`. Raises BadInput in one line for what is no recording, OpeningCancelled if `watch` says so."""
+
+def survey(followed: FollowedFile, surveyor: Surveyor, watch: Watch | None = None) -> list[Chunk]:
+    """What `surveyor` has not seen of a file. Raises BadInput in one line for what is no recording, OpeningCancelled if
+    `watch` says so."""
     try:
-        with open_regular(path) as file:
+        with followed.open() as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise BadInput(f"{str(path)!r} is not a recording: it does not begin as an MCAP file does")
-            found = _Surveyor(file, Effort(stored_bytes(file), watch)).run()
+                raise BadInput(f"{str(followed.path)!r} is not a recording: it does not begin as an MCAP file does")
+            followed.note_size(file)
+            return surveyor.run(file, Effort(stored_bytes(file), watch))
     except OSError as error:
-        raise BadInput(f"recording {str(path)!r} cannot be read: {error.strerror}") from None
-    if not found.hellos:
-        reason = found.limit or next(iter(found.damages), "")
-        raise BadInput(
-            f"recording {str(path)!r} holds no telemetry that can be read" + (f": {reason}" if reason else "")
-        )
-    return found
+        raise BadInput(f"recording {str(followed.path)!r} cannot be read: {error.strerror}") from None
 
 
-class _Surveyor:
-    def __init__(self, file: BinaryIO, effort: Effort) -> None:
-        self._file = file
-        self._effort = effort
-        self._found = Survey()
+class Surveyor:
+    """Looks at a file, and again once it is longer: then at what is new."""
 
-    def run(self) -> Survey:
-        found = self._found
-        self._effort.begin_step(0.0, 0.5)
-        walked = find_chunks(self._file, self._effort)
+    def __init__(self) -> None:
+        self.found = Survey()
+        self._walk = ChunkWalk(len(MAGIC))
+        self._num_walked = 0
+        self._file: BinaryIO
+        self._effort: Effort
+
+    def run(self, file: BinaryIO, effort: Effort) -> list[Chunk]:
+        """The chunks that are new and hold, in the order of their times; they are in `found` too."""
+        self._file, self._effort = file, effort
+        found, walked = self.found, self._walk.found
+        effort.begin_step(0.0, 0.5)
+        self._walk.run(file, effort)
         found.is_complete, found.limit = walked.is_complete, walked.limit
         found.channels = {kind: walked.topics[topic] for kind, topic in TOPICS.items()}
-        self._effort.begin_step(0.5, 0.9)
-        found.chunks = self._believed(walked)
-        self._effort.begin_step(0.9, 1.0)
+        effort.begin_step(0.5, 0.9)
+        new = self._believed(walked)
+        self._num_walked = len(walked.chunks)
+        effort.begin_step(0.9, 1.0)
         try:
-            self._find_hellos()
+            self._find_hellos(new)
         except EffortSpent as spent:
             found.limit = found.limit or str(spent)
-        return found
+        found.add(new)
+        return new
 
     def _believed(self, walked: ChunkList) -> list[Chunk]:
         """The chunks whose times and counts hold, sorted. Where they are in doubt the messages themselves say."""
         believed: list[Chunk] = []
-        last = walked.chunks[-1] if walked.chunks and not walked.is_complete else None
-        for place, chunk in enumerate(walked.chunks):
-            self._effort.is_at(place / len(walked.chunks))
+        new = walked.chunks[self._num_walked :]
+        last = new[-1] if new and not walked.is_complete else None
+        for place, chunk in enumerate(new):
+            self._effort.is_at(place / len(new))
             if chunk.is_doubtful or chunk is last:  # a file may end within the indexes of its last chunk
                 try:
                     self._settle(chunk)
                 except EffortSpent as spent:
-                    self._found.limit = self._found.limit or str(spent)
+                    self.found.limit = self.found.limit or str(spent)
                     break
             if chunk.damage:
-                self._found.damages.append(chunk.where)
+                self.found.damages.append(chunk.where)
             elif chunk.counts:
                 believed.append(chunk)
         return sorted(believed, key=lambda chunk: chunk.start_ns)
@@ -103,25 +114,22 @@ class _Surveyor:
         elif times:
             chunk.start_ns, chunk.end_ns = min(times), max(times)
 
-    def _find_hellos(self) -> None:
+    def _find_hellos(self, new: list[Chunk]) -> None:
         """Of all epochs; from keyframes only when there are no others."""
         for kind in (STATE, KEYFRAMES):
-            channel = self._found.channels[kind]
-            holding = [chunk for chunk in self._found.chunks if channel in chunk.counts]
+            channel = self.found.channels[kind]
+            holding = [chunk for chunk in new if channel in chunk.counts]
             for place, chunk in enumerate(holding):
                 self._effort.is_at(place / len(holding))
-                self._found.hellos += self._hellos_in(chunk, channel)
-            if self._found.hellos:
+                try:
+                    messages = self._read(chunk)
+                except DamagedChunk:
+                    self.found.damages.append(chunk.where)
+                    new.remove(chunk)
+                    continue
+                self.found.hellos += _hellos(message for message in messages if message.channel == channel)
+            if self.found.hellos:
                 return
-
-    def _hellos_in(self, chunk: Chunk, channel: int) -> Iterator[Hello]:
-        try:
-            messages = self._read(chunk)
-        except DamagedChunk:
-            self._found.damages.append(chunk.where)
-            self._found.chunks.remove(chunk)
-            return
-        yield from _hellos(message for message in messages if message.channel == channel)
 
     def _read(self, chunk: Chunk) -> list[RawMessage]:
         self._effort.spend(0 if chunk.damage else chunk.inflated_bytes)

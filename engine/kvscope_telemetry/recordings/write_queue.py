@@ -11,6 +11,9 @@ from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 
 MAX_QUEUED_BYTES: Final = 64 << 20
+GATHER_S: Final = 0.05
+"""Who takes lets so much time come together: at hundreds of messages a second waking up costs more than writing."""
+_MUCH_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,12 @@ class Queued:
     message: TelemetryMessage
     data: bytes | None
     num_bytes: int
+    log_time_ns: int | None
+    """When it was, by the wall clock; None: as the recording's clock says."""
+
+
+Mark = threading.Event
+"""Waits among the messages: set once all before it are written, or nobody writes any more."""
 
 
 class RecordingQueue:
@@ -28,30 +37,47 @@ class RecordingQueue:
     def __init__(self, max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._messages: deque[Queued] = deque()
+        self._messages: deque[Queued | Mark] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
+        self._is_urgent = False
+        """Whether somebody waits, or much does."""
         self.num_refused = 0
         """Messages that `put` did not take, and those that waited when nobody took them any more."""
 
-    def put(self, message: TelemetryMessage, data: bytes | None, *, wait: bool) -> bool:
-        """Append; False when it was not taken. `wait` waits for room. One alone is taken whatever its size."""
+    def put(self, message: TelemetryMessage, data: bytes | None, *, wait: bool, log_time_ns: int | None = None) -> bool:
+        """Append; False when it was not taken. `wait` waits for room. Where little waits any size is taken."""
         num_bytes = approximate_bytes(message) if data is None else len(data)
         with self._changed:
             while wait and not self._is_closed and self._is_full(num_bytes):
+                self._hurry()
                 self._changed.wait()
             if self._is_closed or self._is_full(num_bytes):
                 self.num_refused += 1
                 return False
-            self._messages.append(Queued(message, data, num_bytes))
+            self._messages.append(Queued(message, data, num_bytes, log_time_ns))
             self._num_bytes += num_bytes
-            self._changed.notify_all()
+            if self._num_bytes >= min(_MUCH_BYTES, self._max_bytes // 2):
+                self._hurry()
+            elif len(self._messages) == 1:
+                self._changed.notify_all()
             return True
 
-    def take(self, timeout_s: float) -> list[Queued] | None:
-        """All that waits, at once or after `timeout_s`; None when it is closed and empty."""
+    def put_mark(self, mark: Mark) -> None:
+        """Append a mark, whatever waits; it is set at once when nothing more is put."""
         with self._changed:
-            self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s)
+            if self._is_closed:
+                mark.set()
+            else:
+                self._messages.append(mark)
+                self._hurry()
+
+    def take(self, timeout_s: float) -> list[Queued | Mark] | None:
+        """All that waits, soon or after `timeout_s`; None when it is closed and empty."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s):
+                self._changed.wait_for(lambda: self._is_urgent or self._is_closed, GATHER_S)
+            self._is_urgent = False
             if self._is_closed and not self._messages:
                 return None
             taken, self._messages, self._num_bytes = list(self._messages), deque(), 0
@@ -63,9 +89,20 @@ class RecordingQueue:
         with self._changed:
             self._is_closed = True
             if discard:
-                self.num_refused += len(self._messages)
+                for waiting in self._messages:
+                    if isinstance(waiting, Mark):
+                        waiting.set()
+                    else:
+                        self.num_refused += 1
                 self._messages.clear()
             self._changed.notify_all()
 
+    def _hurry(self) -> None:
+        if not self._is_urgent:
+            self._is_urgent = True
+            self._changed.notify_all()
+
     def _is_full(self, num_bytes: int) -> bool:
-        return bool(self._messages) and self._num_bytes + num_bytes > self._max_bytes
+        if not self._messages or self._num_bytes + num_bytes <= self._max_bytes:
+            return False
+        return num_bytes <= self._max_bytes or self._num_bytes > self._max_bytes // 2

@@ -9,36 +9,47 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.annotations import Annotations
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
 from kvscope_telemetry.recordings.layout import MAX_RECORDED_MESSAGE_BYTES, channel_of
 from kvscope_telemetry.recordings.log_clock import LogClock
-from kvscope_telemetry.recordings.mcap_file import McapFile
-from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Queued, RecordingQueue
+from kvscope_telemetry.recordings.mcap_file import McapFile, RecordingFile
+from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
+MAX_TOLD: Final = 100_000
 FLUSH_S: Final = 1.0
 """The longest that a message waits in a chunk that is not full."""
 
 
 class RecordingWriter:
     """Writes `path` (`.mcap`); until `close` it is called `path.part`. Raises BadInput for a path that will not do.
+    Instead of a path, files of another kind (`RecordingFile`) may be given.
 
     A recording can be played from its first snapshot on: give it one at the start, and after each hole.
     """
 
     def __init__(
-        self, path: Path | str, *, keyframe_interval_ns: int = INTERVAL_NS, max_queued_bytes: int = MAX_QUEUED_BYTES
+        self,
+        path: Path | str | RecordingFile,
+        *,
+        keyframe_interval_ns: int = INTERVAL_NS,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        tells_course: bool = False,
     ) -> None:
-        self._file = McapFile(Path(path))
+        self._file: RecordingFile = McapFile(Path(path)) if isinstance(path, str | Path) else path
         self._clock = LogClock()
         self._annotations = Annotations(keyframe_interval_ns)
+        self.course: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_course else None
+        """Where asked for, what was summarized: the oldest first, for another thread to take."""
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
         """Messages in the file as they came: what is made of them is not counted."""
@@ -46,6 +57,7 @@ class RecordingWriter:
         self.failure = ""
         """Why the recording ended before its time; empty while all is well."""
         self._next_flush_s = time.monotonic() + FLUSH_S
+        self._marks: list[Mark] = []  # among what is being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
 
@@ -55,16 +67,35 @@ class RecordingWriter:
         return self._file.path
 
     @property
+    def part(self) -> Path:
+        """What it is called until then."""
+        return self._file.part
+
+    @property
     def num_dropped(self) -> int:
         """Messages that are not in the file: the queue was full, one was too large, or the recording had ended."""
         return self._queue.num_refused + self._num_lost
 
-    def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
+    def write(
+        self,
+        message: TelemetryMessage,
+        data: bytes | None = None,
+        *,
+        wait: bool = False,
+        log_time_ns: int | None = None,
+    ) -> bool:
         """Record `message`, or the bytes that it came as. Takes a microsecond or two and never blocks.
 
         `wait` waits for room in the queue instead of dropping, for who has no clock to keep up with. False: dropped.
+        `log_time_ns` is for who knows when it was by the wall clock; such times never go back.
         """
-        return self._queue.put(message, data, wait=wait)
+        return self._queue.put(message, data, wait=wait, log_time_ns=log_time_ns)
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Hand to the system all that was given up to now; whether that was done within `timeout_s`."""
+        mark = Mark()
+        self._queue.put_mark(mark)
+        return mark.wait(timeout_s) and not self.failure
 
     def close(self) -> None:
         """Write what waits; the file gets its name. Idempotent.
@@ -91,32 +122,60 @@ class RecordingWriter:
     def _run(self) -> None:
         try:
             while (taken := self._queue.take(FLUSH_S)) is not None:
-                self._num_lost += len(taken)
-                for queued in taken:
-                    self._record(queued)
+                self._write(taken)
                 self._flush_when_due()
             self._file.add_together(self._annotations.glance(at_end=True))
+            self._tell()
             self._file.finish()
         except OSError as error:
             self._fail(error.strerror or str(error))
+        except KvscopeError as error:
+            self._fail(str(error))
         except Exception as error:  # whatever it is, it ends the recording and not the engine
             self._fail(f"{type(error).__name__}: {error}")
+
+    def _write(self, taken: list[Queued | Mark]) -> None:
+        self._marks = [each for each in taken if isinstance(each, Mark)]
+        self._num_lost += len(taken) - len(self._marks)
+        for each in taken:
+            if isinstance(each, Mark):
+                self._file.flush()
+                each.set()
+            else:
+                self._record(each)
 
     def _record(self, queued: Queued) -> None:
         message, data = queued.message, queued.data
         data = encode(message) if data is None else data
         if len(data) > MAX_RECORDED_MESSAGE_BYTES:
             return
-        log_time_ns = self._clock.log_time_ns(message)
+        given_ns = queued.log_time_ns
+        log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
         self._file.add(channel_of(message), log_time_ns, data)
         self.num_written += 1
         self._num_lost -= 1
         seekable = self._annotations.add(message, log_time_ns)
         if seekable is not None:
             self._file.add(*seekable)
+        if isinstance(message, Frame | Snapshot) and self._file.wants_state:
+            self._begin_anew(log_time_ns)
         self._file.add_together(self._annotations.glance())
-        self._annotations.new_summaries.clear()
-        self._annotations.new_events.clear()
+        self._tell()
+
+    def _begin_anew(self, log_time_ns: int) -> None:
+        """The next file can be read without those before it."""
+        head = self._annotations.restate(log_time_ns)
+        if head:
+            self._file.add_together(self._annotations.glance(is_due=True))
+            self._file.begin_anew()
+            for entry in head:
+                self._file.add(*entry)
+
+    def _tell(self) -> None:
+        new = self._annotations.new
+        if self.course is not None:
+            self.course.extend(new)
+        new.clear()
 
     def _flush_when_due(self) -> None:
         if time.monotonic() >= self._next_flush_s:
@@ -126,5 +185,7 @@ class RecordingWriter:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self._queue.close(discard=True)
+        for mark in self._marks:
+            mark.set()
         with contextlib.suppress(OSError):  # it is the same full disk
             self._file.abandon()

@@ -1,4 +1,4 @@
-"""A client's two sockets, SUB and DEALER; the one client-side file that touches ZeroMQ.
+"""A client's two sockets, SUB and DEALER; the client-side file that makes them.
 
 Owns connecting, options and bounds. Every method but `wake` belongs to the one thread that reads. Knows
 bytes, not messages. Reconnecting is ZeroMQ's work and goes on for as long as the sockets are open.
@@ -6,24 +6,26 @@ bytes, not messages. Reconnecting is ZeroMQ's work and goes on for as long as th
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Final
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from kvscope_telemetry.keys.key_files import ClientKey
-from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES
+from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, MAX_TELEMETRY_BYTES
+from kvscope_telemetry.sockets.client_line import ClientLine
 from kvscope_telemetry.sockets.endpoints import endpoints, is_ipv6, require_curve
-from kvscope_telemetry.sockets.handshakes import FINAL_EVENTS, HANDSHAKE_EVENTS, Handshakes
+from kvscope_telemetry.sockets.handshakes import Handshakes
+from kvscope_telemetry.sockets.tracked_send import send_tracked
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
 RECEIVE_HIGH_WATER: Final = 10_000
-"""Telemetry messages that wait here for the reading thread: two seconds at 5,000 a second."""
+"""Telemetry messages that wait here for the reading thread: two seconds at 5,000 a second. Fewer of large ones."""
+REPLY_HIGH_WATER: Final = 1_000
 SEND_HIGH_WATER: Final = 1_000
+BIG_BYTES: Final = 64 << 10
+"""Commands from this size leave one at a time: what an engine does not read waits where it is counted."""
 RECONNECT_MS: Final = (50, 1_000)
-KNOCK_AGAIN_S: Final = 0.5
 LINGER_MS: Final = 200
 """A command sent right before the end (an abort, a shutdown) gets this long to leave."""
 TCP_HEARTBEAT_MS: Final = (2_000, 10_000)
@@ -42,48 +44,55 @@ class ClientSockets:
         require_curve(endpoint, has_keys=key is not None)
         self._wakeup = Wakeup()
         self._context = zmq.Context()
-        self._telemetry = self._context.socket(zmq.SUB)
         self._command = self._context.socket(zmq.DEALER)
-        self._monitors = [
-            (socket.get_monitor_socket(HANDSHAKE_EVENTS), Handshakes(endpoint, key), socket, address)
-            for socket, address in ((self._telemetry, addresses.telemetry), (self._command, addresses.command))
-        ]
-        self._given_up: list[tuple[float, zmq.Socket[bytes], str]] = []
-        self._configure(key, is_tcp=endpoint.startswith("tcp"), ipv6=is_ipv6(endpoint))
-        self._telemetry.connect(addresses.telemetry)
-        self._command.connect(addresses.command)
+        telemetry = self._context.socket(zmq.SUB)
+        _configure(telemetry, key, endpoint, MAX_TELEMETRY_BYTES)
+        _configure(self._command, key, endpoint, MAX_MESSAGE_BYTES)
+        telemetry.subscribe(b"")
+        self._command.sndhwm = SEND_HIGH_WATER
+        self._command.immediate = 1  # nothing queues for an engine that is not there
+        self._telemetry_line = ClientLine(telemetry, addresses.telemetry, Handshakes(endpoint, key), RECEIVE_HIGH_WATER)
+        self._command_line = ClientLine(self._command, addresses.command, Handshakes(endpoint, key), REPLY_HIGH_WATER)
+        self._lines = (self._telemetry_line, self._command_line)
+        self._big_command: zmq.MessageTracker | None = None
         self.is_ipc = endpoint.startswith("ipc")
 
     def wait(self, timeout_ms: int, *, replies: bool = True) -> None:
         """Return when something arrived, when woken, or after `timeout_ms`; `replies`: also for those."""
         poller = zmq.Poller()
-        poller.register(self._telemetry, zmq.POLLIN)
         poller.register(self._wakeup.reader, zmq.POLLIN)
-        for monitor, *_ in self._monitors:
-            poller.register(monitor, zmq.POLLIN)
-        if replies:
-            poller.register(self._command, zmq.POLLIN)
+        for line in self._lines:
+            poller.register(line.monitor, zmq.POLLIN)
+            if replies or line is not self._command_line:
+                poller.register(line.socket, zmq.POLLIN)
         poller.poll(timeout_ms)
         self._wakeup.clear()
-        self._watch_handshakes()
-        self._knock_again()
+        now_s = time.monotonic()
+        for line in self._lines:
+            line.look(now_s)
 
     def wake(self) -> None:
         """End `wait` now. From any thread."""
         self._wakeup.signal()
 
     def receive_telemetry(self, max_messages: int) -> list[bytes]:
-        """What waits on the telemetry socket, oldest first."""
-        return _receive(self._telemetry, max_messages)
+        """What waits on the telemetry socket, oldest first, as far as it is not too much at a time."""
+        return self._telemetry_line.receive(max_messages)
 
     def receive_replies(self, max_messages: int) -> list[bytes]:
-        """What waits on the command socket, oldest first."""
-        return _receive(self._command, max_messages)
+        """What waits on the command socket, oldest first, as far as it is not too much at a time."""
+        return self._command_line.receive(max_messages)
 
     def send(self, command: bytes) -> bool:
         """Hand a command to a live connection; False when there is none, or it takes no more."""
+        is_big = len(command) >= BIG_BYTES
+        if is_big and self._big_command is not None and not self._big_command.done:
+            return False
         try:
-            self._command.send(command, zmq.NOBLOCK)
+            if is_big:
+                self._big_command = send_tracked(self._command, command)
+            else:
+                self._command.send(command, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -91,12 +100,17 @@ class ClientSockets:
     @property
     def num_connections(self) -> int:
         """How many the command socket has had: a new number is a new connection."""
-        return self._monitors[1][1].num_done
+        return self._command_line.handshakes.num_done
 
     @property
     def refusal(self) -> str:
         """Why the engine does not let one of the sockets in, in one sentence; empty when nothing is wrong."""
-        return self._monitors[1][1].refusal or self._monitors[0][1].refusal
+        return self._command_line.handshakes.refusal or self._telemetry_line.handshakes.refusal
+
+    @property
+    def num_cut(self) -> int:
+        """Connections ended here because the engine sent without end, and messages that are none of ours."""
+        return sum(line.num_cut for line in self._lines)
 
     @property
     def is_connected(self) -> bool:
@@ -105,56 +119,19 @@ class ClientSockets:
 
     def close(self) -> None:
         """Close both sockets and the context; returns within `LINGER_MS` and a little."""
-        for monitor, _, socket, _ in self._monitors:
-            socket.disable_monitor()
-            monitor.close(linger=0)
-        self._telemetry.close(linger=0)
-        self._command.close(linger=LINGER_MS)
+        self._telemetry_line.close(linger_ms=0)
+        self._command_line.close(linger_ms=LINGER_MS)
         self._context.term()
         self._wakeup.close()
 
-    def _watch_handshakes(self) -> None:
-        for monitor, handshakes, socket, address in self._monitors:
-            while monitor.poll(0):
-                event = zmq.Event(recv_monitor_message(monitor)["event"])
-                handshakes.take(event)
-                if event in FINAL_EVENTS:
-                    self._given_up.append((time.monotonic() + KNOCK_AGAIN_S, socket, address))
 
-    def _knock_again(self) -> None:
-        """Connect anew where ZeroMQ gave up: after a refusal it does, but keys may come to be known."""
-        now_s = time.monotonic()
-        for due_s, socket, address in [entry for entry in self._given_up if entry[0] <= now_s]:
-            self._given_up.remove((due_s, socket, address))
-            with contextlib.suppress(zmq.ZMQError):  # it may have forgotten the address as well
-                socket.disconnect(address)
-            socket.connect(address)
-
-    def _configure(self, key: ClientKey | None, *, is_tcp: bool, ipv6: bool) -> None:
-        for socket in (self._telemetry, self._command):
-            socket.maxmsgsize = MAX_MESSAGE_BYTES
-            socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
-            socket.ipv6 = ipv6
-            if is_tcp:
-                socket.heartbeat_ivl, socket.heartbeat_timeout = TCP_HEARTBEAT_MS
-            if key is not None:
-                socket.curve_serverkey = key.engine.encode("ascii")
-                socket.curve_publickey = key.public.encode("ascii")
-                socket.curve_secretkey = key.secret.encode("ascii")
-        self._telemetry.rcvhwm = RECEIVE_HIGH_WATER
-        self._telemetry.subscribe(b"")
-        self._command.sndhwm = SEND_HIGH_WATER
-        self._command.immediate = 1  # nothing queues for an engine that is not there
-
-
-def _receive(socket: zmq.Socket[bytes], max_messages: int) -> list[bytes]:
-    messages: list[bytes] = []
-    try:
-        for _ in range(max_messages):
-            data = socket.recv(zmq.NOBLOCK)
-            if socket.rcvmore:  # our messages have one part; more cannot be one of them
-                data = b"".join([data, *socket.recv_multipart(zmq.NOBLOCK)])
-            messages.append(data)
-    except zmq.Again:
-        pass
-    return messages
+def _configure(socket: zmq.Socket[bytes], key: ClientKey | None, endpoint: str, max_bytes: int) -> None:
+    socket.maxmsgsize = max_bytes
+    socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS
+    socket.ipv6 = is_ipv6(endpoint)
+    if endpoint.startswith("tcp"):
+        socket.heartbeat_ivl, socket.heartbeat_timeout = TCP_HEARTBEAT_MS
+    if key is not None:
+        socket.curve_serverkey = key.engine.encode("ascii")
+        socket.curve_publickey = key.public.encode("ascii")
+        socket.curve_secretkey = key.secret.encode("ascii")

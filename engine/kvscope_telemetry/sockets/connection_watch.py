@@ -1,4 +1,4 @@
-"""Who is connected to a listening socket: how many, and how much each sent that is no whole message yet.
+"""Who is connected to a socket: how many, and how much each sent that is no whole message yet.
 
 ZeroMQ bounds neither, but it says which descriptor a connection has, and shutting that down ends the connection as
 if its peer had: what it sent half is thrown away, and nobody else notices. Knows descriptors, not ZeroMQ.
@@ -48,25 +48,26 @@ class _Connection:
 
 
 class Connections:
-    """Of one listening socket, by descriptor.
+    """Of one listening socket, by descriptor; or, with `is_client`, of one that connects.
 
     At most `max_connections` live. `may_send(seconds)` says how many bytes a connection may send between two whole
     messages, or, where no message is ever read, in so many seconds of its life.
     """
 
-    def __init__(self, max_connections: int, may_send: Callable[[float], int]) -> None:
+    def __init__(self, max_connections: int, may_send: Callable[[float], int], *, is_client: bool = False) -> None:
         self.num_cut = 0
         self.num_refused = 0
         self._max_connections = max_connections
         self._may_send = may_send
         self._connections: dict[int, _Connection] = {}
+        self._is_client = is_client
         self._address: object = None
 
     def __len__(self) -> int:
         return len(self._connections)
 
     def listen(self, endpoint: str) -> None:
-        """Where it listens: `ipc://PATH` or `tcp://HOST:PORT`. Only connections to there are ever touched."""
+        """Where the socket listens: `ipc://PATH` or `tcp://HOST:PORT`. Only connections to there are ever touched."""
         scheme, _, rest = endpoint.partition("://")
         self._address = rest if scheme == "ipc" else int(rest.rpartition(":")[2])
 
@@ -93,6 +94,11 @@ class Connections:
             connection.mark_bytes = _received_bytes(descriptor)
             connection.num_looks = 0
             connection.mark_resident = 0
+
+    def heard_all(self) -> None:
+        """A whole message was read, and there is hardly more than one that it can be of."""
+        for descriptor in self._connections:
+            self.heard(descriptor)
 
     def cut(self, descriptor: int) -> None:
         """End a connection."""
@@ -149,7 +155,10 @@ class Connections:
                     ours.shutdown(socket.SHUT_RDWR)
 
     def _is_here(self, connection: socket.socket) -> bool:
-        name = connection.getsockname()
+        try:
+            name = connection.getpeername() if self._is_client else connection.getsockname()
+        except OSError:
+            return False  # its peer is gone
         return bool((name[1] if isinstance(name, tuple) else name) == self._address)
 
 

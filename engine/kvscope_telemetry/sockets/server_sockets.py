@@ -25,7 +25,7 @@ from kvscope_telemetry.errors import BadInput, EndpointInUse, KvscopeError, Prot
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Failed, Reply
 from kvscope_telemetry.messages.roles import Caller, Role, not_allowed
-from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import MAX_TELEMETRY_BYTES, Frame, Heartbeat, TelemetryMessage
 from kvscope_telemetry.messages.unreadable import answer_unreadable
 from kvscope_telemetry.messages.wire import decode_command, encode
 from kvscope_telemetry.sockets import zap
@@ -61,6 +61,9 @@ MAX_READ_BYTES: Final = MAX_COMMAND_BYTES + (1 << 20)
 """Up to this a command is read, and refused with the reason; above, its connection is cut."""
 MAX_UNREAD_COMMANDS: Final = 4
 """Of one client, in ZeroMQ's hands."""
+MAX_SUBSCRIPTION_BYTES: Final = (128, 1024)
+"""Without and with keys. Ours is empty, a handshake takes 40 bytes, with keys 300; ZeroMQ keeps each that it is sent
+for some 48 times its length and does not count them."""
 MAX_UNSENT_REPLIES: Final = 256
 """Of one client, in ZeroMQ's hands."""
 HANDSHAKE_MS: Final = 2_000
@@ -180,7 +183,7 @@ class ServerSockets:
 
     def _configure_publisher(self) -> None:
         self._publisher.sndhwm = PUBLISH_HIGH_WATER
-        self._publisher.maxmsgsize = 1024  # subscriptions and handshakes, nothing more
+        self._publisher.maxmsgsize = MAX_SUBSCRIPTION_BYTES[self._guests.has_keys]
         self._publisher.handshake_ivl = HANDSHAKE_MS
         self._watch.attach(self._publisher, self._subscribers)
         self._guests.guard(self._publisher)
@@ -373,7 +376,7 @@ class ServerSockets:
         self._on_published(message, data)
         if len(data) < BIG_BYTES:
             self._publisher.send(data, zmq.NOBLOCK)
-        elif self._has_room(len(data)):
+        elif len(data) <= MAX_TELEMETRY_BYTES and self._has_room(len(data)):
             self._big_messages.append((send_tracked(self._publisher, data), len(data)))
         else:
             self._num_unsent += 1

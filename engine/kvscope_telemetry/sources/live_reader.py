@@ -10,11 +10,10 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
 from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
-from kvscope_telemetry.messages.commands import Abort, Failed, GetSnapshot, GetStatus, Reply, Status
+from kvscope_telemetry.messages.commands import Abort, Failed, GetSnapshot, GetStatus, Status
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
     Frame,
@@ -30,19 +29,19 @@ from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode, tag_of
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.sockets.intake import MAX_READ_BYTES
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.awaited_requests import AwaitedRequests
 from kvscope_telemetry.sources.liveness import Liveness
 from kvscope_telemetry.sources.outgoing import Outgoing
 from kvscope_telemetry.sources.pending import Pending
+from kvscope_telemetry.sources.reply_queue import ReplyQueue
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.extras import Extras
 from kvscope_telemetry.state.sync import FIRST_TAG, Sync
 
 MAX_MESSAGES_A_PASS: Final = 512
-MAX_REPLIES_WAITING: Final = 50_000
-"""More wait at the engine, which gives the client up when it is too many."""
 NAP_S: Final = 0.004
 TICK_MS: Final = 100
 ASK_STATUS_NS: Final = 500_000_000
@@ -51,6 +50,7 @@ ASK_ROLE_NS: Final = 5_000_000_000
 QUIET_NS: Final = 250_000_000
 """A connection this old without a word is asked for a snapshot; before, the first message asks for it, so
 that nothing falls between the snapshot and a subscription that is still on its way."""
+SENDS_TOO_MUCH: Final = "the engine sends more than can be read, or what is none of our messages: it was disconnected"
 _OF_THE_STATE: Final = (Hello.__name__, Snapshot.__name__, Frame.__name__)
 MAX_LATENCY_NS: Final = 3_600_000_000_000
 """More than this is not latency but another clock."""
@@ -63,7 +63,7 @@ class LiveReader:
         self.feed = SinkFeed(sink)
         self.pending = Pending()
         self.outgoing = Outgoing()
-        self.replies: deque[Reply] = deque()
+        self.replies = ReplyQueue()
         self.changed = threading.Condition()
         """Notified after each pass in which something came."""
         self._sockets = sockets
@@ -83,6 +83,7 @@ class LiveReader:
         self._connected_ns = 0
         self._asked_status_ns = 0
         self._failure = ""
+        self._num_cut = 0
         self._extras = Extras()
 
     # Any thread.
@@ -112,7 +113,7 @@ class LiveReader:
             frames_received=self._frames_received,
             frames_dropped=self._sync.num_dropped + self.pending.num_frames_discarded,
             resyncs=self._sync.num_resyncs,
-            messages_rejected=self._messages_rejected,
+            messages_rejected=self._messages_rejected + self._sockets.num_cut,
             num_skipped=self._unknowns.num_skipped,
             num_unknown=self._unknowns.values,
             latency_ns=self._latency_ns,
@@ -141,16 +142,16 @@ class LiveReader:
             self._sockets.close()
 
     def _pass(self) -> None:
-        self._sockets.wait(TICK_MS, replies=len(self.replies) < MAX_REPLIES_WAITING)
+        self._sockets.wait(TICK_MS, replies=self.replies.room > 0)
         now_ns = time.monotonic_ns()
         self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
-        # All of them: what is still unread when a connection ends goes with it at the next look at the connection.
+        # As many as there is room for: what is unread when a connection ends goes with it when it is next looked at.
         num_replies = self._read_replies(now_ns)
         for data in messages:
             self._read_telemetry(data, now_ns)
         self._tick(now_ns)
-        self._hand_over()
+        self._hand_over(sum(map(len, messages)))
         if messages or num_replies:
             with self.changed:
                 self.changed.notify_all()
@@ -159,10 +160,14 @@ class LiveReader:
 
     def _read_replies(self, now_ns: int) -> int:
         """Read what waits, as far as there is room; how many there were."""
-        replies = self._sockets.receive_replies(MAX_REPLIES_WAITING - len(self.replies))
-        for data in replies:
-            self._read_reply(data, now_ns)
-        return len(replies)
+        num_read = 0
+        while replies := self._sockets.receive_replies(self.replies.room):
+            num_read += len(replies)
+            for data in replies:
+                self._read_reply(data, now_ns)
+            if sum(map(len, replies)) >= MAX_READ_BYTES:
+                break  # telemetry has its turn
+        return num_read
 
     def _read_telemetry(self, data: bytes, now_ns: int) -> None:
         try:
@@ -177,7 +182,7 @@ class LiveReader:
         if isinstance(message, Frame):
             self._frames_received += 1
             self._measure_latency(message, now_ns)
-            self._sync.frame(message, now_ns, data if self.feed.is_on else None)
+            self._sync.frame(message, now_ns, data)
         elif self._take_other(message, now_ns):
             self.feed.other(message, data)
 
@@ -226,7 +231,7 @@ class LiveReader:
             self._sync.refused(reply.tag)
         else:
             self._awaited.heard(reply)
-            self.replies.append(reply)
+            self.replies.put(reply, len(data))
 
     def _take_snapshot(self, snapshot: Snapshot, data: bytes, now_ns: int) -> None:
         is_awaited = self._sync.is_awaited(snapshot)
@@ -264,10 +269,17 @@ class LiveReader:
             if not is_connected:
                 self._sync.disconnected()
         self._liveness.refusal = self._sockets.refusal
+        self._note_cuts()
         if is_connected and self._introduced(now_ns):
             self._ask(now_ns)
             self._send_waiting()
-        self.replies.extend(self.outgoing.expired(now_ns))
+        for refusal in self.outgoing.expired(now_ns):
+            self.replies.put(refusal)
+
+    def _note_cuts(self) -> None:
+        if self._sockets.num_cut != self._num_cut:
+            self._num_cut = self._sockets.num_cut
+            self._liveness.rejection = SENDS_TOO_MUCH
 
     def _introduced(self, now_ns: int) -> bool:
         """Say first on each connection who we are, and what we wait for; whether that is done."""
@@ -305,9 +317,10 @@ class LiveReader:
         if tag is not None and self._sockets.send(encode(GetSnapshot(tag=tag))):
             self._sync.sent(tag, now_ns)
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, num_bytes: int) -> None:
         for run in self._sync.take():
-            self.pending.put(coalesce(run.frames, snapshot=run.snapshot))
+            self.pending.put(coalesce(run.frames, snapshot=run.snapshot), num_bytes)
+            num_bytes = 0
         if not self._extras.is_empty:
-            self.pending.put(self._extras.update())
+            self.pending.put(self._extras.update(), num_bytes)
             self._extras = Extras()

@@ -103,8 +103,7 @@ class LiveSource:
 
     def take_replies(self) -> list[Reply]:
         """Answers since the last call, oldest first; those to our own questions are not among them."""
-        replies = self._reader.replies
-        return [replies.popleft() for _ in range(len(replies))]
+        return self._reader.replies.take_all()
 
     def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `predicate()` holds, looking again whenever something came; whether it did in time."""

@@ -6,6 +6,7 @@ no engine started later gets it. Knows no sockets.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,33 +17,47 @@ from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Repl
 from kvscope_telemetry.messages.wire import encode
 
 MAX_WAITING: Final = 10_000
+MAX_WAITING_BYTES: Final = 64 << 20
 MAX_WAIT_NS: Final = 5_000_000_000
 NO_ENGINE: Final = "the engine does not answer"
 
 
 class Outgoing:
-    """A bounded queue of commands."""
+    """A queue of commands, bounded in number and bytes."""
 
     def __init__(self) -> None:
         self._commands: deque[tuple[int, Command, bytes]] = deque()
+        self._bytes_put = 0  # by threads that put, under the lock; the next by the one that sends
+        self._bytes_gone = 0
+        self._lock = threading.Lock()
 
     def put(self, command: Command) -> None:
         """Append. Raises BadInput for a command above the size limit, EngineDead when too many wait."""
         data = encode(command)
         if len(data) > MAX_COMMAND_BYTES:
             raise BadInput(f"a command of {len(data)} bytes is not accepted: at most {MAX_COMMAND_BYTES}")
-        if len(self._commands) >= MAX_WAITING:
-            raise EngineDead(f"{NO_ENGINE}: {MAX_WAITING} commands wait for it already")
-        self._commands.append((time.monotonic_ns(), command, data))
+        with self._lock:
+            num_bytes = self._bytes_put - self._bytes_gone
+            if len(self._commands) >= MAX_WAITING or (num_bytes and num_bytes + len(data) > MAX_WAITING_BYTES):
+                raise EngineDead(
+                    f"{NO_ENGINE}: {len(self._commands)} commands with {num_bytes} bytes wait for it already"
+                )
+            self._bytes_put += len(data)
+            self._commands.append((time.monotonic_ns(), command, data))
 
     def send_all(self, send: Callable[[bytes], bool], sent: Callable[[Command], None] = lambda command: None) -> None:
         """Hand over from the oldest until `send` says that it takes no more; `sent` is told of each that left."""
         while self._commands and send(self._commands[0][2]):
-            sent(self._commands.popleft()[1])
+            sent(self._pop())
 
     def expired(self, now_ns: int) -> list[Reply]:
         """Answers to the commands that waited too long; they are gone."""
         replies: list[Reply] = []
         while self._commands and now_ns - self._commands[0][0] > MAX_WAIT_NS:
-            replies.append(refuse(self._commands.popleft()[1], NO_ENGINE))
+            replies.append(refuse(self._pop(), NO_ENGINE))
         return replies
+
+    def _pop(self) -> Command:
+        _, command, data = self._commands.popleft()
+        self._bytes_gone += len(data)
+        return command

@@ -15,6 +15,8 @@ from kvscope_telemetry.state.coalesce import merge, size_of
 
 MAX_ENTRIES: Final = 2_000_000
 """Changed blocks, requests, frames and events that wait: some 70 MB, ten seconds at 5,000 frames/s."""
+ENTRY_BYTES: Final = 32
+"""Of the wire, that count as an entry where that is more: names and words have no bound of their own."""
 
 
 class Pending:
@@ -23,22 +25,23 @@ class Pending:
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self.num_frames_discarded = 0
         self._max_entries = max_entries
-        self._updates: deque[Update] = deque()
+        self._updates: deque[tuple[Update, int]] = deque()
         self._num_entries = 0
         self._needs_snapshot = False
         self._overflowed = False
         self._lock = threading.Lock()
 
-    def put(self, update: Update) -> None:
-        """Append; what lacks the state before it is dropped."""
+    def put(self, update: Update, num_bytes: int = 0) -> None:
+        """Append, of so many bytes on the wire; what lacks the state before it is dropped."""
+        num_entries = max(1 + size_of(update), num_bytes // ENTRY_BYTES)
         with self._lock:
             if update.snapshot is not None:
                 self._needs_snapshot = self._overflowed = False
             elif self._needs_snapshot and update.series:
                 self.num_frames_discarded += len(update.series["seq"])
                 return
-            self._updates.append(update)
-            self._num_entries += 1 + size_of(update)
+            self._updates.append((update, num_entries))
+            self._num_entries += num_entries
             if self._num_entries > self._max_entries and len(self._updates) > 1:
                 self._discard()
                 self._overflowed = True
@@ -47,9 +50,10 @@ class Pending:
         """What waits, merged, up to the next snapshot: that begins the update after."""
         with self._lock:
             ready: list[Update] = []
-            while self._updates and not (ready and self._updates[0].snapshot is not None):
-                ready.append(self._updates.popleft())
-            self._num_entries -= sum(1 + size_of(update) for update in ready)
+            while self._updates and not (ready and self._updates[0][0].snapshot is not None):
+                update, num_entries = self._updates.popleft()
+                ready.append(update)
+                self._num_entries -= num_entries
         return merge(ready) if ready else None
 
     def discard(self) -> None:
@@ -64,7 +68,7 @@ class Pending:
             return overflowed
 
     def _discard(self) -> None:
-        self.num_frames_discarded += sum(len(u.series["seq"]) for u in self._updates if u.series)
+        self.num_frames_discarded += sum(len(u.series["seq"]) for u, _ in self._updates if u.series)
         self._updates.clear()
         self._num_entries = 0
         self._needs_snapshot = True

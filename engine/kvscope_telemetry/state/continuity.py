@@ -10,7 +10,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.state.state_place import StatePlace
 
 
-class Sequence:
+class Continuity:
     """Ask `takes` of every frame and snapshot in order; True: the state follows it."""
 
     def __init__(self) -> None:

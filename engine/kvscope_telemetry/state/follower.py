@@ -10,7 +10,7 @@ from typing import Final
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.continuity import Sequence
+from kvscope_telemetry.state.continuity import Continuity
 from kvscope_telemetry.state.mirror import Mirror
 
 MAX_PENDING: Final = 256
@@ -25,18 +25,18 @@ class Follower:
     def __init__(self) -> None:
         self.mirror = Mirror()
         self._pending: list[Frame] = []
-        self._sequence = Sequence()
+        self._continuity = Continuity()
 
     @property
     def is_lost(self) -> bool:
         """Whether the state is not known: no snapshot came yet, or frames are missing since."""
-        return self._sequence.is_lost
+        return self._continuity.is_lost
 
     def feed(self, message: TelemetryMessage) -> None:
         """The next message; all but snapshots and frames change nothing."""
         if isinstance(message, Snapshot):
             self._reset(message)
-        elif isinstance(message, Frame) and self._sequence.takes(message):
+        elif isinstance(message, Frame) and self._continuity.takes(message):
             self._pending.append(message)
             if len(self._pending) >= MAX_PENDING:
                 self.settle()
@@ -48,12 +48,12 @@ class Follower:
             try:
                 self.mirror.apply(coalesce(pending))
             except ProtocolError:
-                self._sequence.lose()
+                self._continuity.lose()
 
     def _reset(self, snapshot: Snapshot) -> None:
         self.settle()
-        if self._sequence.takes(snapshot):
+        if self._continuity.takes(snapshot):
             try:
                 self.mirror.reset(snapshot)
             except ProtocolError:
-                self._sequence.lose()
+                self._continuity.lose()

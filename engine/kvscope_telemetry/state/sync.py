@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
+from kvscope_telemetry.state.held_frames import HeldFrames
 from kvscope_telemetry.state.state_place import StatePlace
 
 REQUEST_INTERVAL_NS: Final = 1_000_000_000
@@ -25,8 +26,6 @@ BEHIND_GRACE_NS: Final = 300_000_000
 """How long a frame that a heartbeat told of may still be on its way."""
 FIRST_TAG: Final = 1 << 52
 """Tags of our own questions start here, so that they are never mistaken for a caller's."""
-MAX_HELD: Final = 20_000
-"""Frames kept while a snapshot is on its way."""
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class Sync:
         self.num_resyncs = 0
         """Snapshots taken after the first."""
         self._runs: list[Run] = []
-        self._held: list[tuple[Frame, bytes | None]] = []
+        self._held = HeldFrames()
         self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
         self._last_frame_ns = 0
         self._behind: tuple[int, int] | None = None  # (seq a heartbeat told of, when we learnt it)
@@ -80,7 +79,7 @@ class Sync:
     def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
         """A frame arrived, as `data`."""
         if frame.epoch != self.epoch:
-            self._hold(frame, data)
+            self._held.hold(frame, data)
             self.want_snapshot()
             return
         self._last_frame_ns = now_ns
@@ -88,12 +87,12 @@ class Sync:
             self.num_dropped += max(0, frame.seq - self._last_seen - 1)
         self._last_seen = max(self._last_seen or 0, frame.seq)
         if not self.in_sync:
-            self._hold(frame, data)
+            self._held.hold(frame, data)
         elif self._place.is_before(frame):
             self._pass_on(frame, data)
         elif not self._place.has(frame):
             self.lose()
-            self._hold(frame, data)
+            self._held.hold(frame, data)
 
     def heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
         """A heartbeat arrived: it may tell of a frame we never saw, or of another engine."""
@@ -113,7 +112,8 @@ class Sync:
             self._begin(snapshot, data)
             self._last_frame_ns = now_ns
             self._interval_ns = max(REQUEST_INTERVAL_NS, self._interval_ns // 2)
-        self._held = [] if self.in_sync else self._held
+        if self.in_sync:
+            self._held.clear()
         return is_news
 
     def is_awaited(self, snapshot: Snapshot) -> bool:
@@ -197,8 +197,7 @@ class Sync:
         self._behind = self._behind if is_same else None
         self._runs.append(Run(snapshot))
         self._passed(snapshot, data)
-        held, self._held = self._held, []
-        held = [(frame, its_data) for frame, its_data in held if frame.epoch == self.epoch]
+        held = [(frame, its_data) for frame, its_data in self._held.take() if frame.epoch == self.epoch]
         if not is_same:
             self._count_holes({frame.seq for frame, _ in held})
         following = {frame.seq: (frame, its_data) for frame, its_data in held if frame.seq > self.seq}
@@ -207,7 +206,7 @@ class Sync:
             if self._place.is_before(frame):
                 self._pass_on(frame, its_data)
             else:
-                self._held.append((frame, its_data))
+                self._held.hold(frame, its_data)
         if self._held:
             self.lose()
 
@@ -223,8 +222,3 @@ class Sync:
         if not self._runs:
             self._runs.append(Run())
         self._runs[-1].frames.append(frame)
-
-    def _hold(self, frame: Frame, data: bytes | None) -> None:
-        if len(self._held) >= MAX_HELD:  # the newest are what a snapshot will not have
-            del self._held[: MAX_HELD // 2]
-        self._held.append((frame, data))

@@ -16,13 +16,13 @@ from kvscope_app.window.open_file import try_to_open
 from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
-from kvscope_telemetry.recordings.playback_source import PlaybackSource
+from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
-WAIT_MS = 10_000
+WAIT_MS = 60_000
 NUM_FRAMES = 600
 
 

@@ -15,6 +15,7 @@ from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
     Counters,
     DeviceInfo,
+    DeviceSample,
     Event,
     Frame,
     Heartbeat,
@@ -239,3 +240,22 @@ def test_request_times_forget_the_oldest_numbers():
     times.add(rows([1], [1]), 100)
     times.add(rows([5], [1]), 200)
     assert times.first_token_ns(np.array([1, 5])).tolist() == [-1, 200]
+
+
+def test_a_latency_stands_for_its_moment_alone():
+    history = History()
+    told = Update(heartbeat=heartbeat(START).heartbeat, first_token_ns=np.array([SECOND]))
+    history.add(told, mirror(), START)
+    history.add(Update(), mirror(), START + 2 * BIN_NS)  # no sign of life: the bin is closed while it is the newest
+    history.add(heartbeat(START + SECOND), mirror(), START + SECOND)
+    column = history.window(2.0, START + SECOND).columns["ttft_p50_s"]
+    assert column[np.isfinite(column)].tolist() == [1.0]
+
+
+def test_the_temperature_of_the_device_is_kept():
+    history = History()
+    history.add(heartbeat(START), mirror(), START)
+    sample = DeviceSample(epoch=7, time_ns=1, temperature_celsius=64.0)
+    history.add(Update(samples=(sample,)), mirror(), START)
+    assert history.window(1.0, START).latest("temperature_celsius") == 64.0
+    assert "temperature_celsius" in history.known

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import numpy as np
 
+from kvscope_app.session import session as session_module
 from kvscope_telemetry.messages.commands import Control, Done
 from kvscope_telemetry.source import SourceState, Update
 
@@ -118,10 +122,27 @@ def test_tells_when_the_state_changes(engine, session, qtbot):
 def test_polls_by_itself_once_started(engine, session, qtbot):
     engine.hold([9])
     session.start()
-    qtbot.waitUntil(lambda: session.mirror.num_active == 1, timeout=2000)
+    qtbot.waitUntil(lambda: session.mirror.num_active == 1, timeout=30_000)
 
 
 def test_closing_closes_the_source(engine, session):
     session.close()
     session.close()
     assert engine.source.is_closed
+
+
+def test_while_only_signs_of_life_come_it_looks_less_often(engine, session, poll, monkeypatch):
+    now_ns = [time.monotonic_ns()]
+    monkeypatch.setattr(session_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+
+    def interval_ms(happens):
+        now_ns[0] += 400_000_000
+        happens()
+        poll(session)
+        return session._timer.interval()
+
+    assert interval_ms(engine.frame) == session_module.FRAME_MS
+    assert [interval_ms(engine.heartbeat) for _ in range(4)] == [session_module.FRAME_MS] * 2 + [
+        session_module.IDLE_MS
+    ] * 2
+    assert interval_ms(engine.frame) == session_module.FRAME_MS

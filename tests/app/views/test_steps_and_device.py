@@ -56,11 +56,14 @@ def test_a_device_that_tells_nothing_has_no_panels_and_one_that_does_has(engine,
     view.refresh_all()
     assert not view.panels["busy"].isVisible()
     assert not view.panels["power"].isVisible()
+    assert not view.panels["temperature"].isVisible()
     engine.source.updates.append(Update(samples=(GPU,)))
     poll(session)
     view.refresh_all()
     assert view.panels["busy"].isVisible()
     assert view.panels["power"].isVisible()
+    assert view.panels["temperature"].isVisible()
+    assert view.panels["temperature"].legend.values["temperature_celsius"] in ("64 °C", "–")
 
 
 def test_the_status_bar_tells_the_device_in_a_few_words(engine, session, poll, qtbot):

@@ -54,10 +54,36 @@ def test_a_key_is_chosen_and_remembered(open_sheet, opened, key, monkeypatch):
 def test_labels_are_shown_and_kept(open_sheet, key):
     remember(Connection("tcp://192.0.2.1:7710", str(key), "GPU box"))
     sheet = open_sheet()
-    assert sheet._known.itemText(1) == "GPU box"
+    assert sheet._known.itemText(1).startswith("GPU box")
     sheet._choose(1)
     sheet._try()
     assert read_connections()[0].label == "GPU box"
+
+
+def test_a_remembered_engine_is_named_and_forgotten(open_sheet, opened):
+    for number in (1, 2):
+        remember(Connection(f"tcp://127.0.0.1:{number}", label=""))
+    sheet = open_sheet()
+    assert not sheet._forget.isEnabled()
+    sheet._known.setCurrentIndex(2)
+    sheet._choose(2)
+    sheet._name.setText("old box")
+    sheet._name.editingFinished.emit()
+    assert sheet._known.currentText().startswith("old box")
+    assert [known.label for known in read_connections()] == ["", "old box"]
+    sheet._forget.click()
+    assert [known.endpoint for known in read_connections()] == ["tcp://127.0.0.1:2"]
+    assert (sheet._line.text(), sheet._name.text(), sheet._known.count()) == ("", "", 2)
+    assert not sheet._forget.isEnabled()
+    assert opened == []
+
+
+def test_a_name_goes_with_a_new_engine(open_sheet):
+    sheet = open_sheet()
+    sheet._line.setText("ipc:///tmp/a")
+    sheet._name.setText(" mine ")
+    sheet._try()
+    assert read_connections() == [Connection("ipc:///tmp/a", "", "mine")]
 
 
 @pytest.mark.parametrize(
@@ -76,6 +102,7 @@ def test_what_cannot_work_is_told_and_opens_nothing(open_sheet, opened, endpoint
     sheet._try()
     assert words in sheet._complaint.text()
     assert sheet.isVisible()
+    assert sheet.height() >= sheet.layout().totalHeightForWidth(sheet.width())
     assert opened == []
 
 

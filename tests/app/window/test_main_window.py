@@ -117,7 +117,7 @@ def test_space_presses_a_focused_button_instead(session, make_window, qtbot):
     button.show()
     button.setFocus()
     qtbot.waitUntil(button.hasFocus)
-    with qtbot.waitSignal(button.clicked, timeout=1000):
+    with qtbot.waitSignal(button.clicked, timeout=30_000):
         qtbot.keyClick(button, Qt.Key.Key_Space)
     assert not session.paused
 
@@ -183,7 +183,7 @@ def test_layout_is_kept_and_reset(session, make_window, settings):
 def test_views_that_load_later_leave_a_kept_layout_alone(session, make_window, qtbot):
     window = make_window(session, with_views=True, size=(1500, 900))
     window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
-    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=2000)
+    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=30_000)
     window.close()
     again = make_window(session, with_views=True, size=(1500, 900))
     assert abs(again.docks["console"].width() - 350) <= 1
@@ -312,11 +312,11 @@ def test_what_if_is_behind_another_view_at_first(session, make_window, qtbot):
     window = make_window(session, size=(1500, 900))
     window.reset_layout()
     assert tabs(window, "what_if") == {"dock_requests"}
-    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "what_if"), timeout=2000)
+    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "what_if"), timeout=30_000)
     window.resize(1040, 640)
     window.reset_layout()
     assert tabs(window, "what_if") == {"dock_throughput", "dock_memory", "dock_requests"}
-    qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=2000)
+    qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=30_000)
 
 
 @pytest.mark.parametrize("hidden", [(), ("requests",), ("memory",)])
@@ -327,7 +327,7 @@ def test_a_layout_from_before_what_if_is_kept(session, make_window, settings, qt
     for name in hidden:
         window.docks[name].hide()
     window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
-    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=2000)
+    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=30_000)
     state, geometry = window.saveState(1), window.saveGeometry()
     window.close()
     settings.setValue("window/state", state)
@@ -340,4 +340,26 @@ def test_a_layout_from_before_what_if_is_kept(session, make_window, settings, qt
     }
     if "requests" not in hidden:
         assert tabs(again, "what_if") == {"dock_requests"}
-        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, "what_if"), timeout=2000)
+        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, "what_if"), timeout=30_000)
+
+
+def test_a_small_window_stays_small_while_its_views_are_loaded(engine, session, make_window, poll, qtbot):
+    poll(session)
+    window = make_window(session, with_views=True, size=(1040, 640))
+    qtbot.waitUntil(lambda: len(window.views) == len(DOCKS) + 1, timeout=30_000)
+    assert window.width() == 1040
+    assert window.minimumSizeHint().width() <= 1040
+
+
+def test_a_closed_window_hears_no_more_of_its_session(engine, session, make_window, poll):
+    poll(session)
+    window = make_window(session, with_views=True)
+    window.close()
+    what_if = window.views["what_if"]
+    window.refresher.touch_all()
+    assert not what_if.process.is_running
+    calls = []
+    for name in ("hold", "resume", "reset_cache"):
+        window.actions_by_name[name].changed.connect(lambda: calls.append(True))
+    session.status_changed.emit()
+    assert calls == []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from kvscope_app.views.base import View
+from kvscope_app.window import refresher as refresher_module
 from kvscope_app.window.refresher import Refresher
 
 
@@ -53,7 +57,7 @@ def test_a_view_is_refreshed_at_its_own_rate(setup, engine, session, poll, qtbot
         engine.frame()
         poll(session)
     assert (one.count, two.count) == (1, 1)
-    qtbot.waitUntil(lambda: one.count >= 2 and two.count >= 2, timeout=2000)
+    qtbot.waitUntil(lambda: one.count >= 2 and two.count >= 2, timeout=30_000)
 
 
 def test_hidden_views_wait(setup, engine, session, poll, qtbot):
@@ -63,16 +67,37 @@ def test_hidden_views_wait(setup, engine, session, poll, qtbot):
     assert views[0].count == 0
     views[0].show()
     refresher.touch(views[0])
-    qtbot.waitUntil(lambda: views[0].count == 1, timeout=1000)
+    qtbot.waitUntil(lambda: views[0].count == 1, timeout=30_000)
 
 
 def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, poll, qtbot):
     _, refresher, (fast, _, _) = setup
     session.set_paused(True)
-    qtbot.waitUntil(lambda: not refresher._later.isActive(), timeout=2000)
+    qtbot.waitUntil(lambda: not refresher._later.isActive(), timeout=30_000)
     before = fast.count
     engine.frame()
     poll(session)
     assert fast.count == before
     session.select_request(1)
-    qtbot.waitUntil(lambda: fast.count == before + 1, timeout=1000)
+    qtbot.waitUntil(lambda: fast.count == before + 1, timeout=30_000)
+
+
+def test_signs_of_life_alone_are_followed_at_leisure(setup, engine, session, poll, monkeypatch):
+    """Curves come to rest in seconds; from then on an engine that idles costs a refresh every two seconds."""
+    _, refresher, _ = setup
+    now_ns = [time.monotonic_ns()]
+    monkeypatch.setattr(refresher_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+
+    def is_followed(beat):
+        now_ns[0] += 500_000_000
+        refresher._dirty.clear()
+        beat()
+        poll(session)
+        return bool(refresher._dirty)
+
+    assert is_followed(engine.frame)
+    assert all(is_followed(engine.heartbeat) for _ in range(15)), "the curves still move"
+    assert 4 <= sum(is_followed(engine.heartbeat) for _ in range(20)) <= 6
+    assert sum(is_followed(engine.memory) for _ in range(4)) == 1
+    assert is_followed(engine.frame)
+    assert is_followed(engine.heartbeat)

@@ -13,7 +13,7 @@ MAX_START_CPU_S = 0.4
 
 
 def test_it_answers_and_ends_with_its_input() -> None:
-    run = subprocess.run(COMMAND, input=LINES, capture_output=True, text=True, timeout=30, check=True)
+    run = subprocess.run(COMMAND, input=LINES, capture_output=True, text=True, check=True)
     (answer,) = map(json.loads, run.stdout.splitlines())
     assert [use["allocator"] for use in answer["policies"]][:2] == ["contiguous", "buddy"]
     assert run.stderr == ""
@@ -37,7 +37,7 @@ def test_nothing_heavy_is_imported_and_it_starts_at_once() -> None:
         f"converse(io.BytesIO({LINES.encode()!r}), io.BytesIO())\n"
         "print(' '.join(sys.modules))"
     )
-    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=30)
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert {"torch", "triton", "transformers"}.isdisjoint(run.stdout.split())
     assert min(cpu_seconds(probe) for _ in range(3)) < MAX_START_CPU_S, "the best of three, as others use the machine"
 
@@ -45,5 +45,5 @@ def test_nothing_heavy_is_imported_and_it_starts_at_once() -> None:
 def cpu_seconds(code: str) -> float:
     """Of a fresh interpreter that runs `code`."""
     before_s = os.times().children_user
-    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     return os.times().children_user - before_s

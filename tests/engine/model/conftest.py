@@ -52,6 +52,25 @@ CHAT_TEMPLATE = (
 )
 
 
+def same_model(found: Any, expected: Any, ids: torch.Tensor) -> bool:
+    """Whether two modules hold the same weights, bit for bit, and say the same.
+
+    What they say is the same but for rounding: products may round by where in memory a weight lies.
+    """
+    ours, theirs = found.state_dict(), expected.state_dict()
+    if ours.keys() != theirs.keys() or not all(torch.equal(ours[name], theirs[name]) for name in ours):
+        return False
+    with torch.inference_mode():
+        wanted = expected(ids).logits
+        return torch.allclose(found(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.fixture
+def same() -> Callable[[Any, Any, torch.Tensor], bool]:
+    """Compares two modules: `same_model`."""
+    return same_model
+
+
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder of this test's own."""
@@ -196,6 +215,21 @@ def default_tokenizer(default_folder: Path) -> Tokenizer:
 
 VIVID = {"initializer_range": 0.3}
 """Weights large enough that attention, positions and masks change which token is most likely."""
+
+
+@pytest.fixture
+def vivid_model() -> Callable[..., Any]:
+    """Makes a tiny random model of a `model_type` as transformers does, in float32; a change to None leaves it out."""
+
+    def make(model_type: str, **changes: Any) -> Any:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        options = {key: value for key, value in (SIZES | VIVID | changes).items() if value is not None}
+        torch.manual_seed(0)
+        auto: Any = AutoModelForCausalLM
+        return auto.from_config(AutoConfig.for_model(model_type, **options), dtype=torch.float32).eval()
+
+    return make
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from kvscope_engine.model.loading.checkpoint import load_weights
 from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_telemetry.errors import BadInput
 
+Make = Callable[..., Any]
+LogitsOf = Callable[..., torch.Tensor]
 SPECIALS = ("<unk>", "<s>", "</s>")
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
@@ -22,20 +24,6 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
 }
 """The name in a file, where it is not transformers' own."""
-SIZES: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 IDS = torch.randint(3, 300, (1, 90), generator=torch.Generator().manual_seed(0))
 """Long enough for wrong positions to show."""
 
@@ -44,23 +32,23 @@ def rope(kind: str, theta: float = 10000.0, **options: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta} | options}
 
 
-def make(model_type: str, **changes: Any) -> Any:
+@pytest.fixture
+def make(vivid_model: Callable[..., Any]) -> Make:
     """A tiny random model; every weight, norms and biases too, is random."""
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(1)
-    auto: Any = AutoModelForCausalLM
-    options = {key: value for key, value in (SIZES | changes).items() if value is not None}
-    model = auto.from_config(AutoConfig.for_model(model_type, **options), dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    def random(model_type: str, **changes: Any) -> Any:
+        model = vivid_model(model_type, **changes)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        return model
+
+    return random
 
 
 @pytest.fixture
-def logits_of(tmp_path: Path) -> Callable[..., torch.Tensor]:
+def logits_of(tmp_path: Path) -> LogitsOf:
     """Writes a model as a GGUF file, converts it, and runs it."""
 
     def run(model: Any, fields: dict[str, Any] | None = None, extra: dict[str, Any] | None = None) -> torch.Tensor:
@@ -151,13 +139,13 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", SAME)
-def test_the_logits_of_the_model_it_was_written_from(logits_of: Callable[..., torch.Tensor], case: str) -> None:
+def test_the_logits_of_the_model_it_was_written_from(logits_of: LogitsOf, make: Make, case: str) -> None:
     model_type, changes, fields = SAME[case]
     model = make(model_type, **changes)
     check_same(logits_of(model, fields), model)
 
 
-def test_llama3_scaling_is_a_tensor(logits_of: Callable[..., torch.Tensor]) -> None:
+def test_llama3_scaling_is_a_tensor(logits_of: LogitsOf, make: Make) -> None:
     numbers = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     model = make("llama", **rope("llama3", **numbers))
     factors = llama3_factors(model.config, 8.0, 1.0, 4.0, 64)
@@ -165,12 +153,12 @@ def test_llama3_scaling_is_a_tensor(logits_of: Callable[..., torch.Tensor]) -> N
     check_same(logits_of(model, {}, {"rope_freqs.weight": factors}), model)
 
 
-def test_factors_of_one_scale_nothing(logits_of: Callable[..., torch.Tensor]) -> None:
+def test_factors_of_one_scale_nothing(logits_of: LogitsOf, make: Make) -> None:
     model = make("llama")
     check_same(logits_of(model, {}, {"rope_freqs.weight": torch.ones(8)}), model)
 
 
-def test_two_lists_of_factors_are_longrope(logits_of: Callable[..., torch.Tensor]) -> None:
+def test_two_lists_of_factors_are_longrope(logits_of: LogitsOf, make: Make) -> None:
     long, short = [1.0 + 0.2 * i for i in range(8)], [1.0 + 0.05 * i for i in range(8)]
     options = {"long_factor": long, "short_factor": short, "original_max_position_embeddings": 128}
     model = make("phi3", head_dim=None, original_max_position_embeddings=128, **rope("longrope", **options))
@@ -200,12 +188,20 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_done_is_refused_by_name(logits_of: Callable[..., torch.Tensor], case: str) -> None:
+def test_what_is_not_done_is_refused_by_name(logits_of: LogitsOf, make: Make, case: str) -> None:
     fields, extra, reason = REFUSED[case]
     with pytest.raises(BadInput, match=reason) as refused:
         logits_of(make("llama"), fields, extra)
     assert "\n" not in str(refused.value)
     assert "tiny.gguf" in str(refused.value)
+
+
+def test_lists_of_gemma4_are_refused_by_name(logits_of: LogitsOf, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layers differ, and its files say how by numbers a layer, which nothing here reads."""
+    monkeypatch.setitem(ARCHITECTURES, "llama", "gemma4")
+    fields = {"attention.sliding_window_pattern": [True, False]}
+    with pytest.raises(BadInput, match=r"gemma4\.attention\.sliding_window_pattern is a list, one a layer"):
+        logits_of(make("llama"), fields)
 
 
 # Writing files the way llama.cpp's converter does

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,6 @@ from kvscope_engine import Engine, EngineConfig
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 NUM_TOKENS = 10
 GEMMA4 = {"num_hidden_layers": 6, "sliding_window": 8, "global_head_dim": 32, "vocab_size_per_layer_input": 320}
 GEMMA4_PLAIN = GEMMA4 | {"hidden_size_per_layer_input": 0}
@@ -94,18 +81,6 @@ def prompts() -> list[list[int]]:
     return [*found, found[-1][:41] + found[0], found[-1][:41] + found[1]]
 
 
-def write(folder: Path, model_type: str, changes: dict[str, Any]) -> Any:
-    """A tiny random model in `folder`, as transformers saves it; and the model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    auto: Any = AutoModelForCausalLM
-    options = {key: value for key, value in (SIZES | changes).items() if value is not None}
-    model = auto.from_config(AutoConfig.for_model(model_type, **options), dtype=torch.float32).eval()
-    model.save_pretrained(folder)
-    return model
-
-
 def greedy(model: Any, prompt: list[int]) -> list[int]:
     ids = list(prompt)
     with torch.inference_mode():
@@ -116,8 +91,10 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", MODELS)
-def test_tokens_of_transformers(tmp_path: Path, case: str) -> None:
-    model = write(tmp_path, *MODELS[case])
+def test_tokens_of_transformers(tmp_path: Path, vivid_model: Callable[..., Any], case: str) -> None:
+    model_type, changes = MODELS[case]
+    model = vivid_model(model_type, **changes)
+    model.save_pretrained(tmp_path)
     config = EngineConfig(
         model=str(tmp_path),
         device="cpu",

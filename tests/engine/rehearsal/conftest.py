@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -61,15 +61,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Indexing(TorchFunctionMode):
-    """Indexing by other means: torch's own asks the driver first which device is current, and there is none."""
+    """Indexing and copying by other means: torch's own asks the driver first which device is current."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__getitem__ and args[0].device.type == "cuda":
-            return _get(args[0], args[1])
-        if func is torch.Tensor.__setitem__ and args[0].device.type == "cuda":
-            return _set(*args)
-        if func is torch.Tensor.contiguous and args[0].device.type == "cuda":
-            return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
+        if func in _BY_OTHER_MEANS and any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in args[:2]):
+            return _BY_OTHER_MEANS[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -83,7 +79,7 @@ def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
     if any(p is not None for p in picked):
         torch.ops.aten.index_put_(view, picked, value)
     elif isinstance(value, torch.Tensor):
-        view.copy_(value)
+        _copy(view, value)
     else:
         view.fill_(value)
 
@@ -109,6 +105,29 @@ def _view(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[torch.Te
             picked += [None] * (axis - len(picked)) + [rows.to(tensor.device)]
         axis += 1
     return tensor, picked
+
+
+def _copy(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return torch.ops.aten.copy_.default(tensor, source, non_blocking)
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_contiguous() else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Its storage's own, which no other has."""
+    return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+
+
+_BY_OTHER_MEANS: Final[dict[Any, Callable[..., Any]]] = {
+    torch.Tensor.__getitem__: _get,
+    torch.Tensor.__setitem__: _set,
+    torch.Tensor.copy_: _copy,
+    torch.Tensor.contiguous: _contiguous,
+    torch.Tensor.data_ptr: address,
+    torch.Tensor.__invert__: torch.ops.aten.bitwise_not.default,
+}
 
 
 @dataclass
@@ -141,7 +160,19 @@ def shape_true_ops() -> Ops:
     def attend(query: torch.Tensor, *_: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
         return torch.empty_like(query) if out is None else out
 
-    return Ops(kv_write=lambda *a, **k: None, decode=attend, prefill=attend)
+    return Ops(kv_write=lambda *a, **k: None, decode=attend, prefill=attend, copy_rows=lambda *a: None)
+
+
+@pytest.fixture
+def indexing() -> type[Indexing]:
+    """For rehearsals that count other things than bytes."""
+    return Indexing
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Of bytes on the GPU, while it is entered."""
+    return Ledger()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
 
 HERE = Path(__file__).parent
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 _Message = TypeVar("_Message")
 
 

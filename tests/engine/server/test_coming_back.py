@@ -43,7 +43,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 if TYPE_CHECKING:
     from conftest import Client
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 ENDLESS = 1_000_000
 
 
@@ -58,7 +58,7 @@ class Site:
 
     def close(self) -> None:
         self.service.stop()
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive()
 
 
@@ -105,7 +105,7 @@ source = LiveSource(sys.argv[1])
 source.send(Control(action="pause", lease_s=float(sys.argv[2])))
 source.wait(lambda: any(isinstance(r, Done) for r in source.take_replies()), 20)
 print("paused", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

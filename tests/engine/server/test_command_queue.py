@@ -81,7 +81,7 @@ def test_who_waits_is_woken(how: str) -> None:
         queue.put(b"a", "work", 1)
     else:
         queue.stop()
-    thread.join(timeout=20)
+    thread.join(timeout=60)
     assert got == [(b"a", "work") if how == "put" else None]
 
 

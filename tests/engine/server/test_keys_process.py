@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.commands import Accepted, Control, Done, Failed,
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SCRIPT = Path(__file__).with_name("fake_engine.py")
 
 

@@ -26,11 +26,11 @@ ENDLESS = Submit(request_id="endless", prompt="go on", sampling=SamplingParams(m
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error."""
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
 
-def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
+def wait_until_gone(pid: int, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < deadline, f"process {pid} is still there"
@@ -54,7 +54,7 @@ def test_a_signal_ends_it_in_order(serving: Serving, client: Client, number: sig
 
 @pytest.mark.parametrize("how", ["signal", "command"])
 def test_it_can_be_stopped_while_it_loads(serving: Serving, client: Client, how: str) -> None:
-    process = serving(load_s=60)
+    process = serving(load_s=600)
     assert client.ask(GetStatus(), Status).phase == "loading"
     if how == "signal":
         process.send_signal(signal.SIGTERM)
@@ -127,12 +127,13 @@ dealer.send(encode(Submit(request_id=str(os.getpid()), prompt="go", sampling=sam
 dealer.recv()
 dealer.recv()
 print("reading", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def test_clients_killed_outright_cost_the_engine_nothing(serving: Serving, client: Client, folder: Path) -> None:
-    process = serving(step_s=0.002)
+    """Slow steps: what waits for a client before it is killed is little, however long that takes."""
+    process = serving(step_s=0.05)
     client.wait_ready()
 
     def kill_clients(count: int) -> None:
@@ -143,7 +144,8 @@ def test_clients_killed_outright_cost_the_engine_nothing(serving: Serving, clien
             assert each.stdout.readline() == "reading\n"
             each.kill()
             each.communicate()
-        client.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 0)
+        killed_ns = time.monotonic_ns()  # earlier heartbeats, told between two of them, are still to be read
+        client.telemetry(Heartbeat, lambda beat: beat.time_ns > killed_ns and beat.num_unfinished == 0)
 
     def use() -> tuple[int, int]:
         pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
@@ -152,7 +154,7 @@ def test_clients_killed_outright_cost_the_engine_nothing(serving: Serving, clien
     kill_clients(2)
     files, num_bytes = use()
     kill_clients(6)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while use()[0] > files:
         assert time.monotonic() < deadline, f"{use()[0]} files are open, {files} were"
         time.sleep(0.01)
@@ -182,11 +184,11 @@ import os, subprocess, sys, time
 command = [sys.executable, sys.argv[1], sys.argv[2], f"exit_with_parent={os.getpid()}", *sys.argv[3:]]
 engine = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 print(engine.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("load_s", [0, 60])
+@pytest.mark.parametrize("load_s", [0, 600])
 def test_an_engine_does_not_outlive_its_desktop(folder: Path, client: Client, load_s: int) -> None:
     script = Path(__file__).with_name("fake_engine.py")
     command = [sys.executable, "-c", PARENT, str(script), f"ipc://{folder}", f"load_s={load_s}"]
@@ -201,8 +203,8 @@ def test_an_engine_does_not_outlive_its_desktop(folder: Path, client: Client, lo
 def test_a_parent_that_died_before_the_first_look_is_noticed(serving: Serving) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    process = serving(exit_with_parent=gone.pid, load_s=60)
-    process.wait(timeout=20)
+    process = serving(exit_with_parent=gone.pid, load_s=600)
+    process.wait(timeout=60)
 
 
 def test_without_the_option_it_stays(serving: Serving, client: Client) -> None:

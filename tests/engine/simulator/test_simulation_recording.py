@@ -22,7 +22,7 @@ from kvscope_engine.simulator.workloads.workload import Workload, WorkloadReques
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown
-from kvscope_telemetry.recordings.playback_source import PlaybackSource
+from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.mirror import Mirror
@@ -143,15 +143,15 @@ def test_with_lower_tiers_every_frame_makes_the_mirror_the_ledger(tmp_path: Path
     simulation = Simulation(setup)
     mirror, states = Mirror(), []
     with SimulationRecording(simulation, setup, tmp_path / "run.mcap", "opt-13b") as recording:
-        mirror.reset(recording._recorder.snapshot(recording._hello, 0, 0))
-        publish = recording._recorder._publish
+        mirror.reset(recording._frame_builder.snapshot(recording._hello, 0, 0))
+        publish = recording._frame_builder._publish
 
         def hear(frame: Frame) -> None:
             publish(frame)
             mirror.apply(coalesce([frame]))
             assert mirror.ledger.differences(simulation.pool.ledger) == []
 
-        recording._recorder._publish = hear
+        recording._frame_builder._publish = hear
         while simulation.advance():
             if simulation.step_count % 100 == 50:
                 states.append((simulation.now_ns, simulation.pool.ledger.pack_all()))

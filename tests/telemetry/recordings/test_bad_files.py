@@ -40,7 +40,7 @@ def chunk_record(stored: bytes, claimed: int, *, compression: bytes = b"zstd", c
 def test_a_file_cut_anywhere_opens_up_to_its_last_whole_chunk(record: Callable[..., Any], tmp_path: Path) -> None:
     recorded = record(400)
     data = recorded.path.read_bytes()
-    ends = [chunk.offset + chunk.stored_bytes for chunk in Recording.open(recorded.path)._chunks]
+    ends = [chunk.offset + chunk.stored_bytes for chunk in Recording.open(recorded.path)._chunks.told]
     frames, cut_path = recorded.frames, tmp_path / "cut.mcap"
     rng = random.Random(0)
     cuts = {rng.randrange(len(data)) for _ in range(150)} | {end + shift for end in ends for shift in (-1, 0, 1, 40)}
@@ -148,7 +148,7 @@ def test_an_index_that_lies_is_of_no_consequence(record: Callable[..., Any], tmp
     """Everything after the data section overwritten: chunks are found without it."""
     recorded = record(100)
     data = recorded.path.read_bytes()
-    last = Recording.open(recorded.path)._chunks[-1]
+    last = Recording.open(recorded.path)._chunks.told[-1]
     end = last.offset + last.stored_bytes
     path = tmp_path / "lies.mcap"
     path.write_bytes(data[:end] + b"\x08" * (len(data) - end))

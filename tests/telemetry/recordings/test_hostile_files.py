@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import zstandard
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Goodbye, Hello
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings import chunks as chunk_files
 from kvscope_telemetry.recordings import effort as efforts
 from kvscope_telemetry.recordings import survey as surveys
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
 from kvscope_telemetry.recordings.effort import Effort, EffortSpent, OpeningCancelled
 from kvscope_telemetry.recordings.layout import FRAMES, OTHERS, STATE
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
 
 CHUNK_HEAD = struct.Struct("<QQQII")
 Record = Callable[..., Any]
@@ -95,6 +98,9 @@ def test_a_hole_of_10_gib_is_the_end_of_it(record: Record, tmp_path: Path) -> No
     recording = Recording.open(whole)
     assert 0 < len(list(recording.frames())) <= 50
     assert recording.note, "the chunk that runs into the hole is damaged, or there is none"
+    assert "looked at" not in recording.detail, "the hole is not walked through"
+    with open_regular(whole) as file:
+        assert len(data) // 2 < stored_bytes(file) < 16 << 20, "a hole earns no effort"
     assert "holds no telemetry" in refusal(empty)
 
 
@@ -145,6 +151,30 @@ def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
     assert max(inflated[count:]) < 1 << 20, "what is damaged is inflated once"
 
 
+def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
+    """Its times and counts hold, so that opening does not look into it; every pass over the file meets it."""
+    recorded = record(300)
+    bad = [chunk for chunk in Recording.open(recorded.path)._chunks.told if chunk.counts.get(FRAMES)][1]
+    data = bytearray(recorded.path.read_bytes())
+    data[bad.offset + bad.stored_bytes // 2] ^= 1
+    path = tmp_path / "bad.mcap"
+    path.write_bytes(data)
+    times: Counter[int] = Counter()
+    inflate = chunk_files._inflated
+
+    def counted(stored: bytes, chunk: chunk_files.Chunk) -> bytes:
+        times[chunk.offset] += 1
+        return inflate(stored, chunk)
+
+    monkeypatch.setattr(chunk_files, "_inflated", counted)
+    recording = Recording.open(path)
+    for _ in range(3):
+        assert 0 < len(list(recording.frames())) < len(recorded.frames)
+        recording.state_at(recording.info.duration_s)
+    assert recording.num_damaged == 1
+    assert times[bad.offset] == 1
+
+
 def test_what_all_chunks_claim_together_is_bounded(
     tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: Any
 ) -> None:
@@ -182,7 +212,7 @@ def test_a_flipped_byte_in_the_times_of_a_chunk_changes_nothing(record: Record, 
     data = recorded.path.read_bytes()
     whole = Recording.open(recorded.path)
     path = tmp_path / "flipped.mcap"
-    for each in whole._chunks[:6] + whole._chunks[-1:]:
+    for each in whole._chunks.told[:6] + whole._chunks.told[-1:]:
         head = data.rindex(
             CHUNK_HEAD.pack(each.start_ns, each.end_ns, each.inflated_bytes, each.crc, 4), 0, each.offset
         )
@@ -212,7 +242,7 @@ def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_message
 def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Record) -> None:
     recording = Recording.open(record(100).path)
     assert isinstance(next(iter(recording.messages()))[1], Hello)
-    first = next(each for each in recording._chunks if each.counts.get(FRAMES, 0) > 1)
+    first = next(each for each in recording._chunks.told if each.counts.get(FRAMES, 0) > 1)
     first.end_ns = first.start_ns
     before = len(list(recording.frames()))
     damaged = recording.num_damaged

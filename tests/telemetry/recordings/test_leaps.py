@@ -36,7 +36,7 @@ def assert_same(found: Mirror, expected: Mirror) -> None:
 def test_any_moment_is_as_it_was(record: Callable[..., Any]) -> None:
     recorded = record(900, keyframe_interval_ns=LONG_NS)
     recording = Recording.open(recorded.path)
-    assert len(recording._leaps) >= 15
+    assert len(recording._chunks.leaps) >= 15
     times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}
     for seq in random.sample(range(1, 901), 40):
         num_read = sum(1 for _ in recording.run_up(times[seq]))
@@ -47,7 +47,7 @@ def test_any_moment_is_as_it_was(record: Callable[..., Any]) -> None:
 def test_a_damaged_leap_costs_time_and_nothing_else(record: Callable[..., Any]) -> None:
     recorded = record(600, keyframe_interval_ns=LONG_NS)
     recording = Recording.open(recorded.path)
-    recording._leaps[4].crc ^= 1
+    recording._chunks.leaps[4].crc ^= 1
     assert_same(recording.state_at(1e9), recorded.mirror_after(602))
     assert recording.num_damaged == 1
 

@@ -40,7 +40,7 @@ from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, enco
 from kvscope_telemetry.sockets import server_sockets
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 
-WAIT_MS = 10_000
+WAIT_MS = 60_000
 MIB = 1 << 20
 
 
@@ -151,7 +151,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -398,7 +398,7 @@ from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
 sockets = ServerSockets(sys.argv[1], on_command=print, heartbeat=lambda: None)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -81,6 +81,14 @@ def test_an_engine_that_stands_still_between_steps_is_stuck_too_unless_paused() 
     assert _state(liveness, 6) is SourceState.PAUSED
 
 
+def test_heartbeats_say_that_and_by_whom_it_is_paused() -> None:
+    """A window that was there before hears of another's pause, and of its end."""
+    liveness = _live()
+    for names, wanted in (("alice", (SourceState.PAUSED, "by alice")), ("", (SourceState.LIVE, ""))):
+        liveness.heartbeat(Heartbeat(epoch=1, time_ns=1, seq=1, step=1, num_unfinished=1, paused_by=names), START)
+        assert liveness.state(START) == wanted
+
+
 def test_long_prefill_steps_are_not_stuck() -> None:
     liveness = _live()
     for i in range(40):

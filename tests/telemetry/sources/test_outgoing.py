@@ -9,7 +9,7 @@ import pytest
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import Abort, Control, Failed, Refused, Submit
 from kvscope_telemetry.messages.wire import decode_command
-from kvscope_telemetry.sources.outgoing import MAX_WAIT_NS, MAX_WAITING, Outgoing
+from kvscope_telemetry.sources.outgoing import MAX_WAIT_NS, MAX_WAITING, MAX_WAITING_BYTES, Outgoing
 
 
 def test_commands_leave_in_order_as_far_as_they_are_taken() -> None:
@@ -42,3 +42,13 @@ def test_limits_are_told() -> None:
         outgoing.put(Abort(request_id="r"))
     with pytest.raises(EngineDead):
         outgoing.put(Abort(request_id="r"))
+
+
+def test_what_waits_is_bounded_in_bytes() -> None:
+    outgoing = Outgoing()
+    for _ in range(MAX_WAITING_BYTES // (7 << 20)):
+        outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))
+    with pytest.raises(EngineDead, match="wait for it already"):
+        outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))
+    outgoing.send_all(lambda data: True)
+    outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))

@@ -75,3 +75,12 @@ def test_one_large_update_is_kept() -> None:
     pending = Pending(max_entries=1)
     pending.put(coalesce([SyntheticEngine(num_blocks=500).advance()]))
     assert _seqs(pending.take()) == [1]
+
+
+def test_long_words_count_by_their_bytes() -> None:
+    pending = Pending(max_entries=1_000)
+    pending.put(_snapshot())
+    for seq in range(1, 100):
+        pending.put(_frame(seq), num_bytes=10_000)
+    assert pending.take_overflow()
+    assert pending.num_frames_discarded > 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,3 +113,30 @@ def test_equality_sees_tables_and_columns() -> None:
     assert equal_requests(left, right, ["number", "num_blocks"])
     right.apply((), _row(1, RequestState.RUNNING, 1, [6]), time_ns=1)
     assert not equal_requests(left, right, ["number", "num_blocks"])
+
+
+def test_who_holds_a_block_is_found_without_copying_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked at each move of the mouse over the page map."""
+    mirror, length = RequestMirror(), 100_000
+    mirror.apply([_info(n) for n in (1, 2, 3)], NO_ROWS, time_ns=1)
+    tables = {number: list(range(number * length, (number + 1) * length)) for number in (1, 2, 3)}
+    rows = [_row(number, RequestState.RUNNING, 0, table) for number, table in tables.items()]
+    mirror.apply((), join_request_rows(rows), time_ns=2)
+    tracemalloc.start()
+    try:
+        assert mirror.holders(3 * length + 7, limit=9) == [3]
+        assert mirror.index_in_table(3, 3 * length + 7) == 7
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * length, "one byte a block of one table at a time, where a copy takes four"
+    looked_at: list[int] = []
+    held = mirror._held
+
+    def noted(row: int) -> npt.NDArray[np.int32]:
+        looked_at.append(row)
+        return held(row)
+
+    monkeypatch.setattr(mirror, "_held", noted)
+    assert mirror.holders(2 * length, limit=1, first=2) == [2]
+    assert looked_at == [mirror.row_of(2)], "its owner is asked first"

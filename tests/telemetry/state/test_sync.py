@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.held_frames import MAX_BYTES, HeldFrames
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.sync import BEHIND_GRACE_NS, REQUEST_INTERVAL_NS, Sync
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
@@ -269,4 +270,15 @@ def test_frames_held_for_a_snapshot_are_bounded() -> None:
     sync = Sync()
     for seq in range(1, 100_000):
         sync.frame(Frame(epoch=1, seq=seq, step=seq, time_ns=1), seq)
-    assert len(sync._held) <= 20_000
+    assert len(sync._held.take()) <= 20_000
+
+
+def test_frames_held_for_a_snapshot_are_bounded_in_bytes() -> None:
+    held, data = HeldFrames(), bytes(MAX_BYTES // 10)
+    for seq in range(1, 1_000):
+        held.hold(Frame(epoch=1, seq=seq, step=seq, time_ns=1), data)
+    frames = held.take()
+    assert len(frames) <= 10
+    assert frames[-1][0].seq == 999
+    held.hold(frames[0][0], bytes(2 * MAX_BYTES))
+    assert held, "one alone is kept whatever its size"

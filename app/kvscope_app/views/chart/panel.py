@@ -18,6 +18,7 @@ from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
+from kvscope_app.views.chart.plot import Plot
 
 PLOT_MIN_HEIGHT = 64
 TEXT_MARGIN = 7
@@ -73,7 +74,7 @@ class ChartPanel(QWidget):
         self._top = 0.0
         self.legend = Legend(title, [LegendEntry(curve.name, curve.label) for curve in self.curves])
         self._time_axis = TimeAxis()
-        self.plot = pg.PlotWidget(axisItems={"left": ValueAxis(axis_text), "bottom": self._time_axis})
+        self.plot = Plot(axisItems={"left": ValueAxis(axis_text), "bottom": self._time_axis})
         self._dots: dict[str, pg.ScatterPlotItem] = {}
         """Points that no line reaches."""
         self._items = {curve.name: self._add_curve(curve) for curve in self.curves}

@@ -26,7 +26,10 @@ class TimeBar(QWidget):
         self.ranges.chosen.connect(lambda index: self.range_chosen.emit(list(RANGES_S.values())[index]))
         self.time = label(look="muted", elastic=True)
         self.live = tool_button(
-            "Live", "Follow the present. Drag or scroll a plot to look back.", checkable=True, checked=True
+            "Live",
+            "Follow the present. Drag a chart, or turn the wheel with Ctrl over it, to look back.",
+            checkable=True,
+            checked=True,
         )
         self.live.clicked.connect(self._on_live)
         layout = QHBoxLayout(self)

@@ -169,13 +169,13 @@ class Chat(QObject):
         """Write what changed to disk now."""
         self._keeper.save()
 
-    def shut_down(self) -> None:
-        """The window closes: answers on their way are kept as far as they came."""
+    def shut_down(self) -> str:
+        """The window closes: answers on their way are kept as far as they came. What a person must read then."""
         for answer in self._answers.values():
             if not answer.is_ended:
                 answer.end("interrupted", "the window was closed")
         self._flush()
-        self._keeper.shut_down()
+        return self._keeper.shut_down()
 
     def _submit(self, conversation: Conversation) -> None:
         answer_to = Message(role="assistant")

@@ -108,7 +108,7 @@ class ChatPage(QWidget):
         if not self.session.takes_commands:
             return "This source takes no prompts"
         if self.session.is_viewer:
-            return "You are a viewer at this engine: prompts are for operators"
+            return "You are a viewer: no prompts"
         if self.chat.is_written_elsewhere(self.current):
             return _WRITTEN_ELSEWHERE
         if self.options.problem:

@@ -11,6 +11,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.views.console.conversation import Conversation
 from kvscope_app.views.console.conversation_merge import goes_on_from, take_over
+from kvscope_app.views.console.rescue import rescue, rescue_text
 from kvscope_app.views.console.store import ChangedElsewhere, ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 
@@ -103,12 +104,22 @@ class Keeper(QObject):
         if changes.written or changes.deleted or before != self._store.written_elsewhere:
             self.listed.emit()
 
-    def shut_down(self) -> None:
-        """The window closes: save, and give the file back."""
+    def shut_down(self) -> str:
+        """The window closes: save, and give the file back. What a person must read then, empty where all is well."""
         self._look_timer.stop()
         self.save()
+        if self._unsaved:
+            self.save()  # it opens the file anew; there will be no later
         self._save_timer.stop()
         self._store.close()
+        return self._rescue()
+
+    def _rescue(self) -> str:
+        unsaved = [c for c in self._conversations if c.key in self._unsaved and (c.messages or c.named)]
+        if not unsaved:
+            return ""
+        paths, is_all = rescue(self._store.folder, unsaved)
+        return rescue_text(paths, is_all, self._store.folder)
 
     def _save(self, conversation: Conversation) -> None:
         is_writing = self._is_writing(conversation.key)

@@ -36,7 +36,7 @@ FIELDS: Final = (
     Field("top_p", "Top p", "Smallest set of tokens whose probability reaches it. Above 0, at most 1"),
     Field("top_k", "Top k", "Number of most likely tokens kept; 0 keeps all", True),
     Field("min_p", "Min p", "Drops tokens less likely than this share of the most likely one. 0 to 1"),
-    Field("seed", "Seed", "The same seed gives the same answer; empty: another each time", True, True),
+    Field("seed", "Seed", "The same seed draws the same random numbers; empty: others each time", True, True),
     Field("presence_penalty", "Presence", "Taken from tokens that were generated already. −2 to 2"),
     Field("frequency_penalty", "Frequency", "The same, times how often they were. −2 to 2"),
     Field("repetition_penalty", "Repetition", "Divides the score of tokens seen so far. Above 0, at most 10"),

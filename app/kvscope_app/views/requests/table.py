@@ -54,6 +54,11 @@ class RequestTable(QTableView):
         self._delegate.theme = theme
         self.viewport().update()
 
+    def height_of(self, num_rows: int) -> int:
+        """With the header, and the bar below that scrolls sideways."""
+        bars = self.horizontalHeader().sizeHint().height() + self.horizontalScrollBar().sizeHint().height()
+        return bars + num_rows * self.verticalHeader().defaultSectionSize()
+
     def _set_up_looks(self) -> None:
         self.setShowGrid(False)
         self.setWordWrap(False)

@@ -34,6 +34,8 @@ from kvscope_telemetry.state.mirror import Mirror
 
 _BESIDE_FROM_WIDTH = 620
 _LOW = 400
+_ROWS_AT_LEAST = 5
+"""Of the table, before the details below it get room that nobody asked for."""
 EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
 
 
@@ -57,6 +59,9 @@ class RequestsView(View):
         self.search.setClearButtonEnabled(True)
         self.count = label(look="muted")
         self._is_reordering = False
+        self._was_split_by_hand = False
+        self._is_detail_wanted = False
+        """There is a request to tell of, or the person chose a tab."""
         self._shown_mirror: Mirror | None = None
         self._shown_state: tuple[int | None, ...] = ()
         self._lay_out()
@@ -93,8 +98,33 @@ class RequestsView(View):
         orientation = Qt.Orientation.Horizontal if is_low else Qt.Orientation.Vertical
         if self._splitter.orientation() is not orientation:
             self._splitter.setOrientation(orientation)
-            whole = self.width() if is_low else self.height()
-            self._splitter.setSizes([whole * 3 // 5, whole * 2 // 5])
+            self._was_split_by_hand = False
+        if not self._was_split_by_hand:
+            self._split()
+
+    def _split(self) -> None:
+        """Three fifths for the table. Below a low one the details show their tabs alone until somebody wants them."""
+        if self._splitter.orientation() is Qt.Orientation.Horizontal:
+            self._splitter.setSizes([self.width() * 3 // 5, self.width() * 2 // 5])
+            return
+        whole, rows = self._splitter.height(), self.table.height_of(_ROWS_AT_LEAST)
+        tabs = self.detail.minimumHeight()
+        if whole * 3 // 5 >= rows:
+            table = whole * 3 // 5
+        elif self._is_detail_wanted:
+            table = whole // 2
+        else:
+            table = whole - tabs
+        self._splitter.setSizes([table, whole - table])
+
+    def _want_detail(self, is_wanted: bool) -> None:
+        if is_wanted != self._is_detail_wanted:
+            self._is_detail_wanted = is_wanted
+            if not self._was_split_by_hand:
+                self._split()
+
+    def _on_split_by_hand(self) -> None:
+        self._was_split_by_hand = True
 
     def abort_selected(self) -> None:
         """Ask the engine to stop the selected request, if it has not ended."""
@@ -119,6 +149,7 @@ class RequestsView(View):
         self._is_reordering = False
 
     def _on_selection_changed(self) -> None:
+        self._want_detail(self.session.selected_request is not None)
         self._show_selection(scroll=True)
         self.detail.refresh()
 
@@ -172,6 +203,10 @@ class RequestsView(View):
         self._splitter.addWidget(self.detail)
         self._splitter.setStretchFactor(0, 3)
         self._splitter.setStretchFactor(1, 2)
+        self._splitter.splitterMoved.connect(self._on_split_by_hand)
+        self.detail.setMinimumHeight(self.detail.tabBar().sizeHint().height())
+        self.detail.tabBarClicked.connect(lambda _: self._want_detail(True))
+        self.detail.currentChanged.connect(lambda _: self._want_detail(True))  # by keys
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)

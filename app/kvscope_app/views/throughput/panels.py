@@ -75,6 +75,10 @@ def _watts(value: float) -> str:
     return NOTHING if not np.isfinite(value) else f"{value:.0f} W"
 
 
+def _celsius(value: float) -> str:
+    return NOTHING if not np.isfinite(value) else f"{value:.0f} °C"
+
+
 PANELS: Final = (
     PanelSpec("decode", "Decode", (CurveSpec("decode_tokens", "", 0),), short, _tokens),
     PanelSpec("prefill", "Prefill", (CurveSpec("prefill_tokens", "", 1),), short, _tokens),
@@ -140,6 +144,15 @@ PANELS: Final = (
         tip="A GPU: the part of the time it computes. A CPU: the engine's share of all cores.",
     ),
     PanelSpec("power", "Power", (CurveSpec("power_watts", "", 3),), short, _watts, needs="power_watts"),
+    PanelSpec(
+        "temperature",
+        "Temperature",
+        (CurveSpec("temperature_celsius", "", 5),),
+        lambda value: f"{value:.0f} °",
+        _celsius,
+        needs="temperature_celsius",
+        tip="Of the device, as its driver tells it.",
+    ),
 )
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _BY_KEY: Final = {spec.key: spec for spec in PANELS}

@@ -29,11 +29,13 @@ EMPTY_TEXT = "No engine has reported yet.\nCurves begin with its first message."
 _PANEL_MIN_WIDTH = 310
 _SILENT_EVERY_S = 3.0
 """How often curves move on where there is no engine."""
+_AT_LEISURE_S = 1.0
+"""Calls that come more rarely are signs of life: then all panels move on together, or each would show another time."""
 
 
 class ThroughputView(View):
     """Six plots, and more where the source tells more. One of them is drawn each call, so that every plot moves
-    several times a second and no call is long."""
+    several times a second and no call is long; of calls that come rarely, every other draws all."""
 
     title: ClassVar[str] = "Throughput"
     object_name: ClassVar[str] = "throughput"
@@ -48,6 +50,7 @@ class ThroughputView(View):
         """First and last second shown while not following."""
         self._hover_s: float | None = None
         self._turn = 0
+        self._called_s, self._all_drawn_s = 0.0, 0.0
         self._shown = [spec.key for spec in PANELS if not spec.needs]
         """Panels whose columns the source has."""
         self._num_columns = 0
@@ -65,9 +68,14 @@ class ThroughputView(View):
             return
         self._stack.setCurrentIndex(1)
         self._show_known()
+        now_s = time.monotonic()
+        before_s, self._called_s = self._called_s, now_s
+        if now_s - before_s >= _AT_LEISURE_S:
+            self._draw_at_leisure(now_s)
+            return
         self._turn = (self._turn + 1) % len(self._shown)
         key = self._shown[self._turn]
-        if not self.panels[key].visibleRegion().isEmpty():  # not scrolled out of sight
+        if self._is_in_sight(key):
             self._draw([key])
 
     def refresh_all(self) -> None:
@@ -107,6 +115,15 @@ class ThroughputView(View):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._reflow()
+
+    def _draw_at_leisure(self, now_s: float) -> None:
+        if now_s - self._all_drawn_s >= _SILENT_EVERY_S:
+            self._all_drawn_s = now_s
+            self._draw([key for key in self._shown if self._is_in_sight(key)])
+
+    def _is_in_sight(self, key: str) -> bool:
+        """And not scrolled away."""
+        return not self.panels[key].visibleRegion().isEmpty()
 
     def _draw(self, keys: list[str]) -> None:
         window, first_s, last_s = self._window(columns_of(keys))
@@ -182,12 +199,13 @@ class ThroughputView(View):
     def _lay_out(self) -> None:
         body = QWidget()
         self._grid = QGridLayout(body)
+        scroll = QScrollArea()
         for panel in self.panels.values():
             panel.setParent(body)  # also those that are not shown yet
+            panel.plot.area = scroll
         self._grid.setContentsMargins(2, 2, 6, 6)
         self._grid.setHorizontalSpacing(10)
         self._grid.setVerticalSpacing(8)
-        scroll = QScrollArea()
         scroll.setWidget(body)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)

@@ -25,6 +25,7 @@ from kvscope_app.views.what_if.workload import memory_of, running_rows
 from kvscope_telemetry.messages.what_if import Answer, Memory
 
 NO_ENGINE: Final = "No engine has reported yet."
+WORKING: Final = "Working out where other policies would put what runs…"
 NOTHING: Final = "Nothing is running.\nSend a prompt or start the load, to see where other policies would put it."
 
 Question = tuple[int | None, Memory, Rows]
@@ -87,6 +88,8 @@ class WhatIfView(View):
             self._say(NOTHING)
         if self.process.is_busy or question == self._asked or not (rows or self.process.is_running):
             return
+        if rows and self._asked is None:
+            self._say(WORKING)  # its process starts: that takes seconds
         self._asked = question
         self.process.ask(*question)
 

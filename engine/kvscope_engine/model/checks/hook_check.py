@@ -7,10 +7,10 @@ attention gives (`eager_check`). What fails is refused with the name of the arch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -21,12 +21,18 @@ from kvscope_engine.model.checks.eager_check import check_equals_eager
 from kvscope_engine.model.checks.layer_trace import LayerPlace, Trace, decoder_layer_of
 from kvscope_engine.model.checks.pass_on import pass_on
 from kvscope_engine.model.loading.hf_config import position_limit
-from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
+from kvscope_engine.model.running.attention import (
+    ATTENTION_NAME,
+    AttentionContext,
+    AttentionOptions,
+    register_attention,
+)
 from kvscope_engine.model.running.kv_storage import LayerShape
 from kvscope_telemetry.errors import BadInput
 
 NUM_TOKENS: Final = 5
-Found = TypeVar("Found")
+_FAILURES: Final = (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
+"""A foreign model raises what it likes: one line of it is enough."""
 _SERVED_KEYWORDS: Final = frozenset({"paged", "scaling", "sliding_window", "softcap", "s_aux"})
 _HARMLESS_KEYWORDS: Final = frozenset(
     {
@@ -66,12 +72,13 @@ class _NotPassedOnError(BadInput):
 
 
 @dataclass(slots=True)
-class _Recording:
-    """Stands in for a `PagedContext`: keeps the calls, answers with zeros."""
+class _Recording(AttentionContext):
+    """Keeps the calls, answers with zeros."""
 
     calls: list[LayerCall] = field(default_factory=list)
     caller: str = ""
     """Name of the attention module that calls."""
+    scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -98,7 +105,7 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
             found, trace = _checked(module)
         except torch.OutOfMemoryError:
             raise
-        except (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        except _FAILURES as error:
             raise _refusal(module, error) from error
         module.kvscope_layer_calls = found  # type: ignore[assignment]
         module.kvscope_plain_trace = trace  # type: ignore[assignment]
@@ -110,8 +117,9 @@ def _refusal(module: nn.Module, error: Exception) -> BadInput:
     weight = bad_weight(module)
     if weight is not None:
         return BadInput(f"the model is damaged: its weight {weight}")
-    reason = str(error) if isinstance(error, BadInput) else f"a trial run failed ({type(error).__name__}: {error})"
-    return BadInput(f"model architecture {type(module).__name__} is not supported: {' '.join(reason.split()):.300}")
+    line = " ".join(str(error).split())
+    reason = line if isinstance(error, BadInput) else f"a trial run failed ({type(error).__name__}: {line:.160})"
+    return BadInput(f"model architecture {type(module).__name__} is not supported: {reason:.300}")
 
 
 def take_plain_trace(module: nn.Module) -> Trace | None:
@@ -135,7 +143,7 @@ def _checked(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
     _check_once_a_layer(calls, int(text_config.num_hidden_layers))
     _check_windows(calls, text_config)
     shapes, places = [call.shape for call in calls], [call.place for call in calls]
-    return tuple(calls), _run_trial(lambda: check_equals_eager(module, shapes, places))
+    return tuple(calls), check_equals_eager(module, shapes, places)
 
 
 def _check_layer_types(text_config: Any) -> None:
@@ -150,19 +158,8 @@ def _record(module: nn.Module) -> list[LayerCall]:
     device = next(module.parameters()).device
     positions = torch.arange(NUM_TOKENS, device=device)[None]
     with torch.inference_mode(), _watched_hook(module, recording):
-        _run_trial(lambda: module(input_ids=positions + 1, position_ids=positions, use_cache=False, paged=recording))
+        module(input_ids=positions + 1, position_ids=positions, use_cache=False, paged=recording)
     return sorted(recording.calls, key=lambda call: call.layer)
-
-
-def _run_trial(run: Callable[[], Found]) -> Found:
-    """A foreign model raises what it likes: one line of it is enough."""
-    try:
-        return run()
-    except (BadInput, torch.OutOfMemoryError):
-        raise
-    except (TypeError, AttributeError, LookupError, RuntimeError, ValueError, AssertionError) as error:
-        line = " ".join(str(error).split())
-        raise BadInput(f"a trial run failed ({type(error).__name__}: {line:.160})") from error
 
 
 def _set_attention(module: nn.Module) -> None:
@@ -263,9 +260,8 @@ def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
     types = getattr(text_config, "layer_types", None)
     slides = [kind == "sliding_attention" for kind in types] if types else [False] * len(calls)
     is_lost = [slide and call.options.sliding_window is None for slide, call in zip(slides, calls, strict=False)]
-    is_short = window is not None and window < (position_limit(text_config) or window + 1)
-    never_passed = is_short and not types and all(call.options.sliding_window is None for call in calls)
-    if any(is_lost) or never_passed:
+    is_ignored = window is not None and not types and all(call.options.sliding_window is None for call in calls)
+    if any(is_lost) or is_ignored:
         raise BadInput(f"its sliding window ({window}) is not passed to the attention function")
 
 

@@ -95,6 +95,16 @@ class LayerTap:
         return values.shape[:2] == (len(self.rows), max(map(len, self.rows)))
 
 
+def nudged(trace: Trace, dtype: torch.dtype, seed: int) -> Trace:
+    """The same inputs of layers, each number moved to a neighbour in `dtype`, up or down."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = {}
+    for layer, values in trace.inputs.items():
+        sides = torch.randint(0, 2, values.shape, generator=generator).to(values.device) * 2 - 1
+        moved[layer] = values.float() * (1 + sides * torch.finfo(dtype).eps)
+    return Trace(inputs=moved)
+
+
 def decoder_layer_of(attention: str) -> str:
     """`model.layers.3` for `model.layers.3.self_attn`: up to the last number; itself when it holds none."""
     parts = attention.split(".")

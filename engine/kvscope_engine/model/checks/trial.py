@@ -19,7 +19,7 @@ from torch import nn
 from kvscope_engine.model.checks.agreement import share_of_spread
 from kvscope_engine.model.checks.check_script import far_positions
 from kvscope_engine.model.checks.unseen_ops import UnseenOps
-from kvscope_engine.model.running.attention import AttentionOptions
+from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
 
 POSITIONS: Final = (3, 17, 0, 90, 41)
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-4}
@@ -52,8 +52,8 @@ class Call:
 
 
 @dataclass(slots=True)
-class TrialContext:
-    """Stands in for a `PagedContext`: the first call of a layer is kept, a later one must be the same."""
+class TrialContext(AttentionContext):
+    """The first call of a layer is kept, a later one must be the same."""
 
     layers: dict[int, tuple[tuple[torch.Tensor, ...], AttentionOptions, torch.Tensor]] = field(default_factory=dict)
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)

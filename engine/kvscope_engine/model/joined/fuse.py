@@ -15,9 +15,9 @@ from weakref import ref
 import torch
 from torch import nn
 
-from kvscope_engine.model.checks.eager_check import JOINED_SLACK, first_fault, paged_trace
+from kvscope_engine.model.checks.eager_check import JOINED_SLACK, NUM_NUDGES, first_fault, paged_trace
 from kvscope_engine.model.checks.hook_check import check_hook, take_plain_trace
-from kvscope_engine.model.checks.layer_trace import Trace
+from kvscope_engine.model.checks.layer_trace import Trace, nudged
 from kvscope_engine.model.checks.trial import Trial, run_trial
 from kvscope_engine.model.joined.fused_attention import attention_candidates
 from kvscope_engine.model.joined.fused_layer import FusedLayer, layer_candidate
@@ -149,8 +149,14 @@ def _whole(module: nn.Module, forced: Trace | None = None) -> Trace:
 
 def _fault(module: nn.Module, plain: Trace) -> str:
     """Where the model differs from what it was, in words; nothing when it does not."""
+    dtype = next(module.parameters()).dtype
     try:
-        return first_fault(_whole(module, plain), plain, JOINED_SLACK)
+        joined = _whole(module, plain)
+        fault = first_fault(joined, plain, JOINED_SLACK)
+        if fault and dtype in LOW_PRECISION:
+            moved = [_whole(module, nudged(plain, dtype, seed)) for seed in range(NUM_NUDGES)]
+            fault = first_fault(joined, plain, JOINED_SLACK, moved)
+        return fault
     except torch.OutOfMemoryError:
         raise
     except _FAILURES as error:

@@ -14,7 +14,7 @@ from torch import nn
 
 from kvscope_engine.model.joined.fused_norm import FastRMSNorm, norm_eps
 from kvscope_engine.model.joined.packed_linear import FastLinear, fast_linear
-from kvscope_engine.model.running.attention import AttentionOptions, PagedContext
+from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
 
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
 
@@ -44,13 +44,13 @@ class FusedAttention(nn.Module):
         self.norm = norm
 
     def forward(
-        self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings, *, paged: PagedContext, **_: Any
+        self, hidden_states: torch.Tensor, position_embeddings: PositionEmbeddings, *, paged: AttentionContext, **_: Any
     ) -> tuple[torch.Tensor, None]:
         """(1, T, hidden) -> (1, T, hidden), as transformers' attention modules return it."""
         return self.o(self.attend(hidden_states[0], position_embeddings, paged))[None], None
 
     def attend(
-        self, tokens: torch.Tensor, position_embeddings: PositionEmbeddings, paged: PagedContext
+        self, tokens: torch.Tensor, position_embeddings: PositionEmbeddings, paged: AttentionContext
     ) -> torch.Tensor:
         """(T, hidden) -> (T, Hq * D), before the output projection."""
         count = tokens.shape[0]
@@ -64,14 +64,14 @@ class FusedAttention(nn.Module):
         return paged.attend(self.layer, query, key, value, self.options).reshape(count, -1)
 
 
-def rotate(heads: torch.Tensor, position_embeddings: PositionEmbeddings, paged: PagedContext) -> torch.Tensor:
+def rotate(heads: torch.Tensor, position_embeddings: PositionEmbeddings, paged: AttentionContext) -> torch.Tensor:
     """Rotary embedding of (T, H, D): x * cos + (x with its halves swapped) * (-sin, sin)."""
     cos, signed_sin = _tables(position_embeddings, heads.shape[-1], paged)
     return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), signed_sin)
 
 
 def _tables(
-    position_embeddings: PositionEmbeddings, head_dim: int, paged: PagedContext
+    position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and signed sin, (T, 1, D), made once a step for each pair that the model hands out."""
     cos, sin = position_embeddings

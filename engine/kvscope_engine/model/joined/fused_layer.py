@@ -14,7 +14,7 @@ from torch import nn
 from kvscope_engine.model.joined.fused_attention import FusedAttention, PositionEmbeddings
 from kvscope_engine.model.joined.fused_mlp import FusedMLP
 from kvscope_engine.model.joined.fused_norm import FastRMSNorm
-from kvscope_engine.model.running.attention import PagedContext
+from kvscope_engine.model.running.attention import AttentionContext
 
 
 class FusedLayer:
@@ -31,7 +31,7 @@ class FusedLayer:
         """Whether the result is float32, whatever the input is."""
 
     def __call__(
-        self, hidden_states: torch.Tensor, *, position_embeddings: PositionEmbeddings, paged: PagedContext, **_: Any
+        self, hidden_states: torch.Tensor, *, position_embeddings: PositionEmbeddings, paged: AttentionContext, **_: Any
     ) -> torch.Tensor:
         """(1, T, hidden) -> (1, T, hidden)."""
         x = hidden_states[0].float() if self.keeps_float32 else hidden_states[0]

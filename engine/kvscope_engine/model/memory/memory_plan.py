@@ -61,8 +61,7 @@ class MemoryPlan:
     @property
     def needed(self) -> int:
         """All but the KV cache and other programs."""
-        step = self.activations + self.sampling + self.reserves.attention_partials + self.reserves.graphs
-        return self.weights + step + self.staging
+        return self.weights + self.step + self.reserves.graphs + self.staging
 
     @property
     def kv(self) -> int:
@@ -73,6 +72,18 @@ class MemoryPlan:
     def fits(self) -> bool:
         """Whether a KV cache of some use is left."""
         return self.kv >= self.kv_min
+
+    @property
+    def step(self) -> int:
+        """Of a step: activations, logits and what sampling makes of them, attention's partial results."""
+        return self.activations + self.sampling + self.reserves.attention_partials
+
+    def summary(self, device: str) -> str:
+        """Where the memory goes, on one line."""
+        return (
+            f"memory of {device}: {gib(self.allowed)} of {gib(self.total)} may be used"
+            f" (--gpu-memory-utilization {self.utilization:g}): {self.parts()}, others {gib(self.others)}"
+        )
 
     def parts(self) -> str:
         """Each of them in words, on one line."""

@@ -7,7 +7,7 @@ Whatever a model asks for that is not handled here is refused at load by `hook_c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypedDict
 
 import torch
 from torch import nn
@@ -28,6 +28,32 @@ class AttentionOptions:
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+
+
+class AttentionContext(Protocol):
+    """What travels through the model as the keyword `paged`: a step's attention, or a stand-in for it."""
+
+    scratch: dict[int, tuple[torch.Tensor, ...]]
+    """Results that layers share, keyed by the id of the tensor (held in the value) they come from."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv)."""
+        ...
+
+
+class _Given(TypedDict):
+    """Keywords of attention, of decodes and of prefills alike."""
+
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+    max_seq_len: int
+    out: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -56,8 +82,8 @@ class PrefillBatch:
 
 
 @dataclass(slots=True)
-class PagedContext:
-    """What attention needs to know about a step; travels through the model as the keyword `paged`."""
+class PagedContext(AttentionContext):
+    """Attention of a step over the block pool."""
 
     storage: KVStorage
     ops: Ops
@@ -67,7 +93,6 @@ class PagedContext:
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    """Results that layers of this step share, keyed by the id of the tensor (held in the value) they come from."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -94,55 +119,22 @@ class PagedContext:
         return out
 
     def _decode(
-        self,
-        query: torch.Tensor,
-        kv: LayerKV,
-        options: AttentionOptions,
-        out: torch.Tensor | None,
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None
     ) -> torch.Tensor:
         batch = self.decode
         assert batch is not None, "a step without prefill has decodes"
-        return self.ops.decode(
-            query,
-            kv.k,
-            kv.v,
-            batch.block_tables,
-            batch.seq_lens,
-            scale=options.scale,
-            sliding_window=options.sliding_window,
-            softcap=options.softcap,
-            sinks=options.sinks,
-            k_scale=kv.k_scale,
-            v_scale=kv.v_scale,
-            max_seq_len=batch.max_seq_len,
-            out=out,
-        )
+        given = _given(kv, options, batch.max_seq_len, out)
+        return self.ops.decode(query, kv.k, kv.v, batch.block_tables, batch.seq_lens, **given)
 
     def _prefill(
-        self,
-        query: torch.Tensor,
-        kv: LayerKV,
-        options: AttentionOptions,
-        out: torch.Tensor | None,
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None
     ) -> torch.Tensor:
         batch = self.prefill
         assert batch is not None, "only called with prefill"
+        given = _given(kv, options, batch.max_seq_len, out)
+        start, longest = batch.query_start, batch.max_query_len
         return self.ops.prefill(
-            query,
-            kv.k,
-            kv.v,
-            batch.block_tables,
-            batch.query_start,
-            batch.seq_lens,
-            max_query_len=batch.max_query_len,
-            scale=options.scale,
-            sliding_window=options.sliding_window,
-            softcap=options.softcap,
-            sinks=options.sinks,
-            k_scale=kv.k_scale,
-            v_scale=kv.v_scale,
-            max_seq_len=batch.max_seq_len,
-            out=out,
+            query, kv.k, kv.v, batch.block_tables, start, batch.seq_lens, max_query_len=longest, **given
         )
 
 
@@ -177,6 +169,19 @@ def options_of(query: torch.Tensor, kwargs: dict[str, Any]) -> AttentionOptions:
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
     )
+
+
+def _given(kv: LayerKV, options: AttentionOptions, max_seq_len: int, out: torch.Tensor | None) -> _Given:
+    return {
+        "scale": options.scale,
+        "sliding_window": options.sliding_window,
+        "softcap": options.softcap,
+        "sinks": options.sinks,
+        "k_scale": kv.k_scale,
+        "v_scale": kv.v_scale,
+        "max_seq_len": max_seq_len,
+        "out": out,
+    }
 
 
 def _widen(tensor: torch.Tensor, dim: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvscope_engine.model.running.attention import PagedContext
+from kvscope_engine.model.running.attention import AttentionContext
 
 
 class Forward:
@@ -19,7 +19,7 @@ class Forward:
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
 
     def logits(
-        self, ids: torch.Tensor, positions: torch.Tensor, paged: PagedContext, rows: torch.Tensor | None = None
+        self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """(R, vocabulary) of the given rows of the batch; None gives all T."""
         kept = {"logits_to_keep": rows} if rows is not None and self._keeps_rows else {}
@@ -27,6 +27,6 @@ class Forward:
         logits: torch.Tensor = output.logits[0]
         return logits if rows is None or self._keeps_rows else logits[rows]
 
-    def fill(self, ids: torch.Tensor, positions: torch.Tensor, paged: PagedContext) -> None:
+    def fill(self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext) -> None:
         """Write keys and values; without the head, since nothing else is wanted."""
         self._module.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False, paged=paged)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from kvscope_kernels.copy_rows import RowTensors, row_tensors
 from kvscope_kernels.kv_formats import LARGEST, as_bytes
 from kvscope_telemetry.errors import KvscopeError
 
@@ -69,6 +70,7 @@ class KVStorage:
         self._memory = memory
         self._packed, self._scales = self._allocate()
         self._views = [self._layer_view(layer) for layer in range(len(self.layers))]
+        self._rows: RowTensors | None = row_tensors(self.block_tensors)
 
     @property
     def num_bytes(self) -> int:
@@ -87,6 +89,12 @@ class KVStorage:
         """
         return (*map(as_bytes, self._packed), *self._scales)
 
+    @property
+    def rows(self) -> RowTensors:
+        """The same, as copies inside the pool find them."""
+        assert self._rows is not None, "the storage is closed"
+        return self._rows
+
     def layer(self, layer: int) -> LayerKV:
         """Keys, values and their scales of a layer."""
         return self._views[layer]
@@ -103,21 +111,10 @@ class KVStorage:
         """Values of a layer, (num_blocks, block_size, heads, dim)."""
         return self._views[layer].v
 
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, (from, to), in every layer; all are read before any is written."""
-        if not pairs:
-            return
-        self.copy_rows(torch.tensor(pairs, dtype=torch.int64, device=self.device))
-
-    def copy_rows(self, pairs: torch.Tensor) -> None:
-        """The same for pairs (n, 2) int64 on the storage's device: two launches a tensor of `block_tensors`."""
-        sources, targets = pairs.unbind(1)
-        for tensor in self.block_tensors:
-            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
-
     def close(self) -> None:
         """Give the memory back; the storage holds nothing afterwards."""
         self._views.clear()
+        self._rows = None
         self._packed.clear()
         self._scales.clear()
         if self._memory is not None:

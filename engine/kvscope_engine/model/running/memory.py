@@ -6,6 +6,7 @@ will run, its parts joined.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -28,8 +29,14 @@ MAX_DEFAULT_CPU_BYTES: Final = 512 * MIB
 DEFAULT_CPU_SHARE: Final = 0.25
 
 
-def num_blocks_for(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory | None = None) -> int:
-    """Blocks of the pool; `memory` is that of the GPU, where there is one.
+def num_blocks_for(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    memory: DeviceMemory | None = None,
+    *,
+    planned: Callable[[MemoryPlan], None] = lambda plan: None,
+) -> int:
+    """Blocks of the pool; `memory` is that of the GPU, where there is one. A plan that fits is told to `planned`.
 
     Raises BadInput when what was asked for is more than is free, KvscopeError when nothing fits at all; both with
     the numbers.
@@ -51,6 +58,7 @@ def num_blocks_for(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemo
     if memory is not None:
         plan = plan_memory(config, loaded, memory, one_block)
         plan.check(loaded.info.name, str(loaded.device))
+        planned(plan)
         return plan.kv // one_block
     room = int(min(MAX_DEFAULT_CPU_BYTES, DEFAULT_CPU_SHARE * free))
     if room < one_block:

@@ -14,7 +14,7 @@ import torch
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.memory.device_memory import DeviceMemory
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
-from kvscope_engine.model.running.attention import AttentionOptions
+from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
 from kvscope_engine.model.running.forward import Forward
 from kvscope_telemetry.errors import KvscopeError
 
@@ -31,8 +31,8 @@ class StepProfile:
     """Beyond the activations: of the head, and of what sampling makes of it."""
 
 
-class _NoAttention:
-    """A `PagedContext` without blocks: attention gives zeros."""
+class _NoAttention(AttentionContext):
+    """Without blocks: attention gives zeros."""
 
     def __init__(self) -> None:
         self.scratch: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -52,8 +52,8 @@ def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory
     positions = torch.arange(tokens, device=loaded.device) % loaded.max_model_len
     rows = torch.arange(samples, device=loaded.device)
     try:
-        activations = _peak(memory, lambda: forward.fill(ids, positions, _NoAttention()))  # type: ignore[arg-type]
-        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, _NoAttention(), rows)))  # type: ignore[arg-type]
+        activations = _peak(memory, lambda: forward.fill(ids, positions, _NoAttention()))
+        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, _NoAttention(), rows)))
     except torch.OutOfMemoryError as error:
         raise KvscopeError(
             f"no memory for a step of {tokens} tokens on {loaded.device}: give a smaller --max-num-batched-tokens"

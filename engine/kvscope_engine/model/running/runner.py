@@ -86,6 +86,8 @@ class ModelRunner:
         """Compile every kernel that service can need and capture the graphs; on a CPU there is nothing to do."""
         if self._device.type == "cpu":
             return
+        nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
+        self._ops.copy_rows(self._storage.rows, nothing)
         failure = warm_up(self._limits, self._run_eagerly, self._sampler, self._buffer, self._graphs, progress)
         if failure:
             self._graphs = None
@@ -109,7 +111,7 @@ class ModelRunner:
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
         buffer.send()
         if pairs is not None:
-            self._storage.copy_rows(pairs)
+            self._ops.copy_rows(self._storage.rows, pairs)
         timer = _Timer(self._device)
         logits = self._forward(tensors, shape, len(sampled))
         timer.stop()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, Protocol
 
+from kvscope_engine.model.text.bounded_turns import MAX_TEMPLATE_S, BoundedTurns
 from kvscope_engine.model.text.detokenizer import Detokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage
@@ -56,7 +57,8 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation, ready for the answer.
 
-        Raises BadInput when the model has no chat template, or the template refuses the conversation.
+        Raises BadInput when the model has no chat template, when the template refuses the conversation, or when
+        it takes longer than `MAX_TEMPLATE_S` over it.
         """
         text = self.chat_text(messages, add_generation_prompt=add_generation_prompt)
         return self.encode(text, add_special_tokens=False)
@@ -74,7 +76,7 @@ class Tokenizer:
         try:
             render: Any = render_jinja_template
             rendered, _ = render(
-                conversations=[[_turn(message) for message in messages]],
+                conversations=[BoundedTurns(map(_turn, messages), MAX_TEMPLATE_S)],
                 chat_template=self.chat_template,
                 add_generation_prompt=add_generation_prompt,
                 **self._special,

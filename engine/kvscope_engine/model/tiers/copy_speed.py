@@ -31,7 +31,7 @@ class CopySpeed:
         self._recent_seconds = self._recent_seconds * kept + seconds
 
     def forget_totals(self) -> None:
-        """Count from here on, with the pace known."""
+        """Count from here on, with the speed known."""
         self.num_blocks, self.seconds = 0, 0.0
 
     def restart(self) -> None:

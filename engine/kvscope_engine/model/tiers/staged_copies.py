@@ -34,7 +34,7 @@ class _Staging:
 class _Timed:
     """A copy on the copy lane, between two marks."""
 
-    pace: CopySpeed
+    speed: CopySpeed
     num_blocks: int
     started: Mark
     ended: Mark
@@ -104,7 +104,7 @@ class StagedCopies:
         """Take in how long the copies took that are over; waits for none."""
         while self._timed and self._timed[0].ended.is_past():
             copy = self._timed.popleft()
-            copy.pace.add(copy.num_blocks, copy.ended.seconds_since(copy.started))
+            copy.speed.add(copy.num_blocks, copy.ended.seconds_since(copy.started))
 
     def close(self) -> None:
         """All is over; hold no memory."""

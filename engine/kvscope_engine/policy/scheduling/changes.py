@@ -1,4 +1,4 @@
-"""What happened to requests since the last frame: written by the scheduler, taken by the recorder.
+"""What happened to requests since the last frame: written by the scheduler, taken by the frame builder.
 
 Owns only the record of changes; the state itself is the scheduler's. Whoever drives a scheduler takes the
 changes after each step, or they pile up (events are bounded: the oldest go first).

@@ -78,7 +78,7 @@ def test_pointing_at_a_block_shows_its_card_and_asks_for_its_text(engine, sessio
     assert view._card.isVisible()
     assert "Block 7" in view._card._title.text()
     assert "13 of 16 tokens" in view._card._rows.text()
-    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=1000)
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=30_000)
     (question,) = engine.source.sent
     assert isinstance(question, GetBlockText)
     assert question.blocks == (7,)
@@ -95,7 +95,7 @@ def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot):
     for block in (7, 8, 7):
         qtbot.mouseMove(view.canvas, view.canvas.cell_rect(block).center())
         qtbot.waitUntil(lambda: len(engine.source.sent) == len(engine.source.sent), timeout=100)
-    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=1000)
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=30_000)
     question = engine.source.sent[-1]
     reply = BlockText(contents=(BlockContent(block=7, token_ids=(1,), text="kept"),), tag=question.tag)
     engine.source.replies.append(reply)
@@ -120,7 +120,7 @@ def test_an_answer_to_somebody_else_is_left_alone(engine, session, show, poll, q
     poll(session)
     view = show(session)
     qtbot.mouseMove(view.canvas, view.canvas.cell_rect(7).center())
-    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=1000)
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=30_000)
     other = BlockText(contents=(BlockContent(block=9, token_ids=(1,), text="not ours"),), tag=3)
     engine.source.replies.append(other)
     poll(session)

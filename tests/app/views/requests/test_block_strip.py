@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
+from PySide6.QtCore import QRect
 from PySide6.QtGui import QColor
 
 from kvscope_app.look.theme import DARK
@@ -76,3 +79,22 @@ def test_the_image_has_a_line_a_row_and_nothing_where_there_is_no_block():
     assert (image[16 + 12, 0], image[16 + 11, 0]) == (9, 3)
     assert not image[16:, 16:].any()
     assert not image[13:16].any()
+
+
+def test_painting_costs_the_rows_that_are_seen_not_the_blocks(strip):
+    """A long table is painted several times a second: the calls it takes do not grow with it."""
+
+    def num_calls(num_blocks):
+        show(strip, np.arange(num_blocks))
+        seen = QRect(0, 0, strip.width(), 240)
+        strip.grab(seen)
+        calls = []
+        sys.setprofile(lambda frame, event, argument: calls.append(event))
+        try:
+            strip.grab(seen)
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    few = num_calls(4_000)
+    assert num_calls(40_000) < 2 * few < 4_000  # the collector may come in between

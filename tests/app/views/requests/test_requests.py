@@ -227,3 +227,34 @@ def test_both_themes_and_small_sizes_paint(view, session):
         for size in ((420, 300), (900, 500)):
             view.resize(*size)
             assert not view.grab().isNull()
+
+
+def test_the_wait_of_each_request_is_in_the_table(view):
+    """As far as it was seen: of one that waits so far, of one that runs until it ran."""
+    waited = column(view, "Queued")
+    assert [text.endswith(" ms") for text in waited] == [False, True, True, False]
+
+
+def test_in_a_low_narrow_dock_the_rows_have_the_room_until_one_is_selected(view, session, qtbot):
+    view.resize(430, 250)
+    splitter = view._splitter
+    qtbot.waitUntil(lambda: splitter.orientation() is Qt.Orientation.Vertical, timeout=5000)
+    table, detail = splitter.sizes()
+    assert detail <= view.detail.tabBar().sizeHint().height() + 2
+    assert table > 3 * detail
+    session.select_request(2)
+    table, detail = splitter.sizes()
+    assert abs(table - detail) <= 4
+    session.select_request(None)
+    assert splitter.sizes()[1] <= view.detail.tabBar().sizeHint().height() + 2
+    view.detail.setCurrentIndex(2)
+    assert abs(splitter.sizes()[0] - splitter.sizes()[1]) <= 4
+
+
+def test_a_split_by_hand_stays(view, session):
+    view.resize(430, 250)
+    view._splitter.setSizes([100, 100])
+    view._splitter.splitterMoved.emit(100, 1)
+    before = view._splitter.sizes()
+    session.select_request(2)
+    assert view._splitter.sizes() == before

@@ -13,6 +13,7 @@ from torch import nn
 from kvscope_engine.model.checks import eager_check
 from kvscope_engine.model.checks.check_script import check_block_size, check_sequences, check_steps
 from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.checks.layer_trace import Trace, nudged
 from kvscope_kernels import Ops, ops_for
 from kvscope_telemetry.errors import BadInput
 
@@ -157,3 +158,38 @@ def test_the_script_covers_what_the_check_claims() -> None:
 
 
 ORIGINAL = {"original_max_position_embeddings": 1024}
+
+
+def trace_of(attended: torch.Tensor) -> Trace:
+    """Of one layer, the rest of it always the same."""
+    rest = torch.ones(len(attended), 8)
+    heads = rest[:, None].bfloat16()
+    return Trace(inputs={0: rest}, attended={0: attended}, heads={0: heads}, logits=rest)
+
+
+def elsewhere(attended: torch.Tensor, *tokens: int) -> torch.Tensor:
+    """These tokens went to another expert."""
+    moved = attended.clone()
+    moved[list(tokens)] = moved[list(tokens)].flip(-1)
+    return moved
+
+
+def test_a_few_tokens_that_a_last_bit_sends_elsewhere_are_no_fault() -> None:
+    plain = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+    actual = trace_of(elsewhere(plain, 3))
+    calm, restless = trace_of(elsewhere(plain, 3) * 1.001), trace_of(elsewhere(plain, 3, 20))
+    fault = "the attention of layer 0"
+    assert eager_check.first_fault(actual, trace_of(plain)).startswith(fault)
+    assert eager_check.first_fault(actual, trace_of(plain), moved=[calm]).startswith(fault)
+    assert eager_check.first_fault(actual, trace_of(plain), moved=[calm, restless]) == ""
+    of_all = trace_of(plain * 1.1)
+    assert eager_check.first_fault(of_all, trace_of(plain), moved=[trace_of(elsewhere(plain * 1.1, 20))]) != ""
+    lost = trace_of(torch.full_like(plain, torch.nan))
+    assert eager_check.first_fault(lost, trace_of(plain), moved=[lost]) != ""
+
+
+def test_a_nudge_is_the_next_number() -> None:
+    values = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    moved = nudged(trace_of(values), torch.bfloat16, seed=1).inputs[0]
+    assert bool((moved.bfloat16() != trace_of(values).inputs[0]).all())
+    assert float((moved - 1).abs().max()) <= torch.finfo(torch.bfloat16).eps

@@ -101,7 +101,7 @@ def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
 def ask(repository: str, environment: dict[str, str]) -> tuple[str, list[list[int]], str]:
     """Answer or error of a process that wants `repository`, the progress it heard, and its standard error."""
     command = [sys.executable, "-c", ASK, repository]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     answer, progress = done.stdout.splitlines()
     return answer, json.loads(progress), done.stderr
 

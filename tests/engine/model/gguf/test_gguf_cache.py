@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from kvscope_engine.model.gguf import cache as gguf_cache
 from kvscope_engine.model.gguf.cache import MANIFEST, converted_gguf, is_intact
@@ -102,11 +104,25 @@ def test_a_full_disk_is_said(tiny_gguf: Callable[..., Path], own_cache: Path, mo
         converted_gguf(tiny_gguf(), torch.float32, lambda _: None)
 
 
+def test_a_disk_that_is_full_while_weights_are_written_is_said(
+    tiny_gguf: Callable[..., Path], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Safetensors has an error of its own for it."""
+
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(KvscopeError, match=r"^cannot write the converted model to .*: No space left on device;"):
+        converted_gguf(tiny_gguf(), torch.float32, lambda _: None)
+    assert [path.name for path in (own_cache / "converted").iterdir() if path.is_dir()] == []
+
+
 def test_two_processes_at_once(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
     gguf = tiny_gguf()
     command = [sys.executable, "-c", CONVERT, str(gguf)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=120)[0].split() for process in both]
+    said = [process.communicate(timeout=240)[0].split() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said[0][-1] == said[1][-1]
     assert sum(lines.count("converts") for lines in said) == 1
@@ -123,7 +139,7 @@ gguf = Path({str(tiny_gguf())!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
 converted_gguf(gguf, torch.float32, lambda _: None)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert "KvscopeError: cannot write the converted model to" in last
     assert "File too large; make room" in last

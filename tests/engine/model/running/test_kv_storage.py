@@ -10,6 +10,7 @@ import torch
 from kvscope_engine.model.loading.loader import LoadedModel
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape, _packed_shape, block_bytes
 from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_kernels.copy_rows import copy_rows_torch
 from kvscope_kernels.kv_formats import dequantize
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_telemetry.errors import KvscopeError
@@ -61,7 +62,7 @@ def test_a_block_is_the_same_row_of_every_block_tensor(dtype: torch.dtype) -> No
     for layer, rows in enumerate(new):
         kv = storage.layer(layer)
         kv_write_torch(rows, -rows, kv.k, kv.v, torch.tensor([6, 7]), kv.k_scale, kv.v_scale)
-    storage.copy_blocks(((3, 5),))
+    copy_rows_torch(storage.rows, torch.tensor([(3, 5)]))
     for mine, theirs in zip(storage.block_tensors, other.block_tensors, strict=True):
         assert len(mine) == 6
         assert mine[5].is_contiguous()
@@ -82,8 +83,7 @@ def test_copies_read_everything_before_they_write() -> None:
     for layer in range(2):
         for part, sign in zip(storage.kv(layer), (1, -1), strict=True):
             part.copy_(sign * torch.arange(6.0).view(6, 1, 1, 1).expand_as(part))
-    storage.copy_blocks(())
-    storage.copy_blocks(((1, 2), (2, 1), (5, 0)))
+    copy_rows_torch(storage.rows, torch.tensor([(1, 2), (2, 1), (5, 0)]))
     for layer in range(2):
         assert storage.k(layer)[:, 1, 0, 3].tolist() == [5, 2, 1, 3, 4, 5]
         assert storage.v(layer)[:, 0, 0, 0].tolist() == [-5, -2, -1, -3, -4, -5]

@@ -11,6 +11,7 @@ import torch
 
 from kvscope_engine.model.joined.fuse import Fused
 from kvscope_engine.model.loading.loader import LoadedModel
+from kvscope_kernels.copy_rows import copy_rows_torch
 
 MODELS = ("llama", "qwen3", "mistral", "gemma2", "gpt_oss")
 LENGTHS = (1, 3, 4, 5, 9, 23)
@@ -124,7 +125,7 @@ def test_copied_blocks_hold_what_their_sources_held(tiny_loaded: Load, planned: 
         run.step()
     old = list(request.block_table)
     new = [run.free.pop() for _ in old]
-    run.storage.copy_blocks(tuple(zip(old, new, strict=True)))
+    copy_rows_torch(run.storage.rows, torch.tensor(list(zip(old, new, strict=True))))
     for layer in range(len(run.storage.layers)):
         for part in run.storage.kv(layer):
             part[old] = float("nan")

@@ -68,45 +68,6 @@ class Crossings(TorchDispatchMode):
         return result
 
 
-class Indexing(TorchFunctionMode):
-    """Indexing and copying as dispatched operations: Python's own ask CUDA which device is current."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten = torch.ops.aten
-        if func is torch.Tensor.__getitem__:
-            return indexed(*args)
-        if func is torch.Tensor.__setitem__:
-            value = args[2] if isinstance(args[2], torch.Tensor) else torch.full((), args[2])
-            return aten.copy_.default(indexed(args[0], args[1]), value)
-        if func is torch.Tensor.copy_:
-            return aten.copy_.default(args[0], args[1])
-        if func is torch.Tensor.__invert__:
-            return aten.bitwise_not.default(args[0])
-        return func(*args, **(kwargs or {}))
-
-
-def indexed(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """Slices, numbers, None, an ellipsis and tensors."""
-    aten, axis = torch.ops.aten, 0
-    tensors: list[torch.Tensor | None] = []
-    parts = list(index) if isinstance(index, tuple) else [index]
-    if any(part is Ellipsis for part in parts):
-        at = next(place for place, part in enumerate(parts) if part is Ellipsis)
-        missing = tensor.dim() - sum(part is not None and part is not Ellipsis for part in parts)
-        parts[at : at + 1] = [slice(None)] * missing
-    for part in parts:
-        if isinstance(part, torch.Tensor):
-            tensors += [None] * (axis - len(tensors)) + [part]
-            axis += 1
-        elif part is None:
-            tensor, axis = aten.unsqueeze.default(tensor, axis), axis + 1
-        elif isinstance(part, slice):
-            tensor, axis = aten.slice.Tensor(tensor, axis, part.start, part.stop, part.step or 1), axis + 1
-        else:
-            tensor = aten.select.int(tensor, axis, part)
-    return aten.index.Tensor(tensor, tensors) if tensors else tensor
-
-
 class Keys:
     """The keys of Triton's own specialisation, for the tensors of a device that is not there."""
 
@@ -150,6 +111,9 @@ class FakeEvent:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
     def elapsed_time(self, _: FakeEvent) -> float:
         return 1.0
 
@@ -166,14 +130,14 @@ class FakeGPU:
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, indexing: type[TorchFunctionMode]) -> Iterator[FakeGPU]:
     """Inside, every tensor is fake. Skips where Triton is not installed or interprets."""
     jit = pytest.importorskip("triton.runtime.jit")
     seen, mode = Seen(), FakeTensorMode()
     gpu = FakeGPU(seen, mode, lambda **options: make_runner(monkeypatch, **options))
     _stand_in_for_cuda(monkeypatch, gpu)
     _stand_in_for_triton(monkeypatch, jit, seen)
-    with mode, Crossings(seen), Indexing():
+    with mode, Crossings(seen), indexing():
         yield gpu
 
 

@@ -118,6 +118,7 @@ def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dt
         "_paged_prefill_attention_kernel",
         "_merge_splits_kernel",
         "_kv_write_kernel",
+        "_copy_rows_kernel",
     }
     for name, plan in service_plans().items():
         runner.run(plan)

@@ -20,7 +20,7 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.continuity import Sequence
+from kvscope_telemetry.state.continuity import Continuity
 
 SPAN_NS: Final = 1_000_000_000
 """An update ends with the first frame that is so much later than the one before it: curves have no coarser steps."""
@@ -45,7 +45,7 @@ class Spans:
     """
 
     def __init__(self, memory_before: Callable[[int, int], MemoryBreakdown | None]) -> None:
-        self.sequence = Sequence()
+        self.continuity = Continuity()
         self._memory_before = memory_before
         self._done: list[Span] = []
         self._frames: list[Frame] = []
@@ -74,11 +74,11 @@ class Spans:
             self._add_snapshot(at_ns, message)
         elif isinstance(message, Heartbeat):
             self._has_heartbeats = True
-            if message.epoch == self.sequence.epoch and self._is_short:
+            if message.epoch == self.continuity.epoch and self._is_short:
                 self._beat(at_ns)
-        elif isinstance(message, DeviceSample) and message.epoch == self.sequence.epoch:
+        elif isinstance(message, DeviceSample) and message.epoch == self.continuity.epoch:
             self._samples.append(message)
-        elif isinstance(message, MemoryBreakdown) and message.epoch == self.sequence.epoch:
+        elif isinstance(message, MemoryBreakdown) and message.epoch == self.continuity.epoch:
             self._memory = message
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Spans:
         if not self._is_short or until_ns - max(self._until_ns, self._told_ns) < BEAT_NS:
             return
         self.close()
-        while not self._has_heartbeats and until_ns - self._told_ns >= BEAT_NS and not self.sequence.is_lost:
+        while not self._has_heartbeats and until_ns - self._told_ns >= BEAT_NS and not self.continuity.is_lost:
             self._beat(self._told_ns + BEAT_NS)
 
     def take(self) -> list[Span]:
@@ -106,7 +106,7 @@ class Spans:
         return done
 
     def _add_frame(self, at_ns: int, frame: Frame) -> None:
-        if not self.sequence.takes(frame):
+        if not self.continuity.takes(frame):
             return
         self.pass_time(at_ns - 1)
         self._frames.append(frame)
@@ -115,8 +115,8 @@ class Spans:
             self.close()
 
     def _add_snapshot(self, at_ns: int, snapshot: Snapshot) -> None:
-        before = self.sequence.epoch
-        if not self.sequence.takes(snapshot):
+        before = self.continuity.epoch
+        if not self.continuity.takes(snapshot):
             return
         self.close()
         self._snapshot = snapshot
@@ -128,10 +128,10 @@ class Spans:
         self._until_ns, self._offset_ns = at_ns, at_ns - time_ns
 
     def _beat(self, at_ns: int) -> None:
-        sequence = self.sequence
-        if sequence.is_lost or sequence.epoch is None:
+        continuity = self.continuity
+        if continuity.is_lost or continuity.epoch is None:
             return
         self.close()
-        beat = Heartbeat(epoch=sequence.epoch, time_ns=at_ns - self._offset_ns, seq=sequence.seq, step=0)
+        beat = Heartbeat(epoch=continuity.epoch, time_ns=at_ns - self._offset_ns, seq=continuity.seq, step=0)
         self._done.append(Span(Update(heartbeat=beat), at_ns))
         self._until_ns = self._told_ns = at_ns

@@ -15,25 +15,28 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.recordings.playback_clock import MAX_SPEED, MIN_SPEED, PlaybackClock
-from kvscope_telemetry.recordings.playback_reader import PlaybackReader
-from kvscope_telemetry.recordings.playback_spans import Span
+from kvscope_telemetry.playback.playback_clock import MAX_SPEED, MIN_SPEED, PlaybackClock
+from kvscope_telemetry.playback.playback_reader import PlaybackReader
+from kvscope_telemetry.playback.playback_spans import Span
+from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
 TICK_S: Final = 0.008
+GROW_S: Final = 0.25
+"""How often it is looked whether there is more, where somebody may be writing."""
 MAX_WAITING: Final = 400
 """Updates that wait to be taken; with as many it stands still. A jump brings its past besides."""
 
 
 class PlaybackSource:
-    """Plays `recording` from its start; a context manager that closes at the end.
+    """Plays `recording` from its start; a context manager that closes at the end. What is still written is followed.
 
     Positions are seconds since the start. `clock` is monotonic, in ns.
     """
 
     def __init__(
-        self, recording: Recording, *, is_playing: bool = True, clock: Callable[[], int] = time.monotonic_ns
+        self, recording: Recorded, *, is_playing: bool = True, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self.recording = recording
         self.has_jumped = False
@@ -42,7 +45,8 @@ class PlaybackSource:
         self._start_ns = recording.start_ns - (time.time_ns() - time.monotonic_ns())
         self._reader = PlaybackReader(recording)
         self._clock = PlaybackClock(self._duration_ns, clock)
-        self._clock.is_playing = is_playing
+        self._clock.is_playing, self._clock.waits_at_end = is_playing, recording.may_grow
+        self._grown_s = time.monotonic()
         self._spans: deque[Span] = deque()
         self._position_ns = 0  # up to where everything is in `_spans`, or was taken
         self._taken_ns = 0
@@ -89,7 +93,7 @@ class PlaybackSource:
 
     @property
     def duration(self) -> float:
-        """Seconds of the whole recording."""
+        """Seconds of the whole recording, as far as it was written."""
         return self._duration_ns / 1e9
 
     @property
@@ -208,6 +212,7 @@ class PlaybackSource:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
+                self._grow_when_due()
                 wanted = self._wanted
                 if wanted is not None:
                     self._jump(wanted)
@@ -225,8 +230,23 @@ class PlaybackSource:
         """Until there is something to do; False when it is over."""
         with self._changed:
             if self._wanted is None and not self._is_closing:
-                self._changed.wait(TICK_S if self._clock.is_playing else None)
+                pause_s = GROW_S if self._clock.waits_at_end else None
+                self._changed.wait(TICK_S if self._clock.is_playing else pause_s)
             return not self._is_closing
+
+    def _grow_when_due(self) -> None:
+        if not self._clock.waits_at_end or time.monotonic() - self._grown_s < GROW_S:
+            return
+        try:
+            has_changed = self._reader.grow()
+        except BadInput:  # it is gone: what was read of it goes on being played
+            self._clock.waits_at_end = has_changed = False
+        self._grown_s = time.monotonic()
+        if has_changed:
+            with self._changed:
+                self._duration_ns = self._clock.duration_ns = round(self.recording.info.duration_s * 1e9)
+                self._clock.waits_at_end = self.recording.may_grow
+                self._changed.notify_all()
 
     def _jump(self, wanted: tuple[int, bool]) -> None:
         def is_wanted() -> bool:

@@ -18,6 +18,8 @@ class PlaybackClock:
         """Recorded time since the start, as of the last tick."""
         self.duration_ns = duration_ns
         self.is_playing = False
+        self.waits_at_end = False
+        """Whether the end is not the end: more may come, and then it goes on."""
         self.speed = 1.0
         self._clock = clock
         self._last_ns = clock()
@@ -47,5 +49,5 @@ class PlaybackClock:
         passed_ns, self._last_ns = min(now_ns - self._last_ns, MAX_TICK_NS), now_ns
         if self.is_playing:
             self.position_ns = min(self.position_ns + int(passed_ns * self.speed), self.duration_ns)
-            self.is_playing = not self.is_at_end
+            self.is_playing = self.waits_at_end or not self.is_at_end
         return self.position_ns

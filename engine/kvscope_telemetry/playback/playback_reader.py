@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown, TelemetryMessage
-from kvscope_telemetry.recordings.playback_spans import Span, Spans
-from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.playback.playback_spans import Span, Spans
+from kvscope_telemetry.recorded import Recorded
 
 PAST_NS: Final = 60_000_000_000
 """How much of what was before a jump is read along, so that curves have a past."""
@@ -21,11 +21,12 @@ _LOOK_EVERY: Final = 64
 class PlaybackReader:
     """At no time of the recording before the first `jump`."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recorded) -> None:
         self._recording = recording
         self._spans = Spans(self._memory_before)
         self._messages: Iterator[tuple[float, TelemetryMessage]] = iter(())
         self._ahead: tuple[int, TelemetryMessage] | None = None
+        self._place = (0, 0)  # when what was read last was, and how much was read of that time
         self._memories: dict[int, MemoryBreakdown] = {}
 
     def jump(self, to_ns: int, *, with_past: bool, is_wanted: Callable[[], bool] = lambda: True) -> list[Span] | None:
@@ -37,11 +38,12 @@ class PlaybackReader:
         base_ns = max(0, to_ns - PAST_NS) if with_past else to_ns
         self._spans = Spans(self._memory_before)
         self._messages = iter(self._recording.run_up(base_ns / 1e9))
+        self._place = (0, 0)
         self._advance()
         if not self._read(base_ns, is_wanted):
             return None
         # What is after the state there; and all, where there is none.
-        has_state = self._spans.sequence.epoch is not None
+        has_state = self._spans.continuity.epoch is not None
         self._messages = self._recording.messages(base_ns / 1e9 if has_state else 0.0, keyframes=True)
         self._advance()
         if not has_state and not self._read(base_ns, is_wanted):
@@ -49,7 +51,7 @@ class PlaybackReader:
         self._spans.begin_short(base_ns)
         if not self._read(to_ns, is_wanted):
             return None
-        while self._spans.sequence.epoch is None and self._ahead is not None:
+        while self._spans.continuity.epoch is None and self._ahead is not None:
             self._take_ahead(self._ahead)
         self._spans.pass_time(to_ns)
         spans = self._spans.take()
@@ -61,9 +63,16 @@ class PlaybackReader:
         self._spans.pass_time(until_ns)
         return self._spans.take()
 
+    def grow(self) -> bool:
+        """Look for what was written since; whether there is more, or less."""
+        has_changed = self._recording.grow()
+        if has_changed and self._ahead is None:
+            self._read_on()
+        return has_changed
+
     def lose(self) -> None:
         """What was given did not fit: the next snapshot makes it good."""
-        self._spans.sequence.lose()
+        self._spans.continuity.lose()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
         """False when it was given up."""
@@ -84,7 +93,23 @@ class PlaybackReader:
 
     def _advance(self) -> None:
         following = next(self._messages, None)
-        self._ahead = None if following is None else (round(following[0] * 1e9), following[1])
+        if following is None:
+            self._ahead = None
+            return
+        at_ns = round(following[0] * 1e9)
+        self._ahead = (at_ns, following[1])
+        self._place = (at_ns, self._place[1] + 1 if at_ns == self._place[0] else 1)
+
+    def _read_on(self) -> None:
+        """After what was read last."""
+        at_ns, count = self._place
+        self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
+        for _ in range(count):
+            following = next(self._messages, None)
+            if following is None or round(following[0] * 1e9) > at_ns:  # what was read went meanwhile
+                self._messages = self._recording.messages(at_ns / 1e9, keyframes=True)
+                break
+        self._advance()
 
     def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
         """Of the epoch, what was met last; before any was, what the file says."""

@@ -1,0 +1,82 @@
+"""A small window from the start of the desktop until a recording is open: how far it is, or why it cannot be opened.
+
+Owns nothing but its widgets and who tells them. Who opens the main window is told with `opened`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QCloseEvent
+from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label
+from kvscope_app.playback.recording_opening import RecordingOpening
+from kvscope_app.window.file_opening import FileOpening
+
+_STEPS: Final = 1000
+_WIDTH: Final = 460
+
+
+class OpeningWindow(QWidget):
+    """Closed by hand it gives the opening up; once it is open it closes by itself."""
+
+    opened = Signal(object)
+    """The `Recording`; the window closes afterwards."""
+    failed = Signal(str)
+    """Why not, in one line; the window stays, and says it too."""
+
+    def __init__(self, opening: RecordingOpening) -> None:
+        super().__init__()
+        name = Path(opening.path).name
+        self.setObjectName("opening")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setWindowTitle(f"{name} – kvscope")
+        self.heading = label(f"Opening {name}", "heading", wraps=True)
+        self.reason = label("", "muted", wraps=True)
+        self.reason.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.reason.hide()
+        self.bar = QProgressBar()
+        self.bar.setTextVisible(False)
+        self.bar.setRange(0, _STEPS)
+        self.bar.setAccessibleName(f"Opening {name}")
+        self.button = QPushButton("Cancel")
+        self.button.clicked.connect(self.close)
+        self._lay_out()
+        self._opening = FileOpening(opening, self)
+        self._opening.progressed.connect(lambda share: self.bar.setValue(min(round(share * _STEPS), _STEPS - 1)))
+        self._opening.opened.connect(self._on_opened)
+        self._opening.failed.connect(self._on_failed)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        self._opening.cancel()
+        super().closeEvent(event)
+
+    def _on_opened(self, recording: object) -> None:
+        self.opened.emit(recording)
+        self.close()
+
+    def _on_failed(self, reason: str) -> None:
+        self.heading.setText("That file cannot be opened")
+        self.reason.setText(reason)
+        self.reason.show()
+        self.bar.hide()
+        self.button.setText("Close")
+        self.failed.emit(reason)
+
+    def _lay_out(self) -> None:
+        row = QHBoxLayout()
+        row.addStretch()
+        row.addWidget(self.button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(22, 20, 22, 18)
+        column.setSpacing(12)
+        column.addWidget(self.heading)
+        column.addWidget(self.bar)
+        column.addWidget(self.reason)
+        column.addStretch()
+        column.addLayout(row)
+        self.resize(_WIDTH, self.sizeHint().height())

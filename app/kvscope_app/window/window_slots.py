@@ -1,0 +1,63 @@
+"""Which of the windows of its kind a window is, among all desktops of a person: each slot has a place of its own.
+
+Owns the locks, one file a slot beside the settings. The system lets them go when a process ends, however it ends: the
+files mean nothing by themselves. Where there can be none, the windows of this desktop are told apart, and no others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_FOLDER: Final = "open-windows"
+MAX_SLOTS: Final = 64
+"""More windows than anybody looks at: later ones are not told from those of other desktops."""
+
+
+class WindowSlots:
+    """Numbers from 1, for each kind of window."""
+
+    def __init__(self, settings_file: Path) -> None:
+        self._folder = settings_file.parent / _FOLDER
+        self._held: dict[tuple[str, int], int | None] = {}
+        """The lock's descriptor of each slot that is ours; None: without a lock."""
+
+    def take(self, kind: str) -> int:
+        """The first that is free."""
+        for slot in itertools.count(1):
+            if (kind, slot) in self._held:
+                continue
+            if slot > MAX_SLOTS or self._lock(kind, slot):
+                self._held.setdefault((kind, slot), None)
+                return slot
+        raise AssertionError("there is always another number")
+
+    def give_back(self, kind: str, slot: int) -> None:
+        """Its window closed."""
+        descriptor = self._held.pop((kind, slot), None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """All windows are gone."""
+        for kind, slot in list(self._held):
+            self.give_back(kind, slot)
+
+    def _lock(self, kind: str, slot: int) -> bool:
+        """False: another desktop has it."""
+        descriptor = -1
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self._folder / f"{kind}-{slot}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if descriptor >= 0:
+                with suppress(OSError):
+                    os.close(descriptor)
+            return not isinstance(error, BlockingIOError)
+        self._held[(kind, slot)] = descriptor
+        return True

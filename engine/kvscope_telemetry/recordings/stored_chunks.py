@@ -1,0 +1,178 @@
+"""The chunks of a recording's file by what is in them, and their messages one by one.
+
+Owns the lists of chunks, which grow with the file, and what was found damaged: each is left out and counted once. Holds
+no file open between calls and at most one chunk in memory. Knows no seconds: times are by the wall clock, in ns.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from kvscope_telemetry.errors import ProtocolError, UnknownMessage
+from kvscope_telemetry.messages.leap import decode_leap
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.unknown import Unknowns
+from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.recorded import StoredMessage
+from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
+from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.layout import EVENTS, FRAMES, KEYFRAMES, LEAPS, OTHERS, STATE, SUMMARIES
+from kvscope_telemetry.recordings.regular_file import FollowedFile
+from kvscope_telemetry.recordings.request_index import TimedMessage
+from kvscope_telemetry.recordings.survey import Surveyor, survey
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event, decode_summary
+
+MAX_BAD_MESSAGES: Final = 100_000
+"""So many at most are remembered and counted."""
+TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES)
+"""Kinds of messages that tell what was; the others are made of them."""
+_GLANCE_DECODERS: Final[dict[int, Callable[[bytes], Summary | TimedEvent]]] = {
+    SUMMARIES: decode_summary,
+    EVENTS: decode_event,
+}
+
+
+class StoredChunks:
+    """Of the file at `path`. Call `look` first; raises BadInput for what is no recording."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = FollowedFile(path)
+        self.unknowns = Unknowns()
+        """What a later version recorded that has no name here, each time it was met."""
+        self._surveyor = Surveyor()
+        self.found = self._surveyor.found
+        self.told: list[Chunk] = []
+        """Those of what was told, in the order of their times."""
+        self.leaps: list[Chunk] = []
+        self.glances: list[Chunk] = []
+        """Those of summaries and events."""
+        self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
+
+    @property
+    def num_bad_messages(self) -> int:
+        """Messages left out so far because they cannot be read."""
+        return len(self._bad_messages)
+
+    def look(self, watch: Watch | None = None) -> list[Chunk]:
+        """Go over what was not looked at; what is new of it, of what was told."""
+        fresh = survey(self.file, self._surveyor, watch)
+        told = self._channels(TOLD)
+        new = [chunk for chunk in fresh if told & chunk.counts.keys()]
+        made = [chunk for chunk in fresh if not told & chunk.counts.keys()]
+        is_leap = {id(chunk): self.found.channels[LEAPS] in chunk.counts for chunk in made}
+        for into, chunks in (
+            (self.told, new),
+            (self.leaps, [chunk for chunk in made if is_leap[id(chunk)]]),
+            (self.glances, [chunk for chunk in made if not is_leap[id(chunk)]]),
+        ):
+            in_order = not (into and chunks) or into[-1].start_ns <= chunks[0].start_ns
+            into += chunks
+            if not in_order:
+                into.sort(key=_start)
+        return new
+
+    def messages(self, kinds: Collection[int], from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """Messages of some kinds of what was told, in this time, both included; those that `look` finds meanwhile as
+        well."""
+        with self.file.open() as file:
+            for chunk in self._from(from_ns, until_ns):
+                for log_time_ns, message in self._decoded(file, chunk, self._channels(kinds), until_ns):
+                    if log_time_ns >= from_ns:
+                        yield log_time_ns, message
+
+    def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
+        """The same from `until_ns` backwards."""
+        channels = self._channels(kinds)
+        with self.file.open() as file:
+            for chunk in reversed(self.told[: bisect_right(self.told, until_ns, key=_start)]):
+                yield from reversed(list(self._decoded(file, chunk, channels, until_ns)))
+
+    def leaps_between(self, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """Leaps that end in this time."""
+        channels = self._channels((LEAPS,))
+        with self.file.open() as file:
+            for chunk in self.leaps[bisect_left(self.leaps, from_ns, key=_start) :]:
+                if chunk.start_ns > until_ns:
+                    return
+                yield from self._decoded(file, chunk, channels, until_ns)
+
+    def glances_from(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
+        """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
+        decoders = {self.found.channels[kind]: decode for kind, decode in _GLANCE_DECODERS.items()}
+        with self.file.open() as file:
+            for chunk in self.glances:
+                if chunk.end_ns < from_ns:
+                    continue
+                for place, raw in self._raw(file, chunk, decoders.keys(), chunk.end_ns):
+                    try:
+                        yield decoders[raw.channel](raw.data)
+                    except ProtocolError:
+                        self._note_bad(chunk, place)
+
+    def stored(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
+        """What was told in this time as it was written, keyframes too; it is not decoded."""
+        kinds = {self.found.channels[kind]: kind for kind in TOLD}
+        with self.file.open() as file:
+            for chunk in self._from(from_ns, until_ns):
+                for _, raw in self._raw(file, chunk, kinds.keys(), until_ns):
+                    if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
+                        yield StoredMessage(kinds[raw.channel], raw.log_time_ns, raw.data)
+
+    def _channels(self, kinds: Collection[int]) -> set[int]:
+        return {self.found.channels[kind] for kind in kinds}
+
+    def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
+        """Chunks that may hold something of this time."""
+        first = max(0, bisect_right(self.told, from_ns, key=_start) - 1)
+        while first and self.told[first - 1].end_ns >= from_ns:
+            first -= 1
+        while first < len(self.told) and self.told[first].start_ns <= until_ns:
+            yield self.told[first]
+            first += 1
+
+    def _decoded(
+        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int
+    ) -> Iterator[TimedMessage]:
+        for place, raw in self._raw(file, chunk, channels, until_ns):
+            message = self._message(chunk, place, raw)
+            if message is not None:
+                yield raw.log_time_ns, message
+
+    def _raw(
+        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int
+    ) -> Iterator[tuple[int, RawMessage]]:
+        """Messages of these channels not after `until_ns`, with their places in the chunk."""
+        if chunk.damage or not chunk.counts.keys() & channels:
+            return
+        try:
+            raw = read_chunk(file, chunk)
+        except DamagedChunk:
+            self.found.damages.append(chunk.where)
+            return
+        for place, message in enumerate(raw):
+            if message.channel in channels and message.log_time_ns <= until_ns:
+                yield place, message
+
+    def _message(self, chunk: Chunk, place: int, raw: RawMessage) -> TelemetryMessage | None:
+        try:
+            if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
+                if raw.channel == self.found.channels[LEAPS]:
+                    return decode_leap(raw.data)
+                return decode_telemetry(raw.data, self.unknowns)
+        except UnknownMessage:
+            return None
+        except ProtocolError:
+            pass
+        self._note_bad(chunk, place)
+        return None
+
+    def _note_bad(self, chunk: Chunk, place: int) -> None:
+        if len(self._bad_messages) < MAX_BAD_MESSAGES:
+            self._bad_messages.add((chunk.offset, place))
+
+
+def _start(chunk: Chunk) -> int:
+    return chunk.start_ns

@@ -1,0 +1,121 @@
+"""The last minutes of a live session, written to disk all the time: a sink that keeps within its bounds.
+
+Owns the folder and what it says of itself. One thread writes, through a bounded queue (`RecordingWriter`); where that
+cannot go on the session does, without a ring, and `failure` says why. Knows nobody who reads: `Tape` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.timeline.ring_folder import RingFolder
+from kvscope_telemetry.timeline.segments import Bounds, Segments
+
+MAX_BYTES: Final = 512 << 20
+MAX_SECONDS: Final = 600.0
+SEGMENT_S: Final = 30.0
+FLUSH_WAIT_S: Final = 2.0
+
+
+class Ring:
+    """Writes segments `000001.mcap`, … into `folder`, which is this ring's alone; `close` at the end.
+
+    Each segment begins with hello and the whole state, so that it can be opened by itself. Raises BadInput for bounds
+    that make no sense; a folder that will not do is told in `failure`.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_seconds: float = MAX_SECONDS,
+        segment_seconds: float = SEGMENT_S,
+        keyframe_interval_ns: int = INTERVAL_NS,
+    ) -> None:
+        self._segments = Segments(Path(folder), Bounds(max_bytes, max_seconds), segment_seconds)
+        self._folder: RingFolder | None = None
+        self._writer: RecordingWriter | None = None
+        self._refusal = ""
+        try:
+            self._folder = RingFolder(Path(folder))
+            self._writer = RecordingWriter(self._segments, keyframe_interval_ns=keyframe_interval_ns, tells_course=True)
+        except BadInput as error:
+            self._refusal = str(error)
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self._segments.path
+
+    @property
+    def failure(self) -> str:
+        """Why nothing more is kept, for a person; empty while all is well. What was kept until then can be read."""
+        if self._writer is not None and self._writer.failure:
+            return f"ring folder {self.folder} takes no more: {self._writer.failure}"
+        return self._refusal
+
+    @property
+    def num_bytes(self) -> int:
+        """On the disk, as of the last second."""
+        return self._segments.num_bytes
+
+    @property
+    def origin_ns(self) -> int | None:
+        """When it began, by the wall clock, even if that is no longer there; None before there is anything."""
+        return self._segments.origin_ns
+
+    @property
+    def start_ns(self) -> int | None:
+        """When what is left begins, by the wall clock; None before there is anything."""
+        return self._segments.start_ns
+
+    @property
+    def end_ns(self) -> int | None:
+        """When what was written last was, by the wall clock."""
+        return self._segments.end_ns
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that are not in it: the queue was full, or it had ended."""
+        return 0 if self._writer is None else self._writer.num_dropped
+
+    @property
+    def bounds(self) -> Bounds:
+        """How much is kept at most."""
+        return self._segments.bounds
+
+    def take_course(self) -> list[Summary | TimedEvent]:
+        """What was summarized since the last call, oldest first."""
+        told = None if self._writer is None else self._writer.course
+        return [told.popleft() for _ in range(len(told))] if told else []
+
+    def set_bounds(self, *, max_bytes: int, max_seconds: float) -> None:
+        """Keep so much at most from now on. Raises BadInput for what makes no sense."""
+        self._segments.bounds = Bounds(max_bytes, max_seconds)
+
+    def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
+        """As `RecordingWriter.write`: never blocks without `wait`, never raises. False: it is not in the ring."""
+        return self._writer is not None and self._writer.write(message, data, wait=wait)
+
+    def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
+        """Let readers see all that was given up to now; whether that was done in time."""
+        return self._writer is not None and self._writer.flush(timeout_s)
+
+    def close(self, *, keep: bool = False) -> None:
+        """Write what waits and let go of the folder; it is deleted unless `keep`. Idempotent."""
+        if self._writer is not None:
+            with contextlib.suppress(KvscopeError):  # told in `failure`
+                self._writer.close()
+        folder, self._folder = self._folder, None
+        if folder is not None and keep:
+            folder.release()
+        elif folder is not None:
+            folder.delete()

@@ -1,0 +1,107 @@
+"""The folder of a ring: whose it is, and which segments are in it.
+
+Owns the names of the segments and the lock, an flock: that of a killed process is gone with it. Knows no messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.private_files import make_private_folder
+
+LOCK_NAME: Final = "lock"
+_SEGMENT: Final = re.compile(r"(\d{6,12})\.mcap(\.part)?")
+
+
+class RingFolder:
+    """Exclusive hold on `folder` (made with mode 0700 if it is not there), until `release` or the end of the process.
+
+    Raises BadInput, in one line, for one that cannot be written, that another process holds, or with an earlier ring
+    in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        make_private_folder(folder, "ring folder")
+        self.path = folder
+        self._lock: int | None = hold(folder, make=True)
+        if segments_in(folder):
+            self.release()
+            raise BadInput(f"ring folder {folder} is not accepted: there is a ring in it already; choose another")
+
+    def release(self) -> None:
+        """Let others have it. Idempotent."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def delete(self) -> None:
+        """Take away what a ring put there, and the folder if nothing else is in it."""
+        delete_ring(self.path)
+        self.release()
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    """What segment `number`, counted from 1, is called once it is whole."""
+    return folder / f"{number:06}.mcap"
+
+
+def segments_in(folder: Path) -> dict[int, Path]:
+    """Number -> file of all segments, in order; empty when the folder cannot be read."""
+    found: dict[int, Path] = {}
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries)  # so that `.part` comes after the name without
+    except OSError:
+        return found
+    for name in names:
+        match = _SEGMENT.fullmatch(name)
+        if match is not None:
+            found.setdefault(int(match[1]), folder / name)
+    return dict(sorted(found.items()))
+
+
+def hold(folder: Path, *, make: bool = False) -> int:
+    """The lock of `folder`, a descriptor: close it to let go. Raises BadInput when it cannot be had."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if make else 0)
+    lock: int | None = None
+    try:
+        lock = os.open(folder / LOCK_NAME, flags, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock) if lock is not None else None
+        raise BadInput(f"ring folder {folder} is not accepted: another process writes it") from None
+    except OSError as error:
+        if lock is not None:
+            os.close(lock)
+        raise BadInput(f"ring folder {folder} is not accepted: {error.strerror}") from None
+    return lock
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process holds `folder`."""
+    try:
+        with (folder / LOCK_NAME).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def delete_ring(folder: Path) -> None:
+    """Delete what a ring wrote into `folder`. What cannot be deleted stays."""
+    for number in segments_in(folder):
+        path = segment_path(folder, number)
+        for name in (path, path.with_name(path.name + ".part")):
+            with contextlib.suppress(OSError):
+                name.unlink()
+    for leave in ((folder / LOCK_NAME).unlink, folder.rmdir):
+        with contextlib.suppress(OSError):
+            leave()

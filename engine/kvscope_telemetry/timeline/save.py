@@ -1,0 +1,87 @@
+"""A part of what was recorded into a file of its own: the messages as they came, after the state it begins with.
+
+What a recording has besides (keyframes, leaps, summaries) is made anew, so that it is whole in itself.
+
+Owns what becomes of the file when that ends early. Knows neither rings nor who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.errors import KvscopeError, ProtocolError, UnknownMessage
+from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.keyframes import snapshot_of
+from kvscope_telemetry.recordings.layout import KEYFRAMES
+from kvscope_telemetry.recordings.writer import RecordingWriter
+
+_LOOK_EVERY: Final = 256
+
+
+def save(
+    recorded: Recorded, path: Path | str, from_s: float, until_s: float | None = None, *, watch: Watch | None = None
+) -> bool:
+    """Write what was recorded from `from_s` until `until_s` (both included) to `path`, which ends in `.mcap`.
+
+    It is called `path.part` until it is whole. False: `watch` ended it, and nothing is left of it; nor is anything when
+    it fails. Raises BadInput for a path that will not do, KvscopeError for a disk that is full.
+    """
+    writer = RecordingWriter(path)
+    is_whole = False
+    try:
+        is_whole = _copy(recorded, writer, from_s, until_s, watch)
+        writer.close()
+    except KvscopeError:
+        writer.part.unlink(missing_ok=True)
+        if not writer.failure:
+            raise
+        raise KvscopeError(f"recording {str(path)!r} cannot be written: {writer.failure}") from None
+    finally:
+        if not is_whole:
+            with contextlib.suppress(KvscopeError):
+                writer.close()
+            for left in (writer.part, writer.path):
+                left.unlink(missing_ok=True)
+    return is_whole
+
+
+def _copy(
+    recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: float | None, watch: Watch | None
+) -> bool:
+    from_s = max(from_s, recorded.first_s)
+    until_s = recorded.info.duration_s if until_s is None else until_s
+    start_ns = recorded.start_ns
+    from_ns, until_ns = start_ns + round(from_s * 1e9), start_ns + round(until_s * 1e9)
+    if _write_state(recorded, writer, from_s, from_ns):
+        from_ns += 1  # the state has all until then
+    for count, stored in enumerate(recorded.raw_messages(from_ns, until_ns)):
+        if count % _LOOK_EVERY == 0 and not _goes_on(watch, stored.log_time_ns - from_ns, until_ns - from_ns):
+            return False
+        if stored.kind == KEYFRAMES:  # made anew
+            continue
+        with contextlib.suppress(UnknownMessage, ProtocolError):  # what cannot be read was left out before
+            message = decode_telemetry(stored.data)
+            if not writer.write(message, stored.data, wait=True, log_time_ns=stored.log_time_ns):
+                break
+    return _goes_on(watch, 1, 1)
+
+
+def _write_state(recorded: Recorded, writer: RecordingWriter, from_s: float, from_ns: int) -> bool:
+    """Begin with the state at `from_s`; whether there is one."""
+    mirror = recorded.state_at(from_s)
+    if mirror.hello is None:
+        return False
+    writer.write(mirror.hello, wait=True, log_time_ns=from_ns)
+    memory = recorded.memory_before(from_s, mirror.hello.epoch)
+    if memory is not None:
+        writer.write(memory, wait=True, log_time_ns=from_ns)
+    writer.write(snapshot_of(mirror), wait=True, log_time_ns=from_ns)
+    return True
+
+
+def _goes_on(watch: Watch | None, done: int, total: int) -> bool:
+    return watch is None or watch(min(1.0, done / max(1, total)))

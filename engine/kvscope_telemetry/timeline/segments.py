@@ -1,0 +1,145 @@
+"""The files of a ring, one after another: when the next begins, and when the oldest goes.
+
+Owns the bounds and what is on the disk. Used by the thread that writes; bounds are set and sizes read by any. Knows
+neither queue nor mirror: whoever adds makes a new file begin with the whole state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recordings.mcap_file import McapFile
+from kvscope_telemetry.timeline.ring_folder import segment_path
+
+PARTS: Final = 8
+"""A segment is at most this part of the bounds: so much of what might be kept goes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much is kept at most. Raises BadInput for less than nothing."""
+
+    max_bytes: int
+    max_seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.max_bytes > 0:
+            raise BadInput(f"a ring of {self.max_bytes!r} bytes is not accepted: at least 1")
+        if not 0 < self.max_seconds < 1e9:
+            raise BadInput(f"a ring of {self.max_seconds!r} seconds is not accepted: more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A segment that nothing is added to any more."""
+
+    path: Path
+    num_bytes: int
+    start_ns: int
+
+
+class Segments:
+    """A `RecordingFile` that begins anew every `segment_seconds`, or sooner where the bounds are narrow.
+
+    Once more is there than `bounds` says the oldest segments go, but never the one that is written.
+    """
+
+    def __init__(self, folder: Path, bounds: Bounds, segment_seconds: float) -> None:
+        self.path = self.part = folder
+        self.bounds = bounds
+        """Another may be put in its place at any time."""
+        self.origin_ns: int | None = None
+        """When the first segment of all began, by the wall clock; None before anything was written."""
+        self.start_ns: int | None = None
+        """When the oldest segment that is left begins."""
+        self.end_ns: int | None = None
+        """When what was added last was."""
+        self.num_bytes = 0
+        """On the disk."""
+        self._segment_ns = round(segment_seconds * 1e9)
+        self._whole: deque[_Whole] = deque()
+        self._number = 0
+        self._file: McapFile | None = None
+        self._began_ns = 0
+        self._num_added = self._head_bytes = 0
+
+    @property
+    def wants_state(self) -> bool:
+        """Whether the segment that is written is long enough. One has at least as much besides the state that it
+        begins with."""
+        if self._file is None or self.end_ns is None:
+            return False
+        longest_ns = min(self._segment_ns, self.bounds.max_seconds * 1e9 / PARTS)
+        if self.end_ns - self._began_ns >= longest_ns:
+            return True
+        return self._file.num_bytes >= max(self.bounds.max_bytes // PARTS, 2 * self._head_bytes)
+
+    def begin_anew(self) -> None:
+        """End the segment that is written."""
+        if self._file is not None:
+            self._file.finish()
+            path, self._file = self._file.path, None
+            self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
+
+    def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
+        """Append a message; the first begins a segment."""
+        if self._file is None:
+            self._begin(log_time_ns)
+        assert self._file is not None, "a segment was begun"
+        self._file.add(channel, log_time_ns, data)
+        self.end_ns = log_time_ns
+        self._num_added += 1
+        if self._num_added == 2:  # hello and state, or the engine's snapshot and a little
+            self._head_bytes = self._file.num_bytes
+            self._trim()
+
+    def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
+        """Append what was made of the messages in the segment."""
+        if self._file is not None:
+            self._file.add_together(entries)
+
+    def flush(self) -> None:
+        """Hand all to the system; what is over the bounds goes."""
+        if self._file is not None:
+            self._file.flush()
+        self._trim()
+
+    def finish(self) -> None:
+        """Make the last segment whole."""
+        self.begin_anew()
+
+    def abandon(self) -> None:
+        """Leave it as it is."""
+        if self._file is not None:
+            self._file.abandon()
+
+    def _begin(self, log_time_ns: int) -> None:
+        self._file = McapFile(segment_path(self.path, self._number + 1))
+        self._number += 1
+        self._began_ns, self._num_added, self._head_bytes = log_time_ns, 0, 0
+        if self.origin_ns is None:
+            self.origin_ns = self.start_ns = log_time_ns
+
+    def _trim(self) -> None:
+        end_ns, bounds = self.end_ns, self.bounds
+        if end_ns is None:
+            return
+        written = 0 if self._file is None else self._file.num_bytes
+        num_bytes = written + sum(segment.num_bytes for segment in self._whole)
+        while self._whole and self._is_over(bounds, num_bytes, end_ns - self._whole[0].start_ns):
+            oldest = self._whole.popleft()
+            num_bytes -= oldest.num_bytes
+            with contextlib.suppress(FileNotFoundError):
+                oldest.path.unlink()
+        self.start_ns = self._whole[0].start_ns if self._whole else self._began_ns
+        self.num_bytes = num_bytes
+
+    @staticmethod
+    def _is_over(bounds: Bounds, num_bytes: int, length_ns: int) -> bool:
+        return num_bytes > bounds.max_bytes or length_ns > bounds.max_seconds * 1e9

@@ -1,0 +1,92 @@
+"""Copying whole blocks inside the pool, before a step writes to its own copy of a shared one: one launch for a step."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.checks import require
+from kvscope_kernels.triton_language import cdiv, jit_varying, require_triton, tl
+
+WORD_BYTES = 8
+_TILE_WORDS = 1024
+
+
+class RowTensors(NamedTuple):
+    """Tensors whose row b belongs to block b, and where a kernel finds them. They must not move."""
+
+    tensors: tuple[Tensor, ...]
+    """Each contiguous, (num_blocks, ...)."""
+    addresses: Tensor
+    """(num_tensors,) int64, of their first rows."""
+    row_words: Tensor
+    """(num_tensors,) int64"""
+    max_row_words: int
+    is_whole: bool
+    """Whether all rows are whole words."""
+
+
+def row_tensors(tensors: Sequence[Tensor]) -> RowTensors:
+    """Made once for tensors that stay: what it looks up is put on their device."""
+    words = [tensor[:1].nbytes // WORD_BYTES for tensor in tensors]
+    numbers = ([tensor.data_ptr() for tensor in tensors], words)
+    addresses, row_words = (torch.tensor(each, dtype=torch.int64).to(tensors[0].device) for each in numbers)
+    is_whole = all(tensor[:1].nbytes % WORD_BYTES == 0 for tensor in tensors)
+    return RowTensors(tuple(tensors), addresses, row_words, max(words), is_whole)
+
+
+def copy_rows(rows: RowTensors, pairs: Tensor) -> None:
+    """For each (source, target) of `pairs` and each tensor: tensor[target] = tensor[source]. In place, in one launch.
+
+    pairs  (n, 2) int64 on the tensors' device; a source of -1 copies nothing. No row is both a source and a target,
+           and none is a target twice: copies run in any order.
+
+    Rows that are no whole words of 8 bytes go by the reference. Raises ValueError. Source: copy-on-write of shared
+    blocks (arXiv 2309.06180, section 4.4), whose own kernel copies block by block and layer by layer.
+    """
+    _check(rows, pairs)
+    require_triton()
+    if not rows.is_whole:
+        copy_rows_torch(rows, pairs)
+    elif len(pairs):
+        grid = (len(pairs), len(rows.tensors), cdiv(rows.max_row_words, _TILE_WORDS))
+        _copy_rows_kernel[grid](rows.addresses, rows.row_words, pairs, TILE=_TILE_WORDS, num_warps=4)
+
+
+@jit_varying(pointers=("pairs",))
+def _copy_rows_kernel(addresses: tl.tensor, row_words: tl.tensor, pairs: tl.tensor, TILE: tl.constexpr) -> None:
+    """One program: one pair, one tensor, TILE words of its row."""
+    pair = tl.program_id(0)
+    source = tl.load(pairs + 2 * pair)
+    target = tl.load(pairs + 2 * pair + 1)
+    if source < 0:
+        return
+    words = tl.load(row_words + tl.program_id(1))
+    base = tl.load(addresses + tl.program_id(1)).to(tl.pointer_type(tl.int64))
+    word = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    content = tl.load(base + source * words + word, mask=word < words)
+    tl.store(base + target * words + word, content, mask=word < words)
+
+
+def copy_rows_torch(rows: RowTensors, pairs: Tensor) -> None:
+    """Reference of `copy_rows`, and the CPU's own path; here all rows are read before any is written."""
+    _check(rows, pairs)
+    kept = pairs[pairs[:, 0] >= 0]
+    sources, targets = kept.unbind(1)
+    for tensor in rows.tensors:
+        tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+
+
+def copy_tensors(tensors: Sequence[Tensor], pairs: Tensor) -> None:
+    """`copy_rows` for who does it once."""
+    copy_rows(row_tensors(tensors), pairs)
+
+
+def _check(rows: RowTensors, pairs: Tensor) -> None:
+    accepted = pairs.dim() == 2 and pairs.shape[1] == 2 and pairs.dtype == torch.int64 and pairs.is_contiguous()
+    require(accepted, "pairs", pairs, "(n, 2) int64, contiguous,")
+    require(pairs.device == rows.addresses.device, "pairs", pairs, f"the device {rows.addresses.device}")
+    for tensor in rows.tensors:
+        if not tensor.is_contiguous() or tensor.dim() < 1:
+            require(False, "rows", tensor, "(num_blocks, ...), contiguous,")

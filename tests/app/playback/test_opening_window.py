@@ -1,0 +1,92 @@
+"""A recording on the command line: what takes long has a window meanwhile, and what fails there is told there."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from PySide6.QtCore import QSettings
+
+from kvscope_app.command_line import Options
+from kvscope_app.desktop import Desktop
+from kvscope_app.main import main
+from kvscope_app.playback.opening_window import OpeningWindow
+from kvscope_app.playback.recording_opening import RecordingOpening
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.reader import Recording
+
+WAIT_MS = 10_000
+
+
+class Slow:
+    """Instead of `Recording.open`."""
+
+    def __init__(self):
+        self.let_go = threading.Event()
+        self.failure = None
+
+    def __call__(self, path, watch):
+        while not self.let_go.wait(0.01):
+            if not watch(0.25):
+                raise OpeningCancelled
+        if self.failure is not None:
+            raise self.failure
+        return f"the recording of {path}"
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    made = Slow()
+    monkeypatch.setattr(Recording, "open", made)
+    yield made
+    made.let_go.set()
+
+
+@pytest.fixture
+def show(qtbot):
+    def make(path):
+        window = OpeningWindow(RecordingOpening(path))
+        window.show()
+        return window
+
+    return make
+
+
+def test_it_says_how_far_it_is_and_goes_when_it_is_open(slow, show, qtbot):
+    window = show("/somewhere/big.mcap")
+    opened, gone = [], []
+    window.opened.connect(opened.append)
+    window.destroyed.connect(lambda: gone.append(True))
+    assert "big.mcap" in window.heading.text()
+    qtbot.waitUntil(lambda: window.bar.value() == 250, timeout=WAIT_MS)
+    slow.let_go.set()
+    qtbot.waitUntil(lambda: bool(gone), timeout=WAIT_MS)
+    assert opened == ["the recording of /somewhere/big.mcap"]
+
+
+def test_closed_by_hand_it_gives_up(slow, show, qtbot):
+    window = show("/somewhere/big.mcap")
+    opening = window._opening._opening
+    window.button.click()
+    qtbot.waitUntil(lambda: opening.is_over, timeout=WAIT_MS)
+    assert opening.recording is None
+
+
+def test_a_late_failure_is_told_in_the_window_and_on_the_terminal(slow, qapp, qtbot, tmp_path, capsys):
+    slow.failure = BadInput("recording 'x.mcap' is damaged")
+    desktop = Desktop(qapp, Options(theme="dark"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
+    window = desktop.open_when_ready(RecordingOpening("x.mcap"))
+    slow.let_go.set()
+    qtbot.waitUntil(lambda: desktop.failures == ["recording 'x.mcap' is damaged"], timeout=WAIT_MS)
+    assert window.reason.isVisible()
+    assert window.reason.text() == "recording 'x.mcap' is damaged"
+    assert capsys.readouterr().err == "kvscope: recording 'x.mcap' is damaged\n"
+    window.close()
+    desktop.close()
+    desktop.deleteLater()
+
+
+def test_what_fails_at_once_needs_no_window(tmp_path, capsys):
+    assert main(["--open", str(tmp_path / "nowhere.mcap")]) == 2
+    assert "nowhere.mcap" in capsys.readouterr().err

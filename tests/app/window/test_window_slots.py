@@ -1,0 +1,46 @@
+"""Windows of several desktops remember their places apart; a desktop that was killed holds none."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kvscope_app.window.window_slots import WindowSlots
+
+OTHER = (
+    "import sys, pathlib; from kvscope_app.window.window_slots import WindowSlots;"
+    " slots = WindowSlots(pathlib.Path(sys.argv[1])); print(slots.take('window'), flush=True); sys.stdin.read()"
+)
+
+
+@pytest.fixture
+def slots(tmp_path):
+    made = WindowSlots(tmp_path / "kvscope.ini")
+    yield made
+    made.close()
+
+
+def test_each_kind_counts_from_one_and_takes_the_first_free(slots):
+    assert [slots.take("window"), slots.take("window"), slots.take("playback")] == [1, 2, 1]
+    slots.give_back("window", 1)
+    assert slots.take("window") == 1
+
+
+def test_another_desktop_takes_the_next_until_it_is_killed(slots, tmp_path):
+    command = [sys.executable, "-c", OTHER, str(tmp_path / "kvscope.ini")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "1\n"
+        assert slots.take("window") == 2
+        other.send_signal(signal.SIGKILL)
+        other.wait(10)
+    assert slots.take("window") == 1
+
+
+def test_without_a_folder_the_windows_of_this_desktop_are_told_apart(tmp_path):
+    (tmp_path / "file").write_text("")
+    slots = WindowSlots(tmp_path / "file" / "kvscope.ini")
+    assert [slots.take("window"), slots.take("window")] == [1, 2]
+    slots.close()

@@ -1,0 +1,109 @@
+"""What is set aside for steps is what they take: partial results, logits of graphs, the step's buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvscope_engine.model.memory.step_memory import (
+    HeadShape,
+    StepLimits,
+    graph_logits_bytes,
+    split_partials_bytes,
+    step_buffer_bytes,
+)
+from kvscope_engine.model.running.decode_graphs import captured_lengths, captured_sizes
+from kvscope_engine.model.running.step_buffer import ALIGNMENT, StepBuffer
+from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_engine.model.running.step_tensors import put_inputs
+from kvscope_kernels import paged_decode_attention
+
+NUM_MULTIPROCESSORS = 132
+"""What the launcher takes a CPU for."""
+HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64, element_bytes=2)
+
+
+def limits(max_num_seqs: int, max_request_tokens: int, max_num_batched_tokens: int = 512) -> StepLimits:
+    return StepLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_request_tokens=max_request_tokens,
+        block_size=16,
+    )
+
+
+def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length: int) -> int:
+    """Bytes that the launcher makes for partial results; its kernels are stood in for."""
+    found: list[int] = []
+
+    class Kernel:
+        def __getitem__(self, _: Any) -> Any:
+            return lambda *arguments, **__: found.append(arguments[9].nbytes + arguments[10].nbytes)
+
+    monkeypatch.setattr(paged_decode_attention, "_paged_decode_attention_kernel", Kernel())
+    monkeypatch.setattr(paged_decode_attention, "merge_splits", lambda *_, **__: None)
+    monkeypatch.setattr(paged_decode_attention, "require_triton", lambda: None)
+    cache = torch.empty(1, 16, HEADS.num_kv_heads, HEADS.head_dim, dtype=torch.bfloat16)
+    paged_decode_attention.paged_decode_attention(
+        torch.empty(num_seqs, HEADS.num_heads, HEADS.head_dim, dtype=torch.bfloat16),
+        cache,
+        cache.clone(),
+        torch.zeros(num_seqs, 16, dtype=torch.int32),
+        torch.zeros(num_seqs, dtype=torch.int32),
+        scale=1.0,
+        max_seq_len=length,
+    )
+    return found[0]
+
+
+@pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(1, 100), (8, 4096), (70, 1 << 17)])
+def test_partials_are_those_of_the_largest_launch(
+    monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int
+) -> None:
+    most = split_partials_bytes(limits(max_num_seqs, max_request_tokens), HEADS, NUM_MULTIPROCESSORS)
+    sizes, lengths = captured_sizes(max_num_seqs), captured_lengths(max_request_tokens)
+    launches = [partials_of_a_launch(monkeypatch, size, length) for size in sizes for length in lengths]
+    assert max(launches) == most
+    assert most < 64 << 20
+
+
+def test_logits_of_graphs_are_those_of_the_largest_batch() -> None:
+    assert graph_logits_bytes(limits(20, 4096), 1000) == 4 * 20 * 1000
+    assert graph_logits_bytes(limits(1000, 4096), 1000) == 4 * 256 * 1000
+
+
+@pytest.mark.parametrize("max_request_tokens", [100, 1 << 16])
+def test_the_largest_step_fits_the_buffer(max_request_tokens: int) -> None:
+    """Its inputs, and beside them what is set aside for sampling."""
+    most, num_seqs = limits(8, max_request_tokens), 8
+    taken = 0
+
+    class Counting(StepBuffer):
+        is_on_device = True
+
+        def reserve(self, shape: tuple[int, ...], dtype: type[np.generic]) -> tuple[Any, torch.Tensor]:
+            nonlocal taken
+            array, tensor = super().reserve(shape, dtype)
+            taken += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+            return array, tensor
+
+        def put(self, array: Any) -> torch.Tensor:
+            return self.reserve(array.shape, array.dtype.type)[1]
+
+    counts = np.array([1, 1, 1, *[1] * (num_seqs - 4), 512 - num_seqs + 1])
+    inputs = StepInputs(
+        input_ids=np.zeros(512, np.int64),
+        positions=np.zeros(512, np.int64),
+        slot_mapping=np.zeros(512, np.int64),
+        block_tables=np.zeros((num_seqs, most.max_request_blocks), np.int32),
+        seq_lens=np.full(num_seqs, max_request_tokens, np.int32),
+        query_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        num_single_token=num_seqs - 1,
+        sample_rows=np.zeros(num_seqs, np.int64),
+    )
+    put_inputs(inputs, Counting(torch.device("cpu"), 0))
+    assert 4 * num_seqs * most.max_request_blocks < taken
+    assert taken + (1 << 20) <= step_buffer_bytes(most) < taken + (2 << 20)

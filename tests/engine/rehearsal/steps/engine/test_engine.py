@@ -1,0 +1,150 @@
+"""A whole engine on a GPU that is not there: from files of weights to tokens, through graphs, swaps and tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, EngineConfig
+from kvscope_engine.model.loading.loader import load_model
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+Start = Callable[..., Engine]
+SWAPPING = {"num_gpu_blocks_override": 8, "preemption": "swap", "host_kv_memory_bytes": 1 << 20}
+"""Three requests of 37 + 40 tokens take 15 blocks of 16."""
+
+
+@dataclass
+class Step:
+    """What one step did between host and device."""
+
+    up: int
+    down: int
+    replays: int
+    tier_up: int
+    tier_down: int
+    num_waited: int
+
+
+def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1) -> Iterator[Step]:
+    """Three requests together, step by step; and again, with other prompts."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    for number in range(3 * rounds):
+        prompt = tuple(range(3 + 40 * number, 40 + 40 * number))
+        engine.submit(Submit(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling))
+        if number % 3 < 2:
+            continue
+        while engine.has_unfinished:
+            lanes.clear()
+            fake_gpu.seen.clear()
+            engine.step()
+            tier_up, tier_down = (lanes.copied.count(("copy", way)) for way in ("up", "down"))
+            seen = fake_gpu.seen
+            yield Step(
+                lanes.copied.count(("compute", "up")),
+                seen.read_backs - tier_down,
+                seen.replays,
+                tier_up,
+                tier_down,
+                lanes.num_waited,
+            )
+            assert ("compute", "down") not in lanes.copied, "a result is read in one place"
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
+    engine = start(kv_cache_dtype=kv_cache_dtype)
+    assert engine.notes == (), "graphs were captured"
+    assert engine.memory_plan == "", "the pool's size was given"
+    assert engine.memory().step_bytes == -1
+    known = set(fake_gpu.seen.compiled)
+    steps = list(serve(engine, lanes, fake_gpu))
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    assert [(step.up, step.down, step.num_waited) for step in steps] == [(1, 1, 0)] * len(steps)
+    assert sum(step.replays for step in steps) == len(steps) - 1, "all but the prefill are graphs"
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+def test_graphs_read_nothing_that_moves(start: Start, lanes: Any, kv_cache_dtype: str) -> None:
+    """What a graph did not make itself is there as long as it is, at the same place."""
+    engine = start(kv_cache_dtype=kv_cache_dtype)
+    parts: Any = engine._parts
+    runner, module = parts.runner, parts.loaded.module
+    kept = [*held(module), *module.parameters(), *module.buffers()]
+    kept += [*parts.storage.block_tensors, *parts.storage.rows[1:3]]
+    kept += [runner._buffer._on_device, runner._graphs._logits]
+    known = {tensor.untyped_storage()._cdata for tensor in kept}
+    assert lanes.read_by_graphs, "something was captured"
+    assert lanes.read_by_graphs <= known, len(lanes.read_by_graphs - known)
+    for tensor in parts.storage.block_tensors:
+        assert tensor.untyped_storage()._cdata in lanes.read_by_graphs, "scales too"
+
+
+def test_where_the_memory_goes_is_said(start: Start) -> None:
+    engine = start(num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
+    said, memory = engine.memory_plan, engine.memory()
+    assert said.startswith("memory of cuda:0: 1.9 GiB of 24.0 GiB may be used (--gpu-memory-utilization 0.08): ")
+    assert all(part in said for part in ("activations 1.0 MiB", "graphs ", "KV cache ", "others 1.0 GiB"))
+    assert memory.step_bytes > 1 << 20
+    assert memory.graphs_bytes > 256 << 20
+    assert memory.staging_bytes == 0
+    assert memory.kv_bytes > 1 << 28
+
+
+def test_loading_holds_each_weight_once(start: Any, ledger: Any) -> None:
+    """From float32 in the files to bfloat16 on the GPU: no second copy there, and none of the wider type."""
+    with ledger:
+        loaded = load_model(EngineConfig(model=str(start.folder), device="cuda", dtype="bfloat16"), lambda _: None)
+        weights = sum(tensor.nbytes for tensor in loaded.module.parameters())
+        largest = max(tensor.nbytes for tensor in loaded.module.parameters())
+        assert {tensor.dtype for tensor in loaded.module.parameters()} == {torch.bfloat16}
+        assert weights <= ledger.held <= 1.02 * weights
+        assert ledger.peak <= ledger.held + largest
+
+
+def held(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors that parts keep as plain attributes, themselves or in what was joined."""
+    for part in module.modules():
+        for value in vars(part).values():
+            inner = vars(value).values() if hasattr(value, "__dict__") else ()
+            yield from (tensor for tensor in (value, *inner) if isinstance(tensor, torch.Tensor))
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+def test_swaps_go_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
+    """On a stream of their own, from and to pinned memory: nobody waits, and nothing but block numbers goes up."""
+    engine = start(kv_cache_dtype=kv_cache_dtype, **SWAPPING)
+    known = set(fake_gpu.seen.compiled)
+    steps = list(serve(engine, lanes, fake_gpu))
+    stats = engine.tier_stats
+    assert stats is not None
+    assert stats.saved_bytes > 0
+    assert stats.loaded_bytes > 0
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    for step in steps:
+        assert step.down <= 1
+        assert step.num_waited == 0
+        assert step.up <= 1 + step.tier_up + step.tier_down, "the step's own, and the numbers of the blocks"
+    assert sum(step.tier_up for step in steps) > 0
+    assert sum(step.tier_down for step in steps) > 0
+    assert (lanes.copy.waits, lanes.compute.waits) == (0, 0)
+
+
+def test_only_the_disk_waits_for_a_copy(start: Start, lanes: Any, fake_gpu: Any) -> None:
+    """What goes on to a file must have come: once a step at most, and never for what is computed."""
+    engine = start(**SWAPPING | {"host_kv_memory_bytes": 6 * 16384, "disk_kv_memory_bytes": 1 << 20})
+    waits = []
+    for step in serve(engine, lanes, fake_gpu, rounds=4):
+        assert (step.down, step.num_waited) in ((0, 0), (1, 0))
+        waits.append(lanes.copy.waits)
+        assert lanes.compute.waits == 0
+    stats = engine.tier_stats
+    assert stats is not None
+    assert stats.sunk_bytes > 0
+    assert sum(waits) > 0
+    assert max(waits) <= 1

@@ -1,0 +1,79 @@
+"""Prompts that are being made into tokens are bounded, in number and in bytes, for a client and for all."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
+from kvscope_engine.server.preparation import Preparation, Prepared
+from kvscope_telemetry.messages.commands import ChatMessage, Submit
+
+WAIT_S = 20.0
+EMPTY_TURNS = (ChatMessage(role="user", content=""),) * 4_000
+
+
+class Site:
+    """A preparation that stands still until it may go on."""
+
+    def __init__(self, limits: ServiceLimits) -> None:
+        self.may_go_on = threading.Event()
+        self.done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+        self.preparation = Preparation(self._token_ids, self.done.put, limits)
+
+    def put(self, client: bytes, submit: Submit) -> tuple[Prepared, str]:
+        prepared = Prepared(client, submit)
+        return prepared, self.preparation.put(prepared)
+
+    def _token_ids(self, submit: Submit) -> list[int]:
+        self.may_go_on.wait(WAIT_S)
+        return [1, 2]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[ServiceLimits], Site]]:
+    sites: list[Site] = []
+
+    def make(limits: ServiceLimits) -> Site:
+        sites.append(Site(limits))
+        return sites[-1]
+
+    yield make
+    for site in sites:
+        site.may_go_on.set()
+        site.preparation.close()
+
+
+def test_their_number_is_bounded_and_counts_no_longer_when_they_are_through(start: Callable[..., Site]) -> None:
+    site = start(ServiceLimits(client_prompts=Bound(2, MIB), all_prompts=Bound(3, MIB)))
+    submit = Submit(request_id="r", prompt="hello")
+    assert [site.put(b"a", submit)[1] for _ in range(2)] == ["", ""]
+    assert "2 prompts are being prepared already" in site.put(b"a", submit)[1]
+    assert site.put(b"b", submit)[1] == ""
+    assert "limit of 3 for all clients" in site.put(b"b", submit)[1]
+    site.may_go_on.set()
+    assert sorted(site.done.get(timeout=WAIT_S).client for _ in range(3)) == [b"a", b"a", b"b"]
+    deadline = time.monotonic() + WAIT_S
+    while site.put(b"a", submit)[1]:
+        assert time.monotonic() < deadline, "they count for ever"
+
+
+def test_what_is_cancelled_before_it_began_makes_room(start: Callable[..., Site]) -> None:
+    site = start(ServiceLimits(client_prompts=Bound(2, MIB)))
+    submit = Submit(request_id="r", prompt="hello")
+    site.put(b"a", submit)
+    waiting, _ = site.put(b"a", submit)  # a client's own are prepared one at a time
+    assert site.put(b"a", submit)[1]
+    site.preparation.cancel(waiting)
+    assert site.put(b"a", submit)[1] == ""
+
+
+def test_empty_turns_weigh_what_they_take(start: Callable[..., Site]) -> None:
+    site = start(ServiceLimits(client_prompts=Bound(100, MIB)))
+    reasons = [site.put(b"a", Submit(request_id="r", messages=EMPTY_TURNS))[1] for _ in range(2)]
+    assert reasons[0] == ""
+    assert f"beyond the limit of {MIB} for a client" in reasons[1]

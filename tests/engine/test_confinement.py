@@ -1,0 +1,102 @@
+"""What goes wrong in a step: one request's output ends that request; anything else ends the engine, saying why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvscope_engine import Engine, SamplingParams
+from kvscope_engine.outputs import OutputStream
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+
+Make = Callable[..., Engine]
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+PROMPTS = {"good": tuple(range(3, 13)), "bad": tuple(range(40, 53)), "other": tuple(range(90, 97))}
+
+
+def _run(engine: Engine, *names: str) -> dict[str, SimpleNamespace]:
+    said: list[Tokens | Finished] = []
+    for name in names:
+        engine.submit(Submit(request_id=name, prompt_token_ids=PROMPTS[name], sampling=GREEDY))
+    while engine.has_unfinished:
+        said += engine.step()
+    return {
+        name: SimpleNamespace(
+            tokens=[token for m in said if isinstance(m, Tokens) and m.request_id == name for token in m.token_ids],
+            last=[m for m in said if isinstance(m, Finished) and m.request_id == name],
+        )
+        for name in names
+    }
+
+
+def _assert_nothing_is_held(engine: Engine) -> None:
+    engine._parts.scheduler.check_integrity()
+    assert BlockState.ACTIVE not in engine.snapshot().blocks.state
+
+
+def _failing_for(name: str, after: int, whole: Callable[..., Any]) -> Callable[..., Any]:
+    def judge(stream: OutputStream, *values: Any) -> Any:
+        if stream.client_id == name and len(stream.request.output_token_ids) >= after:
+            raise ValueError("an evil\ntokenizer")
+        return whole(stream, *values)
+
+    return judge
+
+
+@pytest.mark.parametrize("after", [1, 5, 12])
+def test_an_output_that_cannot_be_written_ends_its_own_request(
+    after: int, make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = _run(make_engine(), "good", "other")
+    engine = make_engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputStream, "_judge", _failing_for("bad", after, OutputStream._judge))
+        together = _run(engine, "good", "bad", "other")
+    for name in ("good", "other"):
+        assert together[name].tokens == alone[name].tokens
+        assert together[name].last[0].finish_reason == "length"
+    (last,) = together["bad"].last
+    assert (last.finish_reason, last.usage.completion_tokens) == ("error", after)
+    assert last.error == "its output could not be written: ValueError('an evil\\ntokenizer')"
+    _assert_nothing_is_held(engine)
+    assert _run(engine, "good")["good"].tokens == alone["good"].tokens, "it serves on"
+
+
+def test_a_detokenizer_that_fails_at_the_end_ends_it_all_the_same(make_engine: Make) -> None:
+    class Evil:
+        stopped = False
+
+        def add(self, token_id: int, *, may_stop: bool = True) -> str:
+            return "a"
+
+        def flush(self) -> str:
+            raise ValueError("an evil tokenizer")
+
+    engine = make_engine()
+    numbers = engine.submit(Submit(request_id="bad", prompt_token_ids=PROMPTS["bad"], sampling=GREEDY)).numbers
+    engine._streams[numbers[0]].detokenizer = Evil()  # type: ignore[assignment]
+    engine.step()
+    engine.abort("bad")
+    said = engine.step()
+    assert [m.finish_reason for m in said if isinstance(m, Finished)] == ["abort"]
+    _assert_nothing_is_held(engine)
+
+
+@pytest.mark.parametrize("phase", ["schedule", "run", "commit", "record"])
+def test_what_is_of_no_single_request_is_raised(phase: str, make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    parts = engine._parts
+    owners = {"schedule": parts.scheduler, "run": parts.runner, "commit": parts.scheduler, "record": engine._recorder}
+
+    def evil(*values: Any) -> None:
+        raise RuntimeError(f"evil {phase}")
+
+    monkeypatch.setattr(owners[phase], phase, evil)
+    engine.submit(Submit(request_id="good", prompt_token_ids=PROMPTS["good"], sampling=GREEDY))
+    with pytest.raises(RuntimeError, match=f"evil {phase}"):
+        engine.step()

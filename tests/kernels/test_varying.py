@@ -1,0 +1,34 @@
+"""What differs from step to step is no reason for Triton to compile a kernel again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvscope_kernels.kv_write import _kv_write_kernel
+from kvscope_kernels.merge_splits import _merge_splits_kernel
+from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
+from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
+
+VARYING: dict[str, tuple[Any, set[str], set[str]]] = {
+    "decode": (
+        _paged_decode_attention_kernel,
+        {"split_tokens", "num_splits", "table_stride"},
+        {"block_tables", "seq_lens"},
+    ),
+    "prefill": (_paged_prefill_attention_kernel, {"table_stride"}, {"block_tables", "query_start", "seq_lens"}),
+    "merge": (_merge_splits_kernel, {"split_tokens", "num_splits"}, {"seq_lens"}),
+    "write": (_kv_write_kernel, set(), {"slot_mapping"}),
+}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_numbers_and_alignments_that_change_are_not_looked_at(name: str) -> None:
+    """Triton compiles for 1, for multiples of 16 and for the rest, each on its own."""
+    kernel, numbers, pointers = VARYING[name]
+    parameters = getattr(kernel, "params", None)
+    if parameters is None:
+        pytest.skip("without Triton, or in its interpreter, nothing is compiled")
+    assert {p.name for p in parameters if p.do_not_specialize} == numbers
+    assert {p.name for p in parameters if p.do_not_specialize_on_alignment} == pointers

@@ -1,0 +1,236 @@
+"""What a live source gives to a sink, on real sockets: a recording that is sound, whenever it begins and whatever the
+line does."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_telemetry import RecordingWriter
+from kvscope_telemetry.messages.telemetry import (
+    DeviceSample,
+    Frame,
+    Goodbye,
+    Heartbeat,
+    MemoryBreakdown,
+    Progress,
+    Snapshot,
+    TelemetryMessage,
+)
+from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.sources.sink import SinkFeed
+from kvscope_telemetry.state.continuity import Continuity
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+
+WAIT_S = 30.0
+
+MakeEndpoint = Callable[[str], str]
+Serve = Callable[..., SyntheticServer]
+
+
+class Collected:
+    """A sink that keeps everything, while it takes."""
+
+    def __init__(self) -> None:
+        self.failure = ""
+        self.taken: list[TelemetryMessage] = []
+        self.refuses = False
+        self.threads: set[int] = set()
+
+    def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
+        self.threads.add(threading.get_ident())
+        if self.refuses:
+            return False
+        assert data is not None
+        assert decode_telemetry(data) == message
+        self.taken.append(message)
+        return True
+
+    def of(self, *kinds: type[Any]) -> list[Any]:
+        return [message for message in self.taken if isinstance(message, kinds)]
+
+    def assert_sound(self) -> int:
+        """Frames follow one another, a snapshot first and after each hole; how many there are."""
+        sequence = Continuity()
+        for message in self.of(Frame, Snapshot):
+            is_taken = sequence.takes(message)
+            assert is_taken or isinstance(message, Snapshot), f"frame {message.seq} does not follow {sequence.seq}"
+        return len(self.of(Frame))
+
+
+def _see(source: LiveSource, came: Callable[[], bool]) -> None:
+    def look() -> bool:
+        source.update_mirror()
+        return came()
+
+    assert source.wait(look, WAIT_S), source.status
+
+
+def test_from_the_start_it_has_everything(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    server, sink = serve(endpoint := make_endpoint("ipc")), Collected()
+    with LiveSource(endpoint, sink=sink) as source:
+        _see(source, lambda: len(sink.of(Frame)) > 300 and len(sink.of(DeviceSample)) > 1)
+        server.close()
+        _see(source, lambda: len(sink.of(Goodbye)) == 1)
+    assert sink.assert_sound() > 300
+    assert isinstance(sink.taken[0], Snapshot)
+    assert isinstance(sink.taken[-1], Goodbye)
+    assert len(sink.of(Snapshot)) == 1
+    assert sink.of(Heartbeat)
+    assert sink.of(MemoryBreakdown)
+    assert len(sink.threads) == 1
+    timed = list(sink.of(Frame, DeviceSample, MemoryBreakdown))
+    assert [m.time_ns for m in timed] == sorted(m.time_ns for m in timed)
+
+
+def test_the_recording_has_the_mirrors_state(
+    make_endpoint: MakeEndpoint, serve: Serve, tmp_path: Path, assert_mirrors: Callable[..., None]
+) -> None:
+    server = serve(endpoint := make_endpoint("ipc"))
+    with LiveSource(endpoint) as source:
+        _see(source, lambda: source.mirror.seq > 20)
+        writer = RecordingWriter(tmp_path / "live.mcap")
+        source.set_sink(writer)
+        _see(source, lambda: writer.num_written > 100)
+        assert_mirrors(source, server, go_on=False)
+        assert writer.flush()
+        assert source.status.resyncs == 0
+        writer.close()
+        assert Recording.open(writer.path).state_at(1e9).ledger.equals(source.mirror.ledger)
+        assert Recording.open(writer.path).state_at(1e9).seq == source.mirror.seq
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_may_begin_and_end_at_any_time(seed: int, make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    choose = random.Random(seed)
+    serve(endpoint := make_endpoint("ipc"), rate=1000.0)
+    sinks = [Collected() for _ in range(4)]
+    with LiveSource(endpoint) as source:
+        for sink in sinks:
+            time.sleep(choose.uniform(0.0, 0.1))
+            source.set_sink(sink)
+            _see(source, lambda sink=sink: len(sink.of(Frame)) > 30)  # type: ignore[misc]
+            source.set_sink(None)
+        resyncs = source.status.resyncs
+    assert resyncs == 0, "nobody else notices"
+    for sink in sinks:
+        assert sink.assert_sound() > 30
+        assert isinstance(sink.taken[0], Snapshot)
+
+
+@pytest.mark.parametrize("begin_late", [False, True])
+def test_a_line_that_loses_and_reorders_leaves_a_sound_recording(
+    begin_late: bool, make_endpoint: MakeEndpoint, serve: Serve, proxy: Callable[..., str]
+) -> None:
+    choose = random.Random(5)
+    late: list[bytes] = []
+
+    def treat(data: bytes) -> list[bytes]:
+        if b"\xa5Frame" not in data[:16]:
+            return [data]
+        luck = choose.random()
+        if luck < 0.005:
+            return []
+        if luck < 0.01:
+            late.append(data)
+            return []
+        return [data, data] if luck < 0.05 else [data, *(late.pop() for _ in late[:1])]
+
+    serve(engine := make_endpoint("ipc"))
+    sink = Collected()
+    with LiveSource(proxy(engine, treat)) as source:
+        if begin_late:
+            _see(source, lambda: source.mirror.seq > 20)
+        source.set_sink(sink)
+        _see(source, lambda: len(sink.of(Frame)) > 200 and len(sink.of(Snapshot)) > 1)
+    assert sink.assert_sound() > 200
+
+
+def test_another_engine_begins_with_its_snapshot(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    sink = Collected()
+    server = serve(endpoint := make_endpoint("ipc"), epoch=1)
+    with LiveSource(endpoint, sink=sink) as source:
+        _see(source, lambda: len(sink.of(Frame)) > 20)
+        server.close()
+        _see(source, lambda: bool(sink.of(Goodbye)))
+        serve(endpoint, epoch=2)
+        _see(source, lambda: sum(frame.epoch == 2 for frame in sink.of(Frame)) > 20)
+    sink.assert_sound()
+    assert [snapshot.hello.epoch for snapshot in sink.of(Snapshot)] == [1, 2]
+    epochs = [message.epoch for message in sink.taken if not isinstance(message, Snapshot | Progress)]
+    assert epochs == sorted(epochs)
+
+
+def test_what_nobody_took_in_time_is_a_hole_with_a_snapshot_after(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    sink = Collected()
+    serve(endpoint := make_endpoint("ipc"))
+    with LiveSource(endpoint, sink=sink) as source:
+        source._reader.pending._max_entries = 200
+        assert source.wait(lambda: len(sink.of(Frame)) > 100, WAIT_S)
+        _see(source, lambda: len(sink.of(Snapshot)) > 1)
+    sink.assert_sound()
+
+
+def test_a_sink_that_refused_something_gets_a_snapshot(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    sink = Collected()
+    serve(endpoint := make_endpoint("ipc"))
+    with LiveSource(endpoint, sink=sink) as source:
+        _see(source, lambda: len(sink.of(Frame)) > 10)
+        sink.refuses = True
+        seen = source.mirror.seq
+        _see(source, lambda: source.mirror.seq > seen + 10)
+        sink.refuses = False
+        _see(source, lambda: len(sink.of(Snapshot)) > 1 and sink.of(Frame)[-1].seq > sink.of(Snapshot)[-1].seq + 5)
+        assert source.status.resyncs == 0
+    sink.assert_sound()
+
+
+def test_nothing_is_asked_for_a_sink_that_failed(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    sink = Collected()
+    server = serve(endpoint := make_endpoint("ipc"))
+    with LiveSource(endpoint, sink=sink) as source:
+        _see(source, lambda: len(sink.of(Frame)) > 10)
+        sink.failure, sink.refuses = "the disk is full", True
+        asked: list[int] = []
+        snapshot = server.engine.snapshot
+        server.engine.snapshot = lambda tag=0: asked.append(tag) or snapshot(tag)  # type: ignore[method-assign,func-returns-value]
+        seen = source.mirror.seq
+        _see(source, lambda: source.mirror.seq > seen + 400)
+        assert not asked
+
+
+def test_a_snapshot_that_is_older_than_what_is_held_does_not_do() -> None:
+    engine = SyntheticEngine(num_blocks=50)
+    feed, sink = SinkFeed(), Collected()
+    feed.passed(engine.snapshot(), None)
+    old = engine.snapshot()
+    feed.passed(engine.advance(), None)
+    feed.set(sink)
+    feed.begin_pass()
+    kept: list[tuple[Any, bytes | None]] = []
+    sink.write = lambda message, data=None: kept.append(message) or True  # type: ignore[method-assign,func-returns-value,assignment]
+    second = engine.advance()
+    feed.passed(second, None)
+    feed.snapshot(old, None)
+    assert kept == []
+    assert feed.wants_snapshot(0)
+    fresh = engine.snapshot()
+    third = engine.advance()
+    feed.passed(third, None)
+    feed.snapshot(fresh, None)
+    assert kept == [fresh, third]
+    assert not feed.wants_snapshot(0)
+    mirror = Mirror()
+    mirror.reset(fresh)
+    early = engine.snapshot()  # has a frame that is still on its way
+    assert early.seq == 3

@@ -1,0 +1,234 @@
+"""The ring: its segments, its bounds, and that whatever becomes of the disk the session goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.telemetry import Frame, Heartbeat
+from kvscope_telemetry.recordings.mcap_file import McapFile
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.ring_folder import segments_in
+
+MakeRing = Callable[..., Ring]
+MakeSession = Callable[..., Any]
+
+
+def test_each_segment_opens_by_itself(
+    make_ring: MakeRing, make_session: MakeSession, assert_same_state: Callable[..., None]
+) -> None:
+    ring = make_ring()
+    session = make_session(ring)
+    session.go_on(700)
+    assert ring.flush(60.0)
+    paths = segments_in(ring.folder)
+    assert list(paths) == list(range(1, len(paths) + 1))
+    assert len(paths) >= 5
+    assert [path.suffix for path in paths.values()] == [".mcap"] * (len(paths) - 1) + [".part"]
+    for path in paths.values():
+        segment = Recording.open(path)
+        assert segment.info.epochs == (1,)
+        middle_s = segment.info.duration_s / 2
+        expected = session.mirror_at(segment.start_ns + round(middle_s * 1e9))
+        assert_same_state(segment.state_at(middle_s), expected)
+        assert segment.state_at(0).num_blocks == 300
+    seqs = [frame.seq for path in paths.values() for frame in Recording.open(path).frames()]
+    assert seqs == list(range(1, 701))
+    ring.close(keep=True)
+    assert Recording.open(paths[len(paths)].with_suffix("")).info.is_complete
+
+
+def test_an_idle_engine_begins_no_segments(make_ring: MakeRing, make_session: MakeSession) -> None:
+    ring = make_ring()
+    session = make_session(ring)
+    session.go_on(20)
+    for _ in range(1000):
+        session.tell(Heartbeat(epoch=1, time_ns=session._tick(), seq=session.engine.seq, step=session.engine.seq))
+    assert ring.flush(60.0)
+    assert list(segments_in(ring.folder)) == [1]
+    ring.close()
+
+
+def test_the_oldest_goes_when_it_lasts_too_long(make_ring: MakeRing, make_session: MakeSession) -> None:
+    ring = make_ring(max_seconds=8.0)
+    session = make_session(ring)
+    session.go_on(1500)
+    assert ring.flush(60.0)
+    assert ring.start_ns is not None
+    assert ring.end_ns is not None
+    assert ring.origin_ns is not None
+    assert 6e9 <= ring.end_ns - ring.start_ns <= 8e9
+    assert ring.origin_ns == session.times_ns[0]
+    left = segments_in(ring.folder)
+    assert Recording.open(next(iter(left.values()))).start_ns == ring.start_ns
+    assert 1 not in left
+    assert len(left) <= 9
+    ring.set_bounds(max_bytes=1 << 30, max_seconds=2.0)
+    session.go_on(60)
+    assert ring.flush(60.0)
+    assert ring.end_ns - ring.start_ns <= 2e9
+    ring.close()
+
+
+def test_the_oldest_goes_when_it_is_too_large(make_ring: MakeRing, make_session: MakeSession) -> None:
+    ring = make_ring(max_bytes=200_000, segment_seconds=1e6, keyframe_interval_ns=10**12)
+    session = make_session(ring)
+    for _ in range(20):
+        session.go_on(100)
+        assert ring.flush(60.0)
+        on_disk = sum(path.stat().st_size for path in segments_in(ring.folder).values())
+        assert ring.num_bytes == on_disk <= 200_000
+    assert ring.num_bytes > 100_000
+    assert 1 not in segments_in(ring.folder)
+    ring.set_bounds(max_bytes=50_000, max_seconds=600)
+    assert ring.flush(60.0)
+    assert ring.num_bytes < 60_000
+    ring.close()
+
+
+@pytest.mark.parametrize("bounds", [{"max_bytes": 0}, {"max_seconds": 0.0}, {"max_seconds": float("nan")}])
+def test_bounds_that_make_no_sense_are_refused(make_ring: MakeRing, bounds: dict[str, float]) -> None:
+    with pytest.raises(BadInput, match="is not accepted"):
+        make_ring(**bounds)
+
+
+def test_nothing_is_left_unless_it_is_kept(make_ring: MakeRing, make_session: MakeSession) -> None:
+    gone, kept = make_ring("gone"), make_ring("kept")
+    for ring, keep in ((gone, False), (kept, True)):
+        make_session(ring).go_on(200)
+        (ring.folder / "another's").touch() if keep else None
+        assert os.stat(ring.folder).st_mode & 0o777 == 0o700
+        ring.close(keep=keep)
+        ring.close(keep=keep)
+        assert not ring.failure
+    assert not gone.folder.exists()
+    assert all(path.suffix == ".mcap" for path in segments_in(kept.folder).values())
+    assert len(segments_in(kept.folder)) >= 2
+
+
+def test_after_a_hole_it_goes_on_with_a_snapshot(make_ring: MakeRing, make_session: MakeSession) -> None:
+    ring = make_ring()
+    session = make_session(ring)
+    session.go_on(100)
+    for _ in range(10):
+        session.engine.advance()
+    session.tell(session.engine.snapshot())
+    session.go_on(100)
+    ring.close(keep=True)
+    last = Recording.open(list(segments_in(ring.folder).values())[-1])
+    assert last.state_at(1e9).seq == 210
+
+
+def test_a_folder_is_one_rings(make_ring: MakeRing, make_session: MakeSession) -> None:
+    ring = make_ring()
+    make_session(ring).go_on(10)
+    assert ring.flush(60.0)
+    second = make_ring()
+    assert "another process writes it" in second.failure
+    assert not second.write(Heartbeat(epoch=1, time_ns=1, seq=1, step=1))
+    assert not second.flush()
+    second.close()
+    ring.close(keep=True)
+    assert "there is a ring in it already" in make_ring().failure
+
+
+def test_a_folder_that_will_not_do_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "not a directory" in Ring(tmp_path / "file").failure
+    assert Ring(tmp_path / "file" / "below").failure
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir(mode=0o755)
+    assert "others may look into it" in Ring(open_to_all).failure
+
+
+def test_on_a_folder_that_became_unwritable_the_session_goes_on(
+    make_ring: MakeRing, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root writes to read-only folders, so that the refusal is made here."""
+    ring = make_ring()
+    session = make_session(ring)
+    session.go_on(10)
+    assert ring.flush(60.0)
+    opened = Path.open
+
+    def refuse(path: Path, mode: str = "r", *rest: Any) -> Any:
+        if "x" in mode:
+            raise OSError(30, "Read-only file system")
+        return opened(path, mode, *rest)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    for frame in [session.engine.advance() for _ in range(300)]:
+        ring.write(frame, wait=True)
+    assert not ring.flush(60.0)
+    assert "Read-only file system" in ring.failure
+    assert not ring.write(session.engine.advance())
+    assert ring.num_dropped > 0
+    ring.close(keep=True)
+    assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
+
+
+def test_a_segment_that_cannot_be_ended_ends_the_ring(
+    make_ring: MakeRing, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: McapFile) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(McapFile, "finish", full)
+    ring = make_ring()
+    session = make_session(ring)
+    session.go_on(60)
+    assert ring.flush(60.0)
+    for frame in [session.engine.advance() for _ in range(300)]:
+        ring.write(frame, wait=True)
+    assert not ring.flush(60.0)
+    assert "No space left on device" in ring.failure
+    ring.close(keep=True)
+    assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
+
+
+FULL = """
+import resource, signal, sys
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.timeline.ring import Ring
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+ring = Ring(sys.argv[1])
+engine = SyntheticEngine(num_blocks=300)
+ring.write(engine.snapshot())
+taken = 0
+while ring.write(engine.advance(), wait=True):
+    taken += 1
+assert not ring.flush(60.0)
+print(ring.failure)
+ring.close(keep=True)
+"""
+
+
+def test_on_a_full_disk_what_was_written_can_be_read(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "ring")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "takes no more: File too large" in done.stdout
+    recording = Recording.open(segments_in(tmp_path / "ring")[1])
+    seqs = [frame.seq for frame in recording.frames()]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert len(seqs) > 10
+    assert recording.state_at(1e9).seq == seqs[-1]
+
+
+def test_flushing_lets_everything_be_read(make_ring: MakeRing, make_session: MakeSession) -> None:
+    ring = make_ring()
+    session = make_session(ring)
+    for count in (1, 2, 3, 50):
+        session.go_on(count)
+        assert ring.flush(60.0)
+        frames = [frame for path in segments_in(ring.folder).values() for frame in Recording.open(path).frames()]
+        assert frames == session.frames
+        assert isinstance(frames[-1], Frame)
+    ring.close()
