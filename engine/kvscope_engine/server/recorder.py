@@ -17,7 +17,7 @@ from typing import Final, Self
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.continuity import Sequence
+from kvscope_telemetry.state.continuity import Continuity
 
 MIN_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 30.0
@@ -35,7 +35,7 @@ class EngineRecorder:
         self._writer = RecordingWriter(path)
         self._tell = tell
         self._has_told = self._has_begun = False
-        self._sequence = Sequence()
+        self._sequence = Continuity()
         self._given: deque[Snapshot] = deque()
         self._pause_s = MIN_PAUSE_S
         self._ask_s = 0.0

@@ -16,7 +16,7 @@ from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.continuity import Sequence
+from kvscope_telemetry.state.continuity import Continuity
 
 _LOOK_EVERY = 256
 
@@ -45,7 +45,7 @@ def recover(recording: Recording, path: Path, watch: Watch | None = None) -> Rec
 
 
 def _copy(recording: Recording, writer: RecordingWriter, watch: Watch | None) -> Recovered:
-    sequence = Sequence()
+    sequence = Continuity()
     num_frames = num_left_out = 0
     length_s = max(recording.info.duration_s, 1e-9)
     for count, (at_s, message) in enumerate(recording.messages(keyframes=True)):

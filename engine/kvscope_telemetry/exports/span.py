@@ -7,45 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.telemetry import Hello, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
-from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 _LOOK_EVERY = 256
 
 
-class ExportedInfo(Protocol):
-    """What is asked of a recording's `info`."""
-
-    @property
-    def hello(self) -> Hello: ...
-    @property
-    def epochs(self) -> tuple[int, ...]: ...
-    @property
-    def num_frames(self) -> int: ...
-    @property
-    def is_complete(self) -> bool: ...
-
-
-class Exported(Protocol):
-    """A recording, or a tape of several files, as far as exports ask it."""
-
-    @property
-    def info(self) -> ExportedInfo: ...
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-    @property
-    def detail(self) -> str: ...
-    def glances(self, from_ns: int = 0) -> Iterable[Summary | TimedEvent]: ...
-    def snapshot_before(self, seconds: float) -> float | None: ...
-    def messages(
-        self, from_s: float = 0.0, until_s: float | None = None, *, keyframes: bool = False
-    ) -> Iterable[tuple[float, TelemetryMessage]]: ...
+Exported = Recorded
+"""A recording, or a tape of several files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +53,12 @@ def span_of(recording: Exported, from_s: float | None = None, until_s: float | N
     """The range from `from_s` until `until_s`; None is from the start and to the end. Raises BadInput where the
     recording has nothing there."""
     length_s = (recording.end_ns - recording.start_ns) / 1e9
-    begin, end = 0.0 if from_s is None else from_s, length_s if until_s is None else min(until_s, length_s)
-    if from_s is not None and until_s is not None and until_s <= from_s:
-        raise BadInput(f"the range from {from_s:g} s until {until_s:g} s is empty: it ends before it begins")
+    begin = recording.first_s if from_s is None else max(from_s, recording.first_s)
+    end = length_s if until_s is None else min(until_s, length_s)
     if begin > length_s:
         raise BadInput(f"there is nothing from {begin:g} s on: the recording is {length_s:.1f} s long")
+    if end < begin or (until_s is not None and until_s <= begin):
+        raise BadInput(f"the range from {begin:g} s until {end:g} s is empty: it ends before it begins")
     return Span(recording.start_ns, recording.start_ns + round(begin * 1e9), recording.start_ns + round(end * 1e9))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.telemetry.recordings.conftest import record
+from tests.telemetry.conftest import record
 
 from kvscope_app.main import main
 

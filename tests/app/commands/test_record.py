@@ -12,8 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import make_endpoint, serve
-from tests.telemetry.recordings.conftest import assert_same_state, make_messages
+from tests.telemetry.conftest import assert_same_state, make_endpoint, make_messages, serve
 
 from kvscope_app.commands.segments import SegmentedWriter
 from kvscope_app.main import main

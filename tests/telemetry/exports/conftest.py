@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.telemetry.recordings.conftest import SteppedClock, assert_same_state, make_messages, record
+from tests.telemetry.conftest import SteppedClock
 
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.request_words import RequestState
@@ -26,8 +26,6 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
-
-__all__ = ["assert_same_state", "make_messages", "record"]
 
 MS = 1_000_000
 HOSTILE = '=1+1 "<script>alert(1)</script>'

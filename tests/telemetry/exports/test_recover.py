@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import mcap.reader
 import pytest
 
 from kvscope_telemetry.errors import BadInput
@@ -48,9 +49,10 @@ def test_a_cut_file_is_whole_up_to_there(record, assert_same_state, tmp_path: Pa
 def test_after_damage_it_goes_on_with_the_next_state(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     recorded = record(900)
     data = bytearray(recorded.path.read_bytes())
-    whole = Recording.open(recorded.path)
-    chunks = [chunk for chunk in whole._chunks if chunk.counts.get(FRAMES, 0) > 5]
-    data[chunks[len(chunks) // 2].offset + 200] ^= 0xFF
+    with recorded.path.open("rb") as file:
+        summary = mcap.reader.make_reader(file).get_summary()
+    chunks = [chunk for chunk in summary.chunk_indexes if FRAMES in chunk.message_index_offsets]
+    data[chunks[len(chunks) // 2].chunk_start_offset + 200] ^= 0xFF
     (tmp_path / "bad.mcap").write_bytes(bytes(data))
     done = recover(Recording.open(tmp_path / "bad.mcap"), tmp_path / "new.mcap")
     new = Recording.open(tmp_path / "new.mcap")

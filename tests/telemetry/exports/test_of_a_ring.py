@@ -1,0 +1,29 @@
+"""A ring that is written is exported as a file is: what is left of it."""
+
+from __future__ import annotations
+
+import csv
+from contextlib import closing
+from pathlib import Path
+
+from tests.telemetry.timeline.conftest import Session
+
+from kvscope_telemetry.exports.export import Wanted, export
+from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.tape import Tape
+
+
+def test_what_is_left_of_a_ring_is_exported(tmp_path: Path) -> None:
+    ring = Ring(tmp_path / "ring", max_seconds=20.0, segment_seconds=2.0)
+    with closing(ring):
+        session = Session(ring)
+        session.go_on(900)
+        ring.flush(10.0)
+        tape = Tape(tmp_path / "ring", ring.origin_ns)
+        assert tape.first_s > 0
+        for name in ("requests.csv", "metrics.csv", "report.html", "trace.perfetto-trace"):
+            export(tape, Wanted.of(tmp_path / name))
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        seconds = [float(row["second_s"]) for row in csv.DictReader(file)]
+    assert seconds[0] >= tape.first_s - 1
+    assert len(seconds) > 10
