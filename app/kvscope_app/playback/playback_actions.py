@@ -64,7 +64,9 @@ def playback_actions(session: Session, jumps: EventJumps) -> list[ActionSpec]:
         ActionSpec("back_little", f"Back {narrow}", TIME, partial(by, -STEP_S), ("Alt+Left",)),
         ActionSpec("forward_little", f"Forward {narrow}", TIME, partial(by, STEP_S), ("Alt+Right",)),
         ActionSpec("frame_back", "Back one frame", TIME, partial(session.step_frames, -1), (",",), "frame-back"),
-        ActionSpec("frame_forward", "Forward one frame", TIME, partial(session.step_frames, 1), (".",), "frame-forward"),
+        ActionSpec(
+            "frame_forward", "Forward one frame", TIME, partial(session.step_frames, 1), (".",), "frame-forward"
+        ),
         ActionSpec("event_before", "To the event before", TIME, partial(jumps.go, forward=False), ("Ctrl+,",)),
         ActionSpec("event_next", "To the next event", TIME, partial(jumps.go, forward=True), ("Ctrl+.",)),
         ActionSpec("slower", "Slower", TIME, partial(change_speed, session, -1), ("[",)),

@@ -20,7 +20,6 @@ from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.save import save
 from kvscope_telemetry.timeline.tape import Tape
 
-
 _END_S: Final = 10.0
 """The longest that the end of a session waits for its recording to be whole."""
 

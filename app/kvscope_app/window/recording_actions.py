@@ -46,7 +46,9 @@ def free_path(window: WindowBody) -> Path:
     stem = f"{model}-{time.strftime('%Y%m%d-%H%M')}"
     names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1000)))
     paths = (folder / name for name in names)
-    return next((path for path in paths if not path.exists() and not path.with_name(path.name + ".part").exists()), folder)
+    return next(
+        (path for path in paths if not path.exists() and not path.with_name(path.name + ".part").exists()), folder
+    )
 
 
 def ask_minutes(window: WindowBody) -> None:

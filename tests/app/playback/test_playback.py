@@ -103,7 +103,9 @@ def test_after_a_seek_the_charts_have_what_was_before_it_and_nothing_else(sessio
     for seconds in (9.0, 3.0, 12.0, 6.0):
         go(session, seconds)
         # The past is told in seconds: of the one in progress, what is usual in it.
-        assert num_steps(session) == pytest.approx(frames_until(session, seconds), abs=NUM_FRAMES / session.player.duration)
+        assert num_steps(session) == pytest.approx(
+            frames_until(session, seconds), abs=NUM_FRAMES / session.player.duration
+        )
         last_s = session.history.window(600, session.shown_until_ns).time_s[-1]
         assert abs(last_s) <= 0.1
         told = [entry.event for entry in session.history.events]
