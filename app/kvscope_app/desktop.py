@@ -67,12 +67,12 @@ class Desktop(QObject):
         source = LiveSource(endpoint, key=key)
         window = self._open(source, None if engine is None else EngineKeeper(engine, self))
         # After the first paint: nobody waits for a disk to see a window.
-        QTimer.singleShot(_KEEP_AFTER_MS, window.session, partial(self._keep, window.session, source))
+        QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._keep, source))
         return window
 
-    def _keep(self, session: Session, source: LiveSource) -> None:
+    def _keep(self, source: LiveSource) -> None:
         """From now on there is something to go back to."""
-        if session in self.sessions:
+        for session in [each for each in self.sessions if each.source is source]:
             from kvscope_app.session.kept_timeline import KeptTimeline
 
             session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))

@@ -29,8 +29,8 @@ class Cursor:
         """Where it was told to go while the tape opens, by the wall clock."""
         self.wants_play = False
         """Whether it is to go on from there."""
-        self.wanted_steps = 0
-        """Frames to step from there."""
+        self.wanted_seq: int | None = None
+        """The frame to be at, told before the tape was open."""
         self._course = course
         self._opening: Background[Tape] | None = None
         self._source: PlaybackSource | None = None
@@ -52,6 +52,7 @@ class Cursor:
 
     def go_to(self, time_ns: int, kept: KeptTimeline, speed: float) -> None:
         """Be at `time_ns`, by the wall clock; later, where the tape has to be opened first."""
+        self.wanted_seq = None
         if self._source is not None:
             self._source.seek((time_ns - self._source.recording.start_ns) / 1e9, with_past=False)
             return
@@ -68,7 +69,7 @@ class Cursor:
         tape, time_ns = opening.made, self.wanted_ns
         self.wanted_ns = None
         if tape is None or time_ns is None:
-            self.wants_play, self.wanted_steps = False, 0
+            self.wants_play, self.wanted_seq = False, None
             return opening.failure
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # who stays live needs none of it
 
@@ -77,19 +78,23 @@ class Cursor:
         source.set_speed(speed)
         self._source = source
         self.point = Viewpoint(source, self._course, source)
-        if self.wanted_steps:
-            source.step(self.wanted_steps)
         if self.wants_play:
             source.play()
-        self.wants_play, self.wanted_steps = False, 0
+        self.wants_play = False
         return ""
+
+    def step_as_wanted(self) -> None:
+        """Once there is a state, by as many frames as it is away from the one that was asked for."""
+        if self.wanted_seq is not None and self.point is not None and self.point.has_state and self._source is not None:
+            self._source.step(self.wanted_seq - self.point.mirror.seq)
+            self.wanted_seq = None
 
     def close(self, *, wait: bool = False) -> None:
         """Let go of the tape; `wait` until its thread ended."""
         opening, self._opening = self._opening, None
         source, self._source = self._source, None
         self.point = self.wanted_ns = None
-        self.wants_play, self.wanted_steps = False, 0
+        self.wants_play, self.wanted_seq = False, None
         if opening is not None:
             opening.cancel()
             if wait:

@@ -294,8 +294,9 @@ class Session(QObject):
         if self.player is not None:
             self.player.step(num_frames)
         else:
-            self._cursor.wanted_steps += num_frames
+            shown = self._cursor.wanted_seq or self.mirror.seq
             self._leave(self.cursor_ns)
+            self._cursor.wanted_seq = max(shown + num_frames, 0)
         self._keep_pace(is_busy=True)
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> bool:
@@ -403,6 +404,7 @@ class Session(QObject):
         if point is None or player is None:
             return self._cursor.is_opening
         is_busy = self._take(point)
+        self._cursor.step_as_wanted()
         behind_ns = time.monotonic_ns() - player.now_ns
         if player.is_playing and player.speed > 1 and player.is_at_end and behind_ns < _CAUGHT_UP_NS:
             self.go_live()
