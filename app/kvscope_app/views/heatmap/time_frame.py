@@ -71,8 +71,8 @@ class TimeFrame(QObject):
         if self._range is None:
             return scale
         begin, end = (at // scale.column_ns for at in self._range)
-        room = scale.width // 2
-        return scale.moved(min(max(scale.first, begin - room), end - room) - scale.first)
+        seen = scale.width // 8  # so much of it stays in sight
+        return scale.moved(min(max(scale.first, begin - scale.width + seen), end - seen) - scale.first)
 
     def _take(self, stance: Stance, scale: TimeScale) -> None:
         before = self.stance

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 import numpy as np
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state, tool_button
 from kvscope_app.look.number_text import count, percent, plural
@@ -314,6 +314,7 @@ class HeatmapView(View):
         self._stack.addWidget(parts)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(_MARGIN, 6, _MARGIN, 6)
+        layout.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
         layout.setSpacing(4)
         layout.addLayout(top)
         layout.addWidget(pages, 1)

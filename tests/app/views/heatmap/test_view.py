@@ -1,0 +1,300 @@
+"""The heatmap's pixels against the page map's colours of the same ledger, and what mouse and keys do."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QWheelEvent
+from PySide6.QtWidgets import QApplication
+
+from kvscope_app.look.theme import DARK, LIGHT, mix
+from kvscope_app.views.heatmap.cell_keys import HeatMode
+from kvscope_app.views.heatmap.time_frame import Stance
+from kvscope_app.views.heatmap.view import EMPTY_TEXT, HeatmapView
+from kvscope_app.views.heatmap.words import cell_words
+from kvscope_app.views.page_map.color_modes import ColorMode, keys
+from kvscope_app.views.page_map.drawing.ink import key_colors, pixel
+from kvscope_telemetry.ledger import Ledger, Tier
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+
+def column_of(view, time_ns):
+    """The pixels of the column that the moment is in."""
+    return view.map.raster.pixels[:, int(view.frame.scale.x_of(time_ns))]
+
+
+def cells_of(view, time_ns, num_rows):
+    """The pixel in the middle of each row."""
+    column = column_of(view, time_ns)
+    return column[((np.arange(num_rows) + 0.5) * column.size / num_rows).astype(int)].tolist()
+
+
+def page_map_pixels(mode, ledger, theme):
+    colors = key_colors(mode, theme)
+    return [pixel(colors[key]) for key in keys(mode, ledger, slice(None), 16, 0)]
+
+
+def wheel(widget, x, steps):
+    at = QPointF(x, 40)
+    event = QWheelEvent(
+        at,
+        QPointF(widget.mapToGlobal(at.toPoint())),
+        QPoint(),
+        QPoint(0, 120 * steps),
+        Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier,
+        Qt.ScrollPhase.NoScrollPhase,
+        False,
+    )
+    QApplication.sendEvent(widget, event)
+
+
+@pytest.fixture
+def filled(engine, course, rng, second, scramble):
+    """Twelve seconds of 64 blocks, and the ledger of the last."""
+    for index in range(12):
+        scramble(engine.ledger, rng)
+        course.extend([second(index, engine.ledger)])
+    return engine.ledger
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+@pytest.mark.parametrize(
+    ("mode", "same"), [(HeatMode.STATE, ColorMode.STATE), (HeatMode.USED, ColorMode.FILL)], ids=str
+)
+def test_a_column_is_the_page_map(make_engine, course, make_view, rng, second, scramble, begin_ns, theme, mode, same):
+    engine = make_engine(num_blocks=48, num_host=16, num_disk=8)
+    ledgers = []
+    for index in range(5):
+        scramble(engine.ledger, rng)
+        course.extend([second(index, engine.ledger, num_pool=48)])
+        expected = page_map_pixels(same, engine.ledger, theme)
+        # The course's shares have 255 steps: colours of used slots are the nearest of theirs.
+        ledgers.append(expected)
+    view = make_view(engine, course, theme)
+    view.set_mode(mode)
+    for index, expected in enumerate(ledgers):
+        shown = cells_of(view, begin_ns + index * SECOND_NS + SECOND_NS // 2, 72)
+        channels = np.array([shown, expected], np.uint32).view(np.uint8).reshape(2, -1, 4).astype(int)
+        assert np.abs(channels[0] - channels[1]).max() <= (0 if mode is HeatMode.STATE else 8)
+
+
+def test_owners_have_the_page_maps_colours(engine, filled, course, make_view, begin_ns):
+    view = make_view(engine, course)
+    view.set_mode(HeatMode.OWNER)
+    shown = cells_of(view, begin_ns + 11 * SECOND_NS, 64)
+    expected = page_map_pixels(ColorMode.OWNER, filled, DARK)
+    for row, state in enumerate(filled.state.tolist()):
+        wanted = expected[row] if state != 2 else pixel(mix(DARK.block_cached, DARK.block_free, 0.62))
+        assert shown[row] == wanted
+
+
+def test_tiers_have_colours(make_engine, course, make_view, second, begin_ns):
+    engine = make_engine(num_blocks=8, num_host=8, num_disk=8)
+    engine.ledger.state[::2] = 1
+    course.extend([second(0, engine.ledger, num_pool=8)])
+    view = make_view(engine, course)
+    view.set_mode(HeatMode.TIER)
+    colors = [DARK.block_active, DARK.block_host, DARK.block_disk]
+    wanted = [pixel(DARK.block_free if row % 2 else colors[row // 8]) for row in range(24)]
+    assert cells_of(view, begin_ns, 24) == wanted
+    assert [(label.text, label.line) for label in view.map.labels] == [
+        ("Memory", False),
+        ("Host memory", True),
+        ("Disk", True),
+    ]
+
+
+def test_one_active_block_among_thousands_is_seen(make_engine, course, make_view, second, begin_ns):
+    engine = make_engine(num_blocks=50_000)
+    engine.ledger.state[31_234] = 1
+    course.extend(second(index, engine.ledger) for index in range(3))
+    view = make_view(engine, course)
+    column = column_of(view, begin_ns + SECOND_NS)
+    others = column != pixel(DARK.block_free)
+    assert others.sum() == 1
+    assert abs(int(np.flatnonzero(others)[0]) / column.size - 31_234 / 50_000) < 2 / column.size
+    assert column[others][0] == pixel(mix(DARK.block_free, DARK.block_active, 0.45))
+
+
+def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, course, make_view, second, begin_ns):
+    course.extend(second(index, engine.ledger) for index in (*range(5), *range(15, 20)))
+    view = make_view(engine, course)
+    view.frame.set_following(False)
+    silent = column_of(view, begin_ns + 10 * SECOND_NS)
+    assert pixel(DARK.block_free) not in silent
+    assert len(set(silent.tolist())) == 2
+    after = column_of(view, begin_ns + 30 * SECOND_NS)
+    assert set(after.tolist()) == {pixel(DARK.base)}
+    assert "nothing recorded" in view._legend.accessibleName()
+
+
+def test_a_second_more_draws_few_columns(make_engine, course, make_view, second):
+    engine = make_engine(num_blocks=2_000)
+    course.extend(second(index, engine.ledger) for index in range(200))
+    view = make_view(engine, course)
+    view.frame.set_following(True)
+    view.refresh()
+    for index in range(200, 210):
+        before, made = view.map.raster.num_drawn, view._stores[0].num_made
+        engine.ledger.state[index] = 1
+        course.extend([second(index, engine.ledger)])
+        view.refresh()
+        per_second = SECOND_NS / view.frame.scale.column_ns
+        assert view._stores[0].num_made - made == 2
+        assert view.map.raster.num_drawn - before <= 2 * per_second + 3
+    shown = view.map.raster.pixels.copy()
+    view.map.raster.forget()
+    view.map.redraw()
+    assert np.array_equal(view.map.raster.pixels, shown), "scrolled is as drawn at once"
+
+
+def test_two_hours_are_made_once_and_drawn_by_columns(make_engine, course, make_view, second):
+    engine = make_engine(num_blocks=4_096)
+    summary = second(0, engine.ledger)
+    course.extend(
+        msgspec.structs.replace(summary, time_ns=summary.time_ns + index * SECOND_NS) for index in range(7_200)
+    )
+    view = make_view(engine, course)
+    width = view.frame.scale.width
+    assert view._stores[0].num_made == 7_200
+    assert view.map.raster.num_drawn <= 2 * width + 2
+    before = view.map.raster.num_drawn
+    view.refresh()
+    view.frame.zoom(8, 100)
+    assert view.map.raster.num_drawn - before == width
+    view.frame.pan(20)
+    assert view.map.raster.num_drawn - before == width + 20
+    assert view._stores[0].num_made == 7_200
+
+
+def test_the_wheel_keeps_the_moment_under_the_pointer(engine, filled, course, make_view):
+    view = make_view(engine, course)
+    moment = view.map.time_at(300)
+    wheel(view.map, 300, 5)
+    assert view.frame.stance is Stance.STAND
+    assert abs(view.map.time_at(300) - moment) <= 2 * view.frame.scale.column_ns
+    assert not view._fit.isChecked()
+
+
+def test_dragging_moves_and_a_double_click_shows_all(engine, filled, course, make_view, qtbot):
+    view = make_view(engine, course)
+    fitted = view.frame.scale
+    qtbot.mousePress(view.map, Qt.MouseButton.LeftButton, pos=QPoint(300, 50))
+    qtbot.mouseMove(view.map, QPoint(280, 50))
+    qtbot.mouseRelease(view.map, Qt.MouseButton.LeftButton, pos=QPoint(280, 50))
+    assert view.frame.scale == fitted.moved(20)
+    assert view.session.cursor_ns == 0, "a drag is no click"
+    qtbot.mouseDClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(280, 50))
+    assert view.frame.scale == fitted
+    assert view._fit.isChecked()
+
+
+def test_following_keeps_the_newest_at_the_right(engine, filled, course, make_view, second, begin_ns):
+    view = make_view(engine, course)
+    view._follow.click()
+    course.extend([second(12, engine.ledger)])
+    view.refresh()
+    assert 0 <= view.frame.scale.end_ns - (begin_ns + 13 * SECOND_NS) < view.frame.scale.column_ns
+    assert view._follow.isChecked()
+    assert not view._fit.isChecked()
+
+
+def test_a_click_goes_to_how_that_second_ended(engine, filled, course, make_view, qtbot, begin_ns):
+    view = make_view(engine, course)
+    x = round(view.map.x_of(begin_ns + 3 * SECOND_NS + SECOND_NS // 2))
+    qtbot.mouseClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(x, 50))
+    assert view.session.cursor_ns == begin_ns + 4 * SECOND_NS - 1
+    image = view.map.grab().toImage()
+    line = round(view.map.x_of(view.session.cursor_ns))
+    assert image.pixelColor(line, 20).name() == DARK.selection
+
+
+def test_hovering_tells_what_is_there(engine, filled, course, make_view, qtbot, second, begin_ns):
+    filled.state[5], filled.owner[5], filled.filled[5], filled.ref_count[5] = 1, 42, 8, 1
+    view = make_view(engine, course)
+    course.extend([second(12, filled)])
+    view.refresh()
+    x = round(view.map.x_of(begin_ns + 12 * SECOND_NS + SECOND_NS // 2))
+    y = round(5.5 * view.map.height() / 64)
+    qtbot.mouseMove(view.map, QPoint(x, y))
+    told = view._words.text()
+    assert told == cell_words(course, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
+    assert "Block 5" in told
+    assert "active" in told
+    assert "50 % of the slots used" in told
+    assert "request 42" in told
+
+
+def test_keys_move_a_cell_and_enter_goes_there(engine, filled, course, make_view, qtbot, begin_ns):
+    view = make_view(engine, course)
+    view.activateWindow()
+    view.map.setFocus()
+    view.session.go_to(begin_ns + 3 * SECOND_NS)
+    view.refresh()
+    qtbot.keyClick(view.map, Qt.Key.Key_Right)
+    assert view.map.cell.time_ns // SECOND_NS == begin_ns // SECOND_NS + 3
+    qtbot.keyClick(view.map, Qt.Key.Key_Right)
+    qtbot.keyClick(view.map, Qt.Key.Key_Down)
+    assert view.map.cell.time_ns // SECOND_NS == begin_ns // SECOND_NS + 4
+    assert view.map.cell.row == 1
+    assert "Block 1 " in view._words.text()
+    qtbot.keyClick(view.map, Qt.Key.Key_Return)
+    assert view.session.cursor_ns == begin_ns + 5 * SECOND_NS - 1
+    qtbot.keyClick(view.map, Qt.Key.Key_Plus)
+    assert view.frame.stance is Stance.STAND
+    qtbot.keyClick(view.map, Qt.Key.Key_F)
+    assert view.frame.stance is Stance.FIT
+    qtbot.keyClick(view.map, Qt.Key.Key_Escape)
+    assert view.map.cell is None
+
+
+def test_a_larger_pool_after_a_restart(make_engine, course, make_view, second, begin_ns):
+    engine = make_engine(num_blocks=200, epoch=8)
+    small = Ledger(100)
+    small.state[:] = 1
+    course.extend(second(index, small, epoch=7) for index in range(4))
+    course.extend(second(index, engine.ledger, epoch=8) for index in range(4, 8))
+    view = make_view(engine, course)
+    before = cells_of(view, begin_ns + SECOND_NS, 200)
+    assert before == [pixel(DARK.block_active)] * 100 + [pixel(DARK.base)] * 100
+    assert cells_of(view, begin_ns + 5 * SECOND_NS, 200) == [pixel(DARK.block_free)] * 200
+
+
+def test_nothing_yet_is_said_in_words(engine, session, course, make_view, qtbot, second):
+    view = make_view(engine, course)
+    assert view._stack.currentIndex() == 0
+    assert view._stack.currentWidget().text() == EMPTY_TEXT
+    course.extend([second(0, engine.ledger)])
+    view.session.course_changed.emit()
+    assert view._stack.currentIndex() == 1
+
+
+def test_a_session_without_a_course_has_nothing_to_show(session, qtbot):
+    view = HeatmapView(session)
+    qtbot.addWidget(view)
+    view.show()
+    view.refresh()
+    assert view._stack.currentIndex() == 0
+
+
+def test_small_docks_keep_the_map(engine, filled, course, make_view):
+    view = make_view(engine, course)
+    assert view.runs.isVisible()
+    assert view._number.isVisible()
+    view.resize(320, 230)
+    assert not view.runs.isVisible()
+    assert view.map.isVisible()
+    assert view.map.height() >= 100
+    view.resize(620, 700)
+    assert view.runs.raster.pixels.shape[1] == view.frame.scale.width
+
+
+def test_tiers_of_what_is_known(make_engine, course, make_view):
+    engine = make_engine(num_blocks=6, num_host=2, num_disk=2)
+    view = make_view(engine, course)
+    view.pools.note(7, engine.hello.cache)
+    assert view.pools.tiers(7, 10).tolist() == [*[Tier.HBM] * 6, *[Tier.HOST] * 2, *[Tier.DISK] * 2]
+    assert view.pools.tiers(3, 11).tolist() == [0] * 11
