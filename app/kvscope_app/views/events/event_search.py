@@ -64,7 +64,7 @@ class EventSearch:
             is_match = matches(events[serial - self._begin].event, self._words)
             self._verdicts[serial - self._begin] = _YES if is_match else _NO
         self.serials = wanted[self._verdicts[wanted - self._begin] == _YES]
-        return unknown.size > max_texts
+        return bool(unknown.size > max_texts)
 
     def _keep_up(self, events: EventIndex) -> None:
         """A verdict for each event there is, of those that were looked at."""

@@ -54,6 +54,11 @@ class EventTable(QTableView):
             return
         super().keyPressEvent(event)
 
+    def scroll_by(self, num_rows: int) -> None:
+        """Further down, at once: rows that were just added count."""
+        self.updateGeometries()
+        self.verticalScrollBar().setValue(self.verticalScrollBar().value() + num_rows)
+
     def copy_selected(self) -> None:
         """The chosen rows, as they stand, with tabs."""
         rows = sorted({index.row() for index in self.selectionModel().selectedIndexes()})

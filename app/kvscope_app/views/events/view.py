@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from PySide6.QtCore import QItemSelectionModel, Qt, QTimer
-from PySide6.QtGui import QAction
+from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
+    QBoxLayout,
     QFileDialog,
     QHBoxLayout,
     QLineEdit,
     QMenu,
+    QSizePolicy,
     QStackedLayout,
     QToolButton,
     QVBoxLayout,
@@ -35,6 +37,7 @@ from kvscope_app.views.events.index_model import IndexModel
 from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_telemetry.summaries.event_index import KINDS
 
+_NARROW: Final = 620
 _FILES: Final = "Comma separated (*.csv);;Tab separated (*.tsv)"
 EMPTY_TEXT: Final = (
     "No events yet.\nRequests that are admitted, preempted, finished or refused are told here, with the cause."
@@ -61,7 +64,7 @@ class EventsView(View):
         self.text.setPlaceholderText("Find words, or #12 for a request")
         self.text.setAccessibleName("Find in events")
         self.text.setClearButtonEnabled(True)
-        self.kinds = tool_button("All kinds", "Which kinds of events")
+        self.kinds = tool_button("All kinds ▾", "Which kinds of events")
         self.kind_actions = self._make_kinds()
         self.of_selected = tool_button(
             "Selected request", "Only what happened to the selected request, or was caused by it", checkable=True
@@ -109,7 +112,7 @@ class EventsView(View):
         chosen = self.model.timed_at(self.table.currentIndex().row())
         self.model.show_serials(self._timed.course.events, self._search.serials)
         if top > 0 and self.model.rowCount() > before > 0 and not has_more and bar.value() > 0:
-            bar.setValue(bar.value() + self.model.rowCount() - before)
+            self.table.scroll_by(self.model.rowCount() - before)
         if chosen is not None and not self.table.currentIndex().isValid():
             self._choose_again(chosen)
         num_events = len(self._timed.course.events)
@@ -140,7 +143,8 @@ class EventsView(View):
         wanted = [kind for kind, action in self.kind_actions.items() if action.isChecked()]
         is_all = len(wanted) in (0, len(KINDS))
         self._search.set_kinds(None if is_all else wanted)
-        self.kinds.setText("All kinds" if is_all else ", ".join(wanted) if len(wanted) <= 2 else f"{len(wanted)} kinds")
+        few = ", ".join(wanted) if len(wanted) <= 2 else f"{len(wanted)} kinds"
+        self.kinds.setText(f"{'All kinds' if is_all else few} ▾")
         self.refresh()
 
     def _ask_file(self) -> None:
@@ -176,20 +180,31 @@ class EventsView(View):
         if self.isVisible():
             self.refresh()
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Where it is narrow, the filter has a line of its own."""
+        super().resizeEvent(event)
+        directions = QBoxLayout.Direction
+        self._bar.setDirection(directions.TopToBottom if self.width() < _NARROW else directions.LeftToRight)
+
     def _lay_out(self) -> None:
-        bar = QHBoxLayout()
-        bar.setContentsMargins(8, 6, 8, 4)
-        bar.setSpacing(8)
-        bar.addWidget(self.text, 2)
+        rest = QHBoxLayout()
         for widget in (self.kinds, self.of_selected):
-            bar.addWidget(widget)
-        bar.addWidget(self.count, 1)
-        bar.addWidget(self.export)
+            rest.addWidget(widget)
+        rest.addWidget(self.count, 1)
+        rest.addWidget(self.export)
+        self._bar = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._bar.setContentsMargins(8, 6, 8, 4)
+        self._bar.setSpacing(8)
+        self._bar.addWidget(self.text, 2)
+        self._bar.addLayout(rest, 3)
+        head = QWidget()
+        head.setLayout(self._bar)
+        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addLayout(bar)
+        column.addWidget(head)
         column.addWidget(self.table, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from PySide6.QtCore import Qt, QTimer
-from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state, set_icon, tool_button
 from kvscope_app.look.theme import Theme
@@ -28,6 +29,8 @@ _LENGTHS: Final[dict[str, int | None]] = {
     "10 s": 10_000_000_000,
     "1 s": 1_000_000_000,
 }
+_ROOM_FOR_LENGTHS: Final = 540
+_ROOM_FOR_ORDERS: Final = 340
 _HELP: Final = "Wheel zooms, dragging moves, a click goes there; double click shows all"
 EMPTY_TEXT: Final = "No time has passed yet.\nOnce the engine runs, its whole course is drawn here, second by second."
 
@@ -135,6 +138,12 @@ class TimelineView(View):
         if self.isVisible():
             self.refresh()
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """What wheel and keys do as well has no button where it is narrow."""
+        super().resizeEvent(event)
+        self.lengths.setVisible(self.width() >= _ROOM_FOR_LENGTHS)
+        self.orders.setVisible(self.width() >= _ROOM_FOR_ORDERS)
+
     def _lay_out(self) -> None:
         bar = QHBoxLayout()
         bar.setContentsMargins(8, 6, 8, 4)
@@ -143,6 +152,9 @@ class TimelineView(View):
             bar.addWidget(widget)
         bar.addWidget(self.pointed, 1)
         bar.addWidget(self.orders)
+        head = QWidget()
+        head.setLayout(bar)
+        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         lanes = QHBoxLayout()
         lanes.setSpacing(0)
         lanes.addWidget(self.canvas, 1)
@@ -151,7 +163,7 @@ class TimelineView(View):
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addLayout(bar)
+        column.addWidget(head)
         column.addLayout(lanes, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
