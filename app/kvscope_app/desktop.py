@@ -20,6 +20,7 @@ from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.command_line import PROGRAM, Options
+from kvscope_app.look.apply_theme import forget_rules
 from kvscope_app.look.fonts import apply_fonts
 from kvscope_app.look.icons import app_icon
 from kvscope_app.look.theme_keeper import ThemeKeeper
@@ -49,6 +50,7 @@ class Desktop(QObject):
 
     def __init__(self, app: QApplication, options: Options, settings: QSettings) -> None:
         super().__init__(app)
+        self._app = app
         self._settings = settings
         self._themes = ThemeKeeper(app, settings, options.theme)
         self.windows: list[MainWindow] = []
@@ -101,7 +103,12 @@ class Desktop(QObject):
             self._end(window.session)
         else:
             self._let_go(window.keeper, window.session)
-        QTimer.singleShot(_FORGET_AFTER_MS, self, _spare_the_collector)
+        QTimer.singleShot(_FORGET_AFTER_MS, self, self._forget)
+
+    def _forget(self) -> None:
+        """A window's widgets are gone."""
+        forget_rules(self._app)
+        _spare_the_collector()
 
     def _let_go(self, keeper: EngineKeeper, session: Session) -> None:
         """Our own engine ends with its window, however many others there are; its session says so first."""

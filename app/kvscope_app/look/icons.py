@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import resources
 from typing import Final
 
@@ -15,8 +16,12 @@ _SCALES: Final = (1, 2, 3)
 _FOLDER: Final = resources.files("kvscope_resources") / "icons"
 
 
+@lru_cache(maxsize=256)
 def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> QIcon:
-    """Icon `name` in `color` (`#rrggbb`), `size` device-independent pixels, sharp up to three times that."""
+    """Icon `name` in `color` (`#rrggbb`), `size` device-independent pixels, sharp up to three times that.
+
+    The same one for all who ask: Qt keeps a drawing of each pixmap that was ever shown, up to 10 MiB of them.
+    """
     result = QIcon()
     _add(result, name, color, size, QIcon.Mode.Normal)
     if disabled is not None:
