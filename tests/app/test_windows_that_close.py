@@ -110,3 +110,11 @@ def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
 
 def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
     leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(3, 100), qtbot)
+
+
+def test_a_closed_window_is_forgotten_by_the_stylesheet(desktop, recording, qtbot, monkeypatch):
+    told = []
+    monkeypatch.setattr("kvscope_app.desktop.forget_rules", told.append)
+    desktop.open_recording(Recording.open(recording))
+    desktop.windows[-1].close()
+    qtbot.waitUntil(lambda: len(told) == 1, timeout=5000)
