@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings
+from PySide6.QtGui import QPixmap, QPixmapCache
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.command_line import Options
@@ -112,9 +113,12 @@ def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
     leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(3, 100), qtbot)
 
 
-def test_a_closed_window_is_forgotten_by_the_stylesheet(desktop, recording, qtbot, monkeypatch):
-    told = []
-    monkeypatch.setattr("kvscope_app.desktop.forget_rules", told.append)
+def test_a_closed_window_leaves_no_rules_and_no_drawings(desktop, recording, qtbot, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr("kvscope_app.leftovers.forget_rules", forgotten.append)
     desktop.open_recording(Recording.open(recording))
+    drawing = QPixmap(64, 64)
+    QPixmapCache.insert("of a window", drawing)
     desktop.windows[-1].close()
-    qtbot.waitUntil(lambda: len(told) == 1, timeout=5000)
+    qtbot.waitUntil(lambda: QPixmapCache.find("of a window", drawing) is False, timeout=5000)
+    assert forgotten == [QApplication.instance()]

@@ -16,12 +16,8 @@ _SCALES: Final = (1, 2, 3)
 _FOLDER: Final = resources.files("kvscope_resources") / "icons"
 
 
-@lru_cache(maxsize=256)
 def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> QIcon:
-    """Icon `name` in `color` (`#rrggbb`), `size` device-independent pixels, sharp up to three times that.
-
-    The same one for all who ask: Qt keeps a drawing of each pixmap that was ever shown, up to 10 MiB of them.
-    """
+    """Icon `name` in `color` (`#rrggbb`), `size` device-independent pixels, sharp up to three times that."""
     result = QIcon()
     _add(result, name, color, size, QIcon.Mode.Normal)
     if disabled is not None:
@@ -37,8 +33,9 @@ def app_icon() -> QIcon:
     return result
 
 
+@lru_cache(maxsize=512)
 def pixmap(name: str, color: str, size: int, scale: int = 2) -> QPixmap:
-    """One drawing of icon `name`; `scale` device pixels a device-independent pixel."""
+    """One drawing of icon `name`; `scale` device pixels a device-independent pixel. The same for all who ask."""
     source = (_FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace(_INK, color)
     renderer = QSvgRenderer(QByteArray(source.encode()))
     result = QPixmap(QSize(size, size) * scale)
