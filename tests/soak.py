@@ -55,11 +55,21 @@ class Reading:
 
 
 def read_process(pid: int) -> Reading:
-    """Now."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    """Now, without the threads of Qt's own pool and the descriptor each is woken by: they come and go with painting."""
+    process = Path(f"/proc/{pid}")
+    fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
     resident_kib = int(fields["VmRSS"].split()[0])
-    return Reading(resident_kib / 1024, len(os.listdir(f"/proc/{pid}/fd")), int(fields["Threads"]))
+    threads = [name for task in (process / "task").iterdir() if (name := _thread_name(task))]
+    num_pooled = threads.count("Thread (pooled)")
+    return Reading(resident_kib / 1024, len(os.listdir(process / "fd")) - num_pooled, len(threads) - num_pooled)
+
+
+def _thread_name(task: Path) -> str:
+    """Empty when it ended meanwhile."""
+    try:
+        return (task / "comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def main() -> int:
