@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
@@ -30,6 +30,9 @@ from kvscope_app.window.window_body import WindowBody
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
+
+_FIRST_VIEW_MS: Final = 40
+"""After the window is shown: first it paints."""
 
 
 class MainWindow(WindowBody):
@@ -57,6 +60,11 @@ class MainWindow(WindowBody):
         self.slot = slot
         self._settings = settings
         self._unloaded = list(DOCKS)
+        # Timers of its own: what `singleShot` holds at 0 ms stays for ever when a window closes before its turn.
+        self._load_soon = QTimer(self, singleShot=True)
+        self._load_soon.timeout.connect(self._load_next_view)
+        self._tell_soon = QTimer(self, singleShot=True)
+        self._tell_soon.timeout.connect(self.views_loaded)
         self.notices = EngineNotices(self, keeper)
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
@@ -78,7 +86,7 @@ class MainWindow(WindowBody):
         super().showEvent(event)
         if self._unloaded:
             self.page_map.canvas.setFocus()
-            QTimer.singleShot(40, self, self._load_next_view)
+            self._load_soon.start(_FIRST_VIEW_MS)
 
     def changeEvent(self, event: QEvent) -> None:
         """Out of sight nothing was painted: back again, everything is shown as it is now."""
@@ -137,8 +145,7 @@ class MainWindow(WindowBody):
         if not self._unloaded:
             return
         spec = self._unloaded.pop(0)
-        done = self.views_loaded.emit if not self._unloaded else self._load_next_view
-        QTimer.singleShot(0, self, done)
+        (self._load_soon if self._unloaded else self._tell_soon).start(0)
         self._load(spec)
 
     def _load(self, spec: DockSpec) -> None:
