@@ -40,6 +40,10 @@ class MainWindow(WindowBody):
 
     views_loaded = Signal()
     """All docked views are there (they are imported after the first paint)."""
+    _next_view = Signal()
+    _last_view = Signal()
+    """To itself, in the next turn of the event loop. What `QTimer.singleShot` is to call at 0 ms is held for ever when
+    the window closes before its turn."""
 
     def __init__(
         self,
@@ -60,11 +64,8 @@ class MainWindow(WindowBody):
         self.slot = slot
         self._settings = settings
         self._unloaded = list(DOCKS)
-        # Timers of its own: what `singleShot` holds at 0 ms stays for ever when a window closes before its turn.
-        self._load_soon = QTimer(self, singleShot=True)
-        self._load_soon.timeout.connect(self._load_next_view)
-        self._tell_soon = QTimer(self, singleShot=True)
-        self._tell_soon.timeout.connect(self.views_loaded)
+        self._next_view.connect(self._load_next_view, Qt.ConnectionType.QueuedConnection)
+        self._last_view.connect(self.views_loaded, Qt.ConnectionType.QueuedConnection)
         self.notices = EngineNotices(self, keeper)
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
@@ -86,7 +87,7 @@ class MainWindow(WindowBody):
         super().showEvent(event)
         if self._unloaded:
             self.page_map.canvas.setFocus()
-            self._load_soon.start(_FIRST_VIEW_MS)
+            QTimer.singleShot(_FIRST_VIEW_MS, self, self._load_next_view)
 
     def changeEvent(self, event: QEvent) -> None:
         """Out of sight nothing was painted: back again, everything is shown as it is now."""
@@ -145,7 +146,7 @@ class MainWindow(WindowBody):
         if not self._unloaded:
             return
         spec = self._unloaded.pop(0)
-        (self._load_soon if self._unloaded else self._tell_soon).start(0)
+        (self._next_view if self._unloaded else self._last_view).emit()
         self._load(spec)
 
     def _load(self, spec: DockSpec) -> None:
