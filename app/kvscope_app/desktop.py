@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.command_line import PROGRAM, Options
+from kvscope_app.leftovers import give_back, spare_the_collector
 from kvscope_app.look.fonts import apply_fonts
 from kvscope_app.look.icons import app_icon
 from kvscope_app.look.theme_keeper import ThemeKeeper
@@ -46,7 +46,7 @@ _KEEP_AFTER_MS: Final = 150
 _SAY_GOODBYE_MS: Final = 500
 """For the last command of a window to its engine to leave."""
 _FORGET_AFTER_MS: Final = 200
-"""After a window was closed its widgets are gone, and their garbage can be collected."""
+"""After a window was closed its widgets are gone, and what was kept for them can be given back."""
 
 
 class Desktop(QObject):
@@ -61,6 +61,8 @@ class Desktop(QObject):
         self.failures: list[str] = []
         """Why recordings of the command line could not be opened, a line each."""
         self.sessions: list[Session] = []
+        self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
+        self._forgetting.timeout.connect(partial(give_back, app))
 
     def open_window(self, endpoint: str, engine: EngineProcess | None = None, key: Path | None = None) -> MainWindow:
         """Watch `endpoint`, with `key` or the one remembered; `engine` is the process behind it when it is ours."""
@@ -119,7 +121,7 @@ class Desktop(QObject):
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
         layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
-        window.views_loaded.connect(_spare_the_collector)
+        window.views_loaded.connect(spare_the_collector)
         self.windows.append(window)
         self.sessions.append(session)
         session.start()
@@ -138,7 +140,7 @@ class Desktop(QObject):
             self._end(window.session)
         else:
             self._let_go(window.keeper, window.session)
-        QTimer.singleShot(_FORGET_AFTER_MS, self, _spare_the_collector)
+        self._forgetting.start()
 
     def _pass_on(self, last_words: str) -> None:
         """In another window, and to the terminal."""
@@ -159,14 +161,6 @@ class Desktop(QObject):
             self.sessions.remove(session)
             session.close()
             session.deleteLater()
-
-
-def _spare_the_collector() -> None:
-    """What is there now stays: full collections, which stop the window, need not look at it again. What closed
-    windows left is collected first, though it was set aside so when they were opened."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings
+from PySide6.QtGui import QPixmap, QPixmapCache
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.command_line import Options
@@ -110,3 +111,28 @@ def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
 
 def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
     leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(3, 100), qtbot)
+
+
+def test_windows_that_close_while_they_load_leave_nothing(desktop, recording, qtbot):
+    """What waits for its turn when a window goes must not hold it."""
+    gone = []
+    for num_loaded in (1, 2, 4):
+        desktop.open_recording(Recording.open(recording))
+        window = desktop.windows[-1]
+        qtbot.waitUntil(lambda window=window, num_loaded=num_loaded: len(window.views) >= num_loaded, timeout=10_000)
+        assert window._unloaded
+        gone += [weakref.ref(thing) for thing in (window, window.session, window.session.history)]
+        window.close()
+    del window
+    wait_until_gone(gone, qtbot)
+
+
+def test_a_closed_window_leaves_no_rules_and_no_drawings(desktop, recording, qtbot, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr("kvscope_app.leftovers.forget_rules", forgotten.append)
+    desktop.open_recording(Recording.open(recording))
+    drawing = QPixmap(64, 64)
+    QPixmapCache.insert("of a window", drawing)
+    desktop.windows[-1].close()
+    qtbot.waitUntil(lambda: QPixmapCache.find("of a window", drawing) is False, timeout=5000)
+    assert forgotten == [QApplication.instance()]

@@ -13,8 +13,19 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
     """Give the whole application the palette and stylesheet of `theme`."""
     if app.style().objectName().lower() != "fusion":
         app.setStyle("Fusion")
+    app.setStyleSheet("")  # one in place of another reaches only the widgets whose rules are remembered
     app.setPalette(palette(theme))
     app.setStyleSheet(stylesheet(theme))
+
+
+def forget_rules(app: QApplication) -> None:
+    """Give back what the stylesheet remembers of widgets that are gone.
+
+    Qt remembers by address which rules are a widget's until the widget is destroyed, but never hears of the end of the
+    line edit in a spin box and the frame of a combo box's list: some 60 KB stay with each window. So all is forgotten;
+    what lives is looked up again when it is next drawn.
+    """
+    app.style().unpolish(app)
 
 
 def palette(theme: Theme) -> QPalette:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import resources
 from typing import Final
 
@@ -32,8 +33,9 @@ def app_icon() -> QIcon:
     return result
 
 
+@lru_cache(maxsize=512)
 def pixmap(name: str, color: str, size: int, scale: int = 2) -> QPixmap:
-    """One drawing of icon `name`; `scale` device pixels a device-independent pixel."""
+    """One drawing of icon `name`; `scale` device pixels a device-independent pixel. The same for all who ask."""
     source = (_FOLDER / f"{name}.svg").read_text(encoding="utf-8").replace(_INK, color)
     renderer = QSvgRenderer(QByteArray(source.encode()))
     result = QPixmap(QSize(size, size) * scale)

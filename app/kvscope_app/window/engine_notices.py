@@ -8,7 +8,7 @@ from typing import Final
 from PySide6.QtCore import QObject
 
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
-from kvscope_app.window.help_sheets import log_sheet
+from kvscope_app.window.sheets.help_sheets import log_sheet
 from kvscope_app.window.welcome import progress_text
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.messages.commands import Failed, Reply

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
@@ -31,12 +31,19 @@ from kvscope_app.window.window_body import WindowBody
 if TYPE_CHECKING:
     from kvscope_telemetry.recorded import Recorded
 
+_FIRST_VIEW_MS: Final = 40
+"""After the window is shown: first it paints."""
+
 
 class MainWindow(WindowBody):
     """Shows one session. `keeper` is there when the engine is the desktop's own."""
 
     views_loaded = Signal()
     """All docked views are there (they are imported after the first paint)."""
+    _next_view = Signal()
+    _last_view = Signal()
+    """To itself, in the next turn of the event loop. What `QTimer.singleShot` is to call at 0 ms is held for ever when
+    the window closes before its turn."""
 
     def __init__(
         self,
@@ -59,6 +66,8 @@ class MainWindow(WindowBody):
         """What a person must read though the window is gone, once it is `closing`."""
         self._settings = self.settings = settings
         self._unloaded = list(DOCKS)
+        self._next_view.connect(self._load_next_view, Qt.ConnectionType.QueuedConnection)
+        self._last_view.connect(self._on_all_loaded, Qt.ConnectionType.QueuedConnection)
         self.notices = EngineNotices(self, keeper)
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
@@ -80,7 +89,7 @@ class MainWindow(WindowBody):
         super().showEvent(event)
         if self._unloaded:
             self.page_map.canvas.setFocus()
-            QTimer.singleShot(40, self, self._load_next_view)
+            QTimer.singleShot(_FIRST_VIEW_MS, self, self._load_next_view)
 
     def changeEvent(self, event: QEvent) -> None:
         """Out of sight nothing was painted: back again, everything is shown as it is now."""
@@ -138,7 +147,7 @@ class MainWindow(WindowBody):
         if not self._unloaded:
             return
         spec = self._unloaded.pop(0)
-        QTimer.singleShot(0, self, self._load_next_view if self._unloaded else self._on_all_loaded)
+        (self._next_view if self._unloaded else self._last_view).emit()
         self._load(spec)
 
     def _on_all_loaded(self) -> None:
@@ -150,7 +159,7 @@ class MainWindow(WindowBody):
         view.apply_theme(self.themes.theme)
         # Before it was shown it asks for more than it needs: a small window would grow for good.
         view.setMinimumSize(1, 1)
-        QTimer.singleShot(0, view, lambda: view.setMinimumSize(0, 0))
+        QTimer.singleShot(1, view, lambda: view.setMinimumSize(0, 0))  # at 0 ms a view that went would be held
         dock = self.docks[spec.name]
         placeholder = dock.widget()
         dock.setWidget(view)

@@ -16,7 +16,7 @@ from kvscope_app.look.model_name import model_name
 from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.session.background import Background
 from kvscope_app.window.actions import ActionSpec
-from kvscope_app.window.kept_dialog import KeptDialog
+from kvscope_app.window.sheets.kept_dialog import KeptDialog
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
 

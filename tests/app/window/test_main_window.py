@@ -12,9 +12,9 @@ from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout
-from kvscope_app.window.command_palette import CommandPalette, action_text, match_rank
-from kvscope_app.window.help_sheets import Sheet
 from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.sheets.command_palette import CommandPalette, action_text, match_rank
+from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_actions import entries
 from kvscope_telemetry.messages.commands import Control, Failed
 from kvscope_telemetry.source import SourceState

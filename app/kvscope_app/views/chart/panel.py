@@ -74,7 +74,8 @@ class ChartPanel(QWidget):
         self._top = 0.0
         self.legend = Legend(title, [LegendEntry(curve.name, curve.label) for curve in self.curves])
         self._time_axis = TimeAxis()
-        self.plot = Plot(axisItems={"left": ValueAxis(axis_text), "bottom": self._time_axis})
+        axes = {"left": ValueAxis(axis_text), "bottom": self._time_axis}
+        self.plot = Plot(axisItems=axes, enableMenu=False)
         self._dots: dict[str, pg.ScatterPlotItem] = {}
         """Points that no line reaches."""
         self._items = {curve.name: self._add_curve(curve) for curve in self.curves}
@@ -199,7 +200,6 @@ class ChartPanel(QWidget):
 
     def _set_up_plot(self) -> None:
         plot = self.plot
-        plot.setMenuEnabled(False)
         plot.hideButtons()
         plot.setMouseEnabled(x=True, y=False)
         plot.setMinimumHeight(PLOT_MIN_HEIGHT)

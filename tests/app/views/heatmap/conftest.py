@@ -19,11 +19,11 @@ class TimedSession(Session):
     """A session with a course, and a cursor that goes where it is told."""
 
     course_changed = Signal()
+    cursor_ns = 0
 
     def __init__(self, source, course):
         super().__init__(source)
         self.course = course
-        self.cursor_ns = 0
 
     def go_to(self, time_ns):
         self.cursor_ns = time_ns

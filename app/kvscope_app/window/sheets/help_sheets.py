@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 from kvscope_app.look.fonts import mono, sans
 from kvscope_app.look.icons import pixmap
 from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.window.command_palette import action_text
+from kvscope_app.window.sheets.command_palette import action_text
 
 _MAP_KEYS: Final = (
     ("Move the cursor", "Arrow keys"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtWidgets import QFileDialog, QWidget
 
-from kvscope_app.window.attach_sheet import AttachSheet
+from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_telemetry.keys.connections import Connection, connections_path, read_connections, remember
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Role

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.window.help_sheets import Sheet
+from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import Connection, forget, key_for, read_connections, remember, rename
 from kvscope_telemetry.sockets.endpoints import endpoints, require_curve

@@ -1,0 +1,1 @@
+"""Sheets and dialogs over a window: what it asks, and what it explains."""
