@@ -27,7 +27,7 @@ class CourseFollower:
         """Of all there ever were, forgotten ones included."""
         self._newest: deque[TimedEvent] = deque(maxlen=_REMEMBERED)
 
-    def follow(self, course: Course, max_events: int = 1_500) -> bool:
+    def follow(self, course: Course, max_events: int = 600) -> bool:
         """Take in what came; whether there is more of it."""
         events = course.events
         if events is not self._events or events.num_forgotten + len(events) < self._num_seen:
