@@ -52,7 +52,7 @@ class EventSearch:
             self._words = words
             self._verdicts[:] = _UNKNOWN
 
-    def update(self, events: EventIndex, max_texts: int = 2_000) -> bool:
+    def update(self, events: EventIndex, max_texts: int = 400) -> bool:
         """Take in what came; whether texts are left to be looked at. The newest are looked at first."""
         self._keep_up(events)
         wanted = events.find(kinds=self.kinds, request=self.request) + events.num_forgotten

@@ -27,20 +27,19 @@ class CourseFollower:
         """Of all there ever were, forgotten ones included."""
         self._newest: deque[TimedEvent] = deque(maxlen=_REMEMBERED)
 
-    def follow(self, course: Course, max_events: int = 20_000) -> bool:
+    def follow(self, course: Course, max_events: int = 600) -> bool:
         """Take in what came; whether there is more of it."""
         events = course.events
         if events is not self._events or events.num_forgotten + len(events) < self._num_seen:
             self._restart(events)
-        fresh = self._fresh(events)
+        fresh = self._fresh(events, max_events)
         if fresh is None:
             self._restart(events)
-            fresh = self._fresh(events) or []
-        taken = fresh[:max_events]
-        self._add(course, taken)
+            fresh = self._fresh(events, max_events) or []
+        self._add(course, fresh)
         if len(events):
             self.lanes.forget_before(int(events.time_ns[0]))
-        return len(taken) < len(fresh)
+        return self._num_seen < events.num_forgotten + len(events)
 
     def _restart(self, events: EventIndex) -> None:
         version = self.lanes.version
@@ -49,27 +48,31 @@ class CourseFollower:
         self._events, self._num_seen = events, events.num_forgotten
         self._newest.clear()
 
-    def _fresh(self, events: EventIndex) -> list[TimedEvent] | None:
-        """Those not seen yet; None where they came among ones so old that it is not known which they are."""
+    def _fresh(self, events: EventIndex, max_events: int) -> list[TimedEvent] | None:
+        """Some not seen yet, in order; None where they came among ones so old that it is not known which they are."""
         total = events.num_forgotten + len(events)
         begin = max(self._num_seen - events.num_forgotten, 0)
         if total == self._num_seen:
             return []
         if not self._newest or begin == 0 or events[begin - 1] is self._newest[-1]:
-            return [events[place] for place in range(begin, len(events))]
+            return [events[place] for place in range(begin, min(begin + max_events, len(events)))]
         seen = {id(timed) for timed in self._newest}
         tail = (events[place] for place in range(max(begin - len(seen), 0), len(events)))
         fresh = [timed for timed in tail if id(timed) not in seen]
-        return fresh if len(fresh) == len(events) - begin else None
+        return fresh[:max_events] if len(fresh) == len(events) - begin else None
 
     def _add(self, course: Course, taken: list[TimedEvent]) -> None:
         self._num_seen = max(self._num_seen, course.events.num_forgotten) + len(taken)
         self._newest.extend(islice(taken, max(len(taken) - _REMEMBERED, 0), None))
         since_ns = self._known_since(course)
-        for timed in taken:
-            if self.lanes.epoch is not None and timed.epoch != self.lanes.epoch:
-                self.lanes.end_epoch(min(timed.time_ns, _end_of(course, self.lanes.epoch) or timed.time_ns))
-            self.lanes.add((timed,), since_ns)
+        begin = 0
+        for place, timed in enumerate(taken):
+            epoch = self.lanes.epoch if place == begin else taken[place - 1].epoch
+            if epoch is not None and timed.epoch != epoch:
+                self.lanes.add(taken[begin:place], since_ns)
+                self.lanes.end_epoch(min(timed.time_ns, _end_of(course, epoch) or timed.time_ns))
+                begin = place
+        self.lanes.add(taken[begin:], since_ns)
 
     @staticmethod
     def _known_since(course: Course) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 GUTTER: Final = 104
 """Names of the lanes stand here, left of the time."""
 AXIS_HEIGHT: Final = 20
-_GAP: Final = 3
+_GAP: Final = 2
 ROW_HEIGHT: Final = 15
 _LOW: Final = 380
 """In a widget lower than this lanes are lower too."""
@@ -27,9 +27,9 @@ class Lane:
 
 
 LANES: Final = (
-    Lane("usage", "KV usage", 28, 46),
-    Lane("running", "Running", 17, 26),
-    Lane("waiting", "Waiting", 17, 26),
+    Lane("usage", "KV usage", 24, 46),
+    Lane("running", "Running", 15, 26),
+    Lane("waiting", "Waiting", 15, 26),
     Lane("preempted", "Preemptions", 11, 14),
     Lane("swapped", "Swaps", 11, 14),
     Lane("evicted", "Evictions", 11, 14),
@@ -46,6 +46,8 @@ class LaneLayout:
 
     width: int
     height: int
+    bare: frozenset[str] = frozenset()
+    """Lanes that nothing ever happened in: a low widget leaves them out."""
 
     @property
     def chart_width(self) -> int:
@@ -55,8 +57,11 @@ class LaneLayout:
     def boxes(self) -> Iterator[tuple[Lane, int, int]]:
         """Each lane with its top and its height."""
         top = AXIS_HEIGHT
+        is_low = self.height < _LOW
         for lane in LANES:
-            height = lane.low if self.height < _LOW else lane.high
+            if is_low and lane.name in self.bare:
+                continue
+            height = lane.low if is_low else lane.high
             yield lane, top, height
             top += height + _GAP
 
@@ -64,7 +69,7 @@ class LaneLayout:
     def requests_top(self) -> int:
         """Where the lanes of requests begin."""
         _, top, height = list(self.boxes())[-1]
-        return top + height + 2 * _GAP
+        return top + height + 3 * _GAP
 
     @property
     def num_rows(self) -> int:

@@ -45,6 +45,8 @@ class Shown:
     """What still goes on is drawn up to here."""
     first_row: int = 0
     by_arrival: bool = False
+    placed_version: int = -1
+    """Of the lanes when rows were placed."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """The row of each life, -1 where it is not in the span; `place_rows` finds them."""
     num_rows: int = 0
@@ -52,6 +54,7 @@ class Shown:
     def place_rows(self) -> None:
         """Packed rows, or one for each request that is in the span, the newest at the bottom."""
         lives = self.lanes.lives
+        self.placed_version = self.lanes.version
         seen = (lives["begin"] <= self.span.end_ns) & (lives["end"] >= self.span.begin_ns)
         places = np.flatnonzero(seen)
         self.rows = np.full(len(lives), -1, np.int64)
@@ -94,6 +97,14 @@ def gaps(course: Course) -> tuple[IntArray, IntArray]:
     times = course.time_ns
     places = np.flatnonzero(np.diff(times) > SECOND_NS)
     return times[places] + SECOND_NS, times[places + 1]
+
+
+def bare_lanes(course: Course) -> frozenset[str]:
+    """Lanes of moments in which nothing ever happened."""
+    bare = {name for name, column in _SECOND_COLUMNS.items() if not course.column(column).any()}
+    bare -= {name for name, code in _EVENT_KINDS.items() if (course.events.kind_codes == code).any()}
+    has_gap = gaps(course)[0].size or course.column("num_lost_frames").any()
+    return frozenset(bare if has_gap else bare | {"gaps"})
 
 
 def moments_of(name: str, shown: Shown) -> IntArray:

@@ -24,7 +24,7 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text
 from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, ROW_HEIGHT, LaneLayout
-from kvscope_app.views.timeline.lane_picture import Shown, draw
+from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
 from kvscope_app.views.timeline.lane_words import Found, found_in_lane, found_in_row
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
@@ -58,6 +58,7 @@ class LanesCanvas(QWidget):
         self.selected: tuple[int, int] | None = None
         self.cursor_ns = 0
         self.shown = Shown(Course(), RequestLanes(), self.whole, 0)
+        self._bare: frozenset[str] = frozenset()
         self._pixels: Pixels | None = None
         self._drag_from: QPoint | None = None
         self._dragged_to: QPoint | None = None
@@ -69,12 +70,13 @@ class LanesCanvas(QWidget):
     @property
     def layout_now(self) -> LaneLayout:
         """Of the size it has."""
-        return LaneLayout(self.width(), self.height())
+        return LaneLayout(self.width(), self.height(), self._bare)
 
     def show_course(self, course: Course, lanes: RequestLanes, whole: TimeSpan, cursor_ns: int) -> None:
         """What there is now."""
         is_at_end = self.shown.span.end_ns >= self.whole.end_ns
         self.whole, self.cursor_ns = whole, cursor_ns
+        self._bare = bare_lanes(course)
         self.shown.course, self.shown.lanes, self.shown.until_ns = course, lanes, whole.end_ns
         span = whole if self.length_ns is None else self.shown.span.inside(whole)
         if self.follows and self.length_ns is not None:
@@ -154,6 +156,7 @@ class LanesCanvas(QWidget):
         """What is there; None left of the time."""
         if point.x() < GUTTER:
             return None
+        self._keep_up()
         layout, span = self.layout_now, self.shown.span
         time_ns = span.time_at((point.x() - GUTTER) / layout.chart_width)
         reach_ns = round(span.length_ns * _NEAR_PX / layout.chart_width)
@@ -164,9 +167,10 @@ class LanesCanvas(QWidget):
         return Found(time_ns) if lane is None else found_in_lane(lane.name, self.shown, time_ns, reach_ns)
 
     def paintEvent(self, event: QPaintEvent) -> None:
+        layout, scale = self.layout_now, self.devicePixelRatioF()
+        self._keep_up()
         painter = QPainter(self)
         painter.fillRect(self.rect(), self.theme.color("base"))
-        layout, scale = self.layout_now, self.devicePixelRatioF()
         if self._pixels is None:
             self._pixels = draw(self.shown, layout, self.theme, scale)
         rows, columns = self._pixels.shape
@@ -281,6 +285,12 @@ class LanesCanvas(QWidget):
         self.shown.first_row = min(self.shown.first_row, self.last_first_row)
         self._redraw()
         self.moved.emit()
+
+    def _keep_up(self) -> None:
+        """Requests that came since rows were placed have none yet."""
+        if self.shown.placed_version != self.shown.lanes.version:
+            self.shown.place_rows()
+            self._pixels = None
 
     def _redraw(self) -> None:
         self._pixels = None

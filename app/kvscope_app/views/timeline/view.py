@@ -73,9 +73,10 @@ class TimelineView(View):
         self._stack.setCurrentIndex(0 if whole is None else 1)
         if whole is None:
             return
-        state = (id(course), course.version, whole)
         has_more = self._follower.follow(course)
-        if state != self._shown_state or has_more or (self.canvas.follows and self.canvas.length_ns is not None):
+        state = (id(course), course.version, self._follower.lanes.version, whole)
+        is_moving = self.canvas.follows and self.canvas.length_ns is not None and cursor_ns != self.canvas.cursor_ns
+        if is_moving or not self._shown_state or (state != self._shown_state and not has_more):
             self._shown_state = state
             self.canvas.show_course(course, self._follower.lanes, whole, cursor_ns)
         else:

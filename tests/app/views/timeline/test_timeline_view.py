@@ -235,6 +235,26 @@ def test_many_requests_are_scrolled_by_arrival_newest_at_the_bottom(view, timed_
     assert view.rows.value() == view.rows.maximum() - 3
 
 
+def test_a_low_dock_leaves_lanes_out_that_nothing_ever_happened_in(view, timed_session):
+    timed_session.course.forget_before(START_NS + 71 * SECOND_NS)
+    view.refresh()
+    assert {"refused", "copied", "swapped"} <= {lane.name for lane, *_ in view.canvas.layout_now.boxes()}
+    view.resize(GUTTER + 1_000, 260)
+    assert {lane.name for lane, *_ in view.canvas.layout_now.boxes()} == {"usage", "running", "waiting", "gaps"}
+
+
+def test_a_long_course_is_taken_in_by_turns_and_painted_meanwhile(view, timed_session, qtbot):
+    events = [timed(91 + at / 1_000, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
+    timed_session.course.extend((), events)
+    view.refresh()
+    while view._later.isActive():
+        view.canvas.grab()
+        view.canvas.found_at(point(view, 92, row=2))
+        QApplication.processEvents()
+    assert view._follower.lanes.life_of(EPOCH, 2_099) is not None
+    assert view.canvas.found_at(point(view, 92.5, row=0)).number
+
+
 def test_nothing_yet_is_said_in_words(qtbot):
     empty = TimelineView(FakeTimedSession())
     qtbot.addWidget(empty)
@@ -254,7 +274,7 @@ def test_a_session_without_a_timeline_is_empty(qtbot):
     assert EMPTY_TEXT in [label.text() for label in plain.findChildren(QLabel) if label.isVisibleTo(plain)]
 
 
-def test_a_paint_makes_no_object_an_event(view, timed_session):
+def test_a_paint_makes_no_object_an_event(view, timed_session, qtbot):
     """Thousands of events and requests go through numpy: a repaint after them calls Python no oftener than before."""
 
     def num_calls():
@@ -277,4 +297,5 @@ def test_a_paint_makes_no_object_an_event(view, timed_session):
     events += [timed(50 + at / 100, kind, 100 + at) for at in range(2_000) for kind in ("admitted", "finished")]
     timed_session.course.extend((), events)
     view.refresh()
+    qtbot.waitUntil(lambda: not view._later.isActive())
     assert num_calls() < few + 1_500
