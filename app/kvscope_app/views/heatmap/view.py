@@ -225,7 +225,7 @@ class HeatmapView(View):
                 self._words.setText("")
             return
         cells = self._stores[0].num_cells
-        address = -(-cell.row * self._num_addresses // max(cells, 1))
+        address = cell.row * self._num_addresses // max(cells, 1)
         self._say(cell_words(self._time.course, self.pools, cell.time_ns, address), self.map)
 
     def _show_run(self, cell: Cell | None) -> None:
@@ -310,10 +310,10 @@ class HeatmapView(View):
         column = QVBoxLayout(parts)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
-        for widget in (self._external, self._internal, self.map, self._ruler):
+        over_map: tuple[QWidget, ...] = (self._external, self._internal)
+        under_map: tuple[QWidget, ...] = (self._ruler, self._runs_title, self.runs, self._longest, self._number)
+        for widget in (*over_map, self.map, *under_map, self._legend):
             column.addWidget(widget, 1 if widget is self.map else 0)
-        for widget in (self._runs_title, self.runs, self._longest, self._number, self._legend):
-            column.addWidget(widget)
         pages = QWidget()
         self._stack = QStackedLayout(pages)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
