@@ -152,7 +152,10 @@ class Course:
         """Of each place; hours in which nothing changed are walked through once where places ascend."""
         before, found = -1, AddressBins()
         for place in places:
-            if before < 0 or place < before:
+            own = self._bins[place] if place >= 0 else None
+            if own is not None:
+                found = own
+            elif before < 0 or place < before:
                 found = self._bins_at(place)
             else:
                 since = (self._bins[at] for at in range(place, before, -1))
