@@ -89,8 +89,8 @@ def test_each_open_window_remembers_its_own_place(desktop, own_engine):
     first, second = open_one(), open_one()
     assert (first.slot, second.slot) == (1, 2)
     assert first.pos() != second.pos()
-    first.setGeometry(15, 60, 770, 600)
-    second.setGeometry(30, 90, 760, 500)
+    first.setGeometry(5, 60, 785, 600)
+    second.setGeometry(10, 90, 780, 500)
     wanted = [window.geometry() for window in (first, second)]
     second.close()
     first.close()

@@ -6,7 +6,7 @@ evenly when they do not. One thread adds and reads. Knows no files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -81,7 +81,7 @@ class Course:
         """A column of `AddressBins` in the seconds at `places`, shape (len(places), bins); all have as many bins as
         the last of them. A place of -1, and one without bins, is 0 (owner: -1)."""
         dtype = _DTYPES.get(name, np.dtype(np.uint8))
-        rows = [np.frombuffer(getattr(self._bins_at(place), name), dtype) for place in places.tolist()]
+        rows = [np.frombuffer(getattr(bins, name), dtype) for bins in self._bins_of(places.tolist())]
         num_bins = next((row.size for row in reversed(rows) if row.size), 0)
         table = np.full((len(rows), num_bins), -1 if name == "owner" else 0, dtype)
         for into, row in zip(table, rows, strict=True):
@@ -147,6 +147,21 @@ class Course:
         for place in held[1::2]:
             self._bin_bytes -= _num_bytes(self._bins[place])
             self._bins[place] = None
+
+    def _bins_of(self, places: list[int]) -> Iterator[AddressBins]:
+        """Of each place; hours in which nothing changed are walked through once where places ascend."""
+        before, found = -1, AddressBins()
+        for place in places:
+            own = self._bins[place] if place >= 0 else None
+            if own is not None:
+                found = own
+            elif before < 0 or place < before:
+                found = self._bins_at(place)
+            else:
+                since = (self._bins[at] for at in range(place, before, -1))
+                found = next((bins for bins in since if bins is not None), found)
+            before = place
+            yield found
 
     def _bins_at(self, place: int) -> AddressBins:
         while place >= 0:

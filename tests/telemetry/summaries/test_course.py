@@ -164,3 +164,15 @@ def _note() -> Any:
     from kvscope_telemetry.messages.telemetry import Event
 
     return Event(kind="note", time_ns=0)
+
+
+def test_bins_of_many_seconds_are_those_of_each() -> None:
+    """Most seconds have none of their own; places may come in any order."""
+    course = Course()
+    for index in range(40):
+        own = AddressBins(active=bytes([index])) if index % 7 == 3 else None
+        course.extend([Summary(time_ns=index * SECOND_NS, epoch=1, bins=own)])
+    for places in ([*range(40)], [5, 20, 20, 11, 39, 3], [-1, 0, -1, 12]):
+        alone = [course.bins("active", np.array([place])) for place in places]
+        wanted = [int(table[0, 0]) if table.size else 0 for table in alone]
+        assert course.bins("active", np.array(places))[:, 0].tolist() == wanted

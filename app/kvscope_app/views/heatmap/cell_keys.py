@@ -52,27 +52,27 @@ _STATES: Final = (
 )
 """Keys of the page map; the place in here times `LEVELS`, and a level, is ours."""
 _FIRST: Final = 16
-_ACTIVE: Final = np.array([5, 3, 2])
-_CACHED: Final = np.array([4, 1, 0])
-_SHARED: Final = np.array([6, 3, 2])
+_ACTIVE: Final = np.array([5, 3, 2], np.uint8)
+_CACHED: Final = np.array([4, 1, 0], np.uint8)
+_SHARED: Final = np.array([6, 3, 2], np.uint8)
 """By tier, places in `_STATES`."""
 
 
 def cell_keys(mode: HeatMode, course: Course, places: IntArray, tiers: IntArray) -> Keys:
     """The keys of the bins in the seconds at `places`, all of one pool; `tiers`: of each bin. Shape (n, bins)."""
-    active, cached = course.bins("active", places), course.bins("cached", places)
+    active, cached = (np.asarray(course.bins(name, places), np.uint8) for name in ("active", "cached"))
     if active.shape[1] != tiers.size:
         return np.full((len(places), tiers.size), GAP, np.uint8)
     if mode is HeatMode.USED:
-        return _used(active, cached, course.bins("filled", places))
+        return _used(active, cached, np.asarray(course.bins("filled", places), np.uint8))
     if mode is HeatMode.OWNER:
-        return _owner(cached, course.bins("owner", places), active)
+        return _owner(cached, np.asarray(course.bins("owner", places), np.int32), active)
     if mode is HeatMode.TIER:
         in_use = np.minimum(active.astype(np.int16) + cached, 255)
         return _with_level(np.broadcast_to(tiers[None], in_use.shape), in_use)
-    shared = course.bins("shared", places)
+    shared = np.asarray(course.bins("shared", places), np.uint8)
     state = np.where(active > 0, _ACTIVE[tiers], _CACHED[tiers])
-    state = np.where((shared > 0) & (active > 0), _SHARED[tiers], state)
+    state = np.where((shared > 0) & (active > 0), _SHARED[tiers], state)  # bytes: seven million of them in two hours
     return _with_level(state, np.where(active > 0, active, cached))
 
 
@@ -95,24 +95,24 @@ def unheld_color(theme: Theme) -> str:
     return mix(theme.block_cached, theme.block_free, 0.62)
 
 
-def _with_level(kinds: npt.NDArray[np.generic], shares: npt.NDArray[np.generic]) -> Keys:
+def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer]) -> Keys:
     """FREE where nothing is in use."""
-    levels = shares.astype(np.uint8) >> 4
-    keys = kinds.astype(np.uint8) * np.uint8(LEVELS) + levels + np.uint8(_FIRST)
-    return np.where(shares > 0, keys, np.uint8(FREE)).astype(np.uint8)
+    keys = (kinds.astype(np.uint8, copy=False) << 4) + (shares.astype(np.uint8, copy=False) >> 4) + np.uint8(_FIRST)
+    keys[shares == 0] = FREE
+    return keys
 
 
-def _used(active: npt.NDArray[np.generic], cached: npt.NDArray[np.generic], filled: npt.NDArray[np.generic]) -> Keys:
+def _used(active: Keys, cached: Keys, filled: Keys) -> Keys:
     in_use = active.astype(np.float32) + cached.astype(np.float32)
     empty = 1 - np.minimum(filled.astype(np.float32) / np.maximum(in_use, 1), 1)
     keys = page_map.FILL_FULL + np.rint(empty * page_map.FILL_STEPS)
     return np.where(in_use > 0, keys, FREE).astype(np.uint8)
 
 
-def _owner(cached: npt.NDArray[np.generic], owner: npt.NDArray[np.generic], active: npt.NDArray[np.generic]) -> Keys:
+def _owner(cached: Keys, owner: npt.NDArray[np.int32], active: Keys) -> Keys:
     keys = np.where(cached > 0, np.uint8(_UNHELD), np.uint8(FREE))
-    owned = _OWNER + owner.astype(np.int64) % page_map.NUM_OWNER_KEYS
-    return np.where((owner.astype(np.int64) >= 0) & (active > 0), owned, keys).astype(np.uint8)
+    owned = _OWNER + owner % page_map.NUM_OWNER_KEYS
+    return np.where((owner >= 0) & (active > 0), owned, keys).astype(np.uint8)
 
 
 def _fill_levels(colors: list[str], theme: Theme, solid: list[str]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QRectF, QSize
-from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPaintEvent, QPen
+from PySide6.QtCore import QPointF, QRectF, QSize
+from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.theme import DARK, Theme, mix, owner_colors
+from kvscope_app.look.theme import DARK, Theme, owner_colors
 from kvscope_app.views.heatmap.cell_keys import HeatMode, tier_colors, unheld_color
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.legend_items import SCALES, Shown, Swatch, swatches
@@ -22,7 +22,8 @@ _BETWEEN: Final = 14
 _SCALE_WIDTH: Final = 90
 _NOT_DRAWN: Final = ("held, empty", "no memory behind it")
 """What the bins of a course do not tell."""
-_GAP_WORD: Final = "nothing recorded"
+GAP_WORD: Final = "nothing recorded"
+_OWNERS_WORD: Final = "each request its own colour"
 
 
 def heat_swatches(mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo) -> list[Swatch]:
@@ -39,86 +40,122 @@ def heat_swatches(mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo
 
 
 class HeatLegend(QWidget):
-    """One line; what does not fit is in the tooltip."""
+    """One line, two where there is height; what does not fit is in the tooltip."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme, self._mode = DARK, HeatMode.STATE
         self._swatches: list[Swatch] = []
-        self._has_gaps = False
+        self._has_gaps, self._is_low = False, False
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_mode(self, mode: HeatMode, theme: Theme, shown: Shown, device: DeviceInfo, *, gaps: bool) -> None:
         """Explain `mode`; `gaps`: there are seconds of which nothing is known."""
         self._mode, self._theme, self._has_gaps = mode, theme, gaps
         self._swatches = heat_swatches(mode, theme, shown, device)
+        if gaps:
+            self._swatches.append(Swatch(theme.base, GAP_WORD))
         self.setToolTip(self._words())
         self.setAccessibleName(f"Colours show {mode}. {self._words()}")
+        self.updateGeometry()
         self.update()
 
+    def set_low(self, is_low: bool) -> None:
+        """Whether the map needs the height more."""
+        if is_low != self._is_low:
+            self._is_low = is_low
+            self.updateGeometry()
+
     def sizeHint(self) -> QSize:
-        return QSize(200, self.fontMetrics().height() + 6)
+        return QSize(200, self._num_lines * self._line_height + 2)
 
     def minimumSizeHint(self) -> QSize:
         return QSize(60, self.sizeHint().height())
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.updateGeometry()
+
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        x = self._draw_scale(painter) if self._mode is HeatMode.USED else 0.0
+        if self._mode is HeatMode.USED:
+            self._draw_scale(painter)
         if self._mode is HeatMode.OWNER:
-            x = self._draw_owners(painter)
-        for swatch in self._swatches:
-            painter.setBrush(QColor(swatch.color))
-            x = self._draw_swatch(painter, x, swatch.word)
-        if self._has_gaps:
-            painter.setBrush(self._theme.color("base"))
-            at = x
-            x = self._draw_swatch(painter, x, _GAP_WORD)
-            painter.setPen(QPen(QColor(mix(self._theme.base, self._theme.muted, 0.5)), 1))
-            top = (self.height() - _SWATCH) / 2
-            for shift in (3, 7, 11):
-                painter.drawLine(int(at + shift), int(top + 1), int(at + max(shift - 8, 1)), int(top + min(shift, 9)))
+            self._draw_owners(painter)
+        for swatch, x, line in self._placed():
+            if line < self._num_lines:
+                self._draw_swatch(painter, x, line * self._line_height, swatch)
         painter.end()
+
+    @property
+    def _line_height(self) -> int:
+        return self.fontMetrics().height() + 4
+
+    @property
+    def _num_lines(self) -> int:
+        return 1 if self._is_low else min(max((line for *_, line in self._placed()), default=0) + 1, 2)
+
+    def _placed(self) -> list[tuple[Swatch, int, int]]:
+        """Each swatch with its left edge and its line."""
+        x, line, placed = self._begin(), 0, []
+        for swatch in self._swatches:
+            width = _SWATCH + _GAP + self.fontMetrics().horizontalAdvance(swatch.word)
+            if x > 0 and x + width > self.width():
+                x, line = 0, line + 1
+            placed.append((swatch, x, line))
+            x += width + _BETWEEN
+        return placed
+
+    def _begin(self) -> int:
+        """Where the swatches begin: after the scale, or the owners."""
+        advance = self.fontMetrics().horizontalAdvance
+        if self._mode is HeatMode.USED:
+            _, low, high = SCALES[ColorMode.FILL]
+            return advance(low) + advance(high) + _SCALE_WIDTH + 2 * _GAP + _BETWEEN
+        return advance(_OWNERS_WORD) + 5 * 9 + _GAP + _BETWEEN if self._mode is HeatMode.OWNER else 0
 
     def _words(self) -> str:
         words = [swatch.word for swatch in self._swatches]
         if self._mode is HeatMode.USED:
             words.insert(0, "blocks in use, from full to empty slots")
         if self._mode is HeatMode.OWNER:
-            words.insert(0, "each request its own colour (the newest of a row's blocks)")
-        if self._has_gaps:
-            words.append(f"hatched: {_GAP_WORD}")
+            words.insert(0, f"{_OWNERS_WORD} (of several in a row, the newest)")
         strong = "" if self._mode in (HeatMode.USED, HeatMode.OWNER) else " The fewer blocks of a row, the fainter."
         return f"Colours: {', '.join(words)}.{strong}"
 
-    def _draw_swatch(self, painter: QPainter, x: float, word: str) -> float:
+    def _draw_swatch(self, painter: QPainter, x: int, top: int, swatch: Swatch) -> None:
+        y = top + (self._line_height - _SWATCH) / 2
         painter.setPen(QPen(self._theme.color("border"), 1))
-        top = (self.height() - _SWATCH) / 2
-        painter.drawRoundedRect(QRectF(x + 0.5, top + 0.5, _SWATCH - 1, _SWATCH - 1), 3, 3)
-        return self._draw_word(painter, x + _SWATCH + _GAP, word) + _BETWEEN
+        painter.setBrush(QColor(swatch.color))
+        painter.drawRoundedRect(QRectF(x + 0.5, y + 0.5, _SWATCH - 1, _SWATCH - 1), 3, 3)
+        if swatch.word == GAP_WORD:
+            painter.setPen(QPen(self._theme.color("muted"), 1))
+            for left, right in ((2, 6), (5, 9)):
+                painter.drawLine(QPointF(x + left, y + 9), QPointF(x + right, y + 2))
+        self._draw_word(painter, x + _SWATCH + _GAP, top, swatch.word)
 
-    def _draw_scale(self, painter: QPainter) -> float:
+    def _draw_scale(self, painter: QPainter) -> None:
         stops, low, high = SCALES[ColorMode.FILL]
-        x = self._draw_word(painter, 0, low) + _GAP
+        self._draw_word(painter, 0, 0, low)
+        x = self.fontMetrics().horizontalAdvance(low) + _GAP
         ramp = QLinearGradient(x, 0, x + _SCALE_WIDTH, 0)
         colors = stops(self._theme)
         for index, color in enumerate(colors):
             ramp.setColorAt(index / (len(colors) - 1), QColor(color))
         painter.setPen(QPen(self._theme.color("border"), 1))
         painter.setBrush(ramp)
-        painter.drawRoundedRect(QRectF(x, (self.height() - 9) / 2, _SCALE_WIDTH, 9), 3, 3)
-        return self._draw_word(painter, x + _SCALE_WIDTH + _GAP, high) + _BETWEEN
+        painter.drawRoundedRect(QRectF(x, (self._line_height - 9) / 2, _SCALE_WIDTH, 9), 3, 3)
+        self._draw_word(painter, x + _SCALE_WIDTH + _GAP, 0, high)
 
-    def _draw_owners(self, painter: QPainter) -> float:
+    def _draw_owners(self, painter: QPainter) -> None:
         painter.setPen(QPen(self._theme.color("border"), 0))
         for index, color in enumerate(owner_colors(self._theme)[:5]):
             painter.setBrush(QColor(color))
-            painter.drawRoundedRect(QRectF(index * 9, (self.height() - 9) / 2, 8, 9), 2, 2)
-        return self._draw_word(painter, 5 * 9 + _GAP, "each request its own colour") + _BETWEEN
+            painter.drawRoundedRect(QRectF(index * 9, (self._line_height - 9) / 2, 8, 9), 2, 2)
+        self._draw_word(painter, 5 * 9 + _GAP, 0, _OWNERS_WORD)
 
-    def _draw_word(self, painter: QPainter, x: float, word: str) -> float:
+    def _draw_word(self, painter: QPainter, x: int, top: int, word: str) -> None:
         painter.setPen(self._theme.color("muted"))
         metrics = self.fontMetrics()
-        painter.drawText(int(x), (self.height() + metrics.ascent() - metrics.descent()) // 2, word)
-        return x + metrics.horizontalAdvance(word)
+        painter.drawText(x, top + (self._line_height + metrics.ascent() - metrics.descent()) // 2, word)

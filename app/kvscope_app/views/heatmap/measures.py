@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -30,10 +31,12 @@ def internal(course: Course, pools: Pools) -> FloatArray:
     known how many slots a block has."""
     sizes = np.full(len(course), np.nan)
     epochs, rows = course.epoch, course.column("num_rows")
-    for epoch, num_rows in np.unique(np.stack((epochs, rows.astype(np.int64))), axis=1).T.tolist():
-        cache = pools.cache_of(epoch, num_rows)
+    cuts = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1
+    bounds = [0, *cuts.tolist(), len(course)] if len(course) else []
+    for first, last in pairwise(bounds):
+        cache = pools.cache_of(int(epochs[first]), int(rows[first]))
         if cache is not None:
-            sizes[(epochs == epoch) & (rows == num_rows)] = cache.block_size
+            sizes[first:last] = cache.block_size
     held = course.column("active_blocks")
     shares = 1 - np.minimum(course.column("used_slots") / (np.maximum(held, 1) * sizes), 1)
     return np.where(held > 0, shares, np.nan)

@@ -19,8 +19,8 @@ from kvscope_app.views.heatmap.time_frame import TimeFrame
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 IntArray = npt.NDArray[np.int64]
-STRIP_HEIGHT: Final = 46
-_PAD: Final = 4
+STRIP_HEIGHT: Final = 40
+_PAD: Final = 3
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _TICK_APART: Final = 74
 

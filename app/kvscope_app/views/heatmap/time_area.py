@@ -49,8 +49,8 @@ class TimeArea(QWidget):
 
     def show_cursor(self, time_ns: int) -> None:
         """Where the session is."""
-        if round(self.x_of(time_ns)) != round(self.x_of(self.cursor_ns)):
-            self.cursor_ns = time_ns
+        before, self.cursor_ns = self.cursor_ns, time_ns
+        if round(self.x_of(time_ns)) != round(self.x_of(before)):
             self.update()
 
     def show_hover(self, time_ns: int | None) -> None:

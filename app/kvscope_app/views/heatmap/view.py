@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 import numpy as np
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QHBoxLayout, QLayout, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state, tool_button
 from kvscope_app.look.number_text import count, percent, plural
@@ -47,11 +47,15 @@ _TIPS: Final = (
     "Which request owns them; of many, the newest",
     "Which memory they are in",
 )
-_MAP_HEIGHT: Final = 130
+_MAP_HEIGHT: Final = 92
 _RUNS_HEIGHT: Final = 78
-_OTHERS_HEIGHT: Final = 126
-"""Of what is always there beside the map: two rows of buttons, the ruler, the legend."""
+_OTHERS_HEIGHT: Final = 92
+"""Of what is always there beside the map: a row of buttons, the ruler, the legend."""
 _MARGIN: Final = 8
+_WIDE: Final = 760
+"""From this width on the words stand beside the buttons."""
+_LOW: Final = 420
+"""Below this height the legend has one line."""
 _SMALLEST: Final = QSize(300, 220)
 
 
@@ -196,7 +200,10 @@ class HeatmapView(View):
 
     def _show_parts_with_room(self) -> None:
         """The map first; of the others as many as leave it its height, the most telling first."""
-        room = self.height() - _MAP_HEIGHT - _OTHERS_HEIGHT
+        is_wide = self.width() >= _WIDE
+        self._top.setDirection(QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom)
+        self._legend.set_low(self.height() < _LOW)
+        room = self.height() - _MAP_HEIGHT - _OTHERS_HEIGHT - (0 if is_wide else self._fit.sizeHint().height())
         for part in self._by_worth:
             room -= part.sizeHint().height() + 2
             part.setVisible(room >= 0)
@@ -218,7 +225,7 @@ class HeatmapView(View):
                 self._words.setText("")
             return
         cells = self._stores[0].num_cells
-        address = -(-cell.row * self._num_addresses // max(cells, 1))
+        address = cell.row * self._num_addresses // max(cells, 1)
         self._say(cell_words(self._time.course, self.pools, cell.time_ns, address), self.map)
 
     def _show_run(self, cell: Cell | None) -> None:
@@ -277,7 +284,7 @@ class HeatmapView(View):
             top=1.0,
         )
         self._ruler = Ruler(frame)
-        self._by_worth = (self._external, self.runs, self._internal, self._longest, self._number)
+        self._by_worth = (self._external, self._internal, self.runs, self._longest, self._number)
         strips = (self._external, self._longest, self._number, self._internal)
         self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips, self._ruler)
         self._words, self._legend = ElidedLabel(), HeatLegend()
@@ -287,27 +294,26 @@ class HeatmapView(View):
         self._follow = tool_button("Follow", "Keep the newest at the right edge", checkable=True)
 
     def _lay_out(self) -> None:
-        top = QHBoxLayout()
-        top.setSpacing(6)
+        self._top = QHBoxLayout()
+        self._top.setSpacing(6)
         for index, tip in enumerate(_TIPS):
             self._modes.set_tip(index, tip)
-        top.addWidget(self._modes)
-        top.addStretch()
         told = QHBoxLayout()
         told.addWidget(self._words, 1)
         told.addWidget(self._fit)
         told.addWidget(self._follow)
+        self._top.addWidget(self._modes)
+        self._top.addLayout(told, 1)
         for words in (self._words, self._runs_title):
             words.setProperty("look", "muted")
         parts = QWidget()
         column = QVBoxLayout(parts)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
-        for widget in (self._external, self._internal, self.map, self._ruler):
+        over_map: tuple[QWidget, ...] = (self._external, self._internal)
+        under_map: tuple[QWidget, ...] = (self._ruler, self._runs_title, self.runs, self._longest, self._number)
+        for widget in (*over_map, self.map, *under_map, self._legend):
             column.addWidget(widget, 1 if widget is self.map else 0)
-        column.addLayout(told)
-        for widget in (self._runs_title, self.runs, self._longest, self._number, self._legend):
-            column.addWidget(widget)
         pages = QWidget()
         self._stack = QStackedLayout(pages)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
@@ -316,7 +322,7 @@ class HeatmapView(View):
         layout.setContentsMargins(_MARGIN, 6, _MARGIN, 6)
         layout.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
         layout.setSpacing(4)
-        layout.addLayout(top)
+        layout.addLayout(self._top)
         layout.addWidget(pages, 1)
         self.setFocusProxy(self.map)
 

@@ -39,6 +39,13 @@ _CHART_KEYS: Final = (
     ("Move in time", "Drag"),
     ("Read all values of a moment", "Point at it"),
 )
+_HEATMAP_KEYS: Final = (
+    ("Move the cell", "Arrow keys, Page Up, Page Down"),
+    ("Go to the second of the cell", "Enter or click"),
+    ("Zoom the time", "Wheel, + and −"),
+    ("Move in time", "Drag"),
+    ("Show the whole time", "F or double click"),
+)
 
 
 class Sheet(QDialog):
@@ -69,6 +76,7 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> S
     groups: dict[str, list[tuple[str, str]]] = {
         "Page map, when it has the focus": list(_MAP_KEYS),
         "Throughput, over a chart": list(_CHART_KEYS),
+        "Fragmentation, when it has the focus": list(_HEATMAP_KEYS),
     }
     for group, action in entries:
         keys = ", ".join(k.toString(QKeySequence.SequenceFormat.NativeText) for k in action.shortcuts())

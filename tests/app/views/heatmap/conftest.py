@@ -24,9 +24,14 @@ class TimedSession(Session):
     def __init__(self, source, course):
         super().__init__(source)
         self.course = course
+        self._at_ns = 0
+
+    @property
+    def cursor_ns(self):
+        return self._at_ns
 
     def go_to(self, time_ns):
-        self.cursor_ns = time_ns
+        self._at_ns = time_ns
 
 
 def make_second(index, ledger, *, num_pool=None, epoch=7, block_size=16):
