@@ -205,7 +205,6 @@ def test_preemptions_that_lie_on_top_of_each_other_share_a_mark(session, view):
 
 
 def test_a_silence_is_shaded(session, view):
-    session.history.clear()  # of the snapshot, which is as old as the window took to build
     end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
     later_ns = end_ns + 4_000_000_000
     session.history.add(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
