@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QApplication, QMenu
 
 from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
+from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.attach_sheet import AttachSheet
@@ -17,7 +18,6 @@ from kvscope_app.window.command_palette import CommandPalette
 from kvscope_app.window.help_sheets import about_sheet, shortcut_sheet
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.open_file import ask_file
-from kvscope_app.window.recording_actions import recording_actions
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.messages.commands import Control
 
