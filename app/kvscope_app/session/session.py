@@ -177,7 +177,7 @@ class Session(QObject):
             recording = player.recording
             start_ns = recording.start_ns
             return start_ns + round(recording.first_s * 1e9), start_ns + round(player.duration * 1e9)
-        kept = None if self.kept is None else self.kept.range_ns
+        kept = None if self.kept is None or self._end.mirror.hello is None else self.kept.range_ns
         if kept is None:
             return None
         return kept[0], max(kept[1], time.monotonic_ns() + self._wall_offset_ns)

@@ -58,6 +58,7 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     assert actions["play"].text() == "Play"
     assert "behind" in window._corner._state.text()
     at_ns = session.cursor_ns
+    qtbot.waitUntil(lambda: session.behind_seconds > 0.3, timeout=WAIT_MS)  # or a second on from a second ago is live
     for name, expected_s in (("back_little", -1.0), ("forward_little", 0.0), ("back", None)):
         actions[name].trigger()
         arrive(session, qtbot)
