@@ -24,10 +24,10 @@ from kvscope_app.look.icons import app_icon
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.recording.left_rings import LeftRings
 from kvscope_app.session.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.window import layout
-from kvscope_app.window.left_rings import LeftRings
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.errors import BadInput

@@ -177,7 +177,7 @@ class Session(QObject):
             recording = player.recording
             start_ns = recording.start_ns
             return start_ns + round(recording.first_s * 1e9), start_ns + round(player.duration * 1e9)
-        kept = None if self.kept is None else self.kept.range_ns
+        kept = None if self.kept is None or self._end.mirror.hello is None else self.kept.range_ns
         if kept is None:
             return None
         return kept[0], max(kept[1], time.monotonic_ns() + self._wall_offset_ns)
@@ -302,10 +302,7 @@ class Session(QObject):
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> bool:
         """To the next event of `kinds` (None: of any), or the one before; whether there is one."""
         events, at_ns = self.course.events, self.cursor_ns
-        if forward:
-            found = events.find(at_ns + 1, None, kinds)[:1]
-        else:
-            found = events.find(None, at_ns - 1, kinds)[-1:]
+        found = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
         if not found.size:
             return False
         self.go_to(events[int(found[0])].time_ns)

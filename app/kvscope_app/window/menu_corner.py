@@ -4,7 +4,7 @@ or that the engine stands still because somebody holds its steps."""
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, QTimer
-from PySide6.QtGui import QAction
+from PySide6.QtGui import QAction, QFont, QFontMetrics
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
@@ -27,7 +27,9 @@ class Corner(QWidget):
         row.setContentsMargins(0, 0, 8, 0)
         row.setSpacing(2)
         # The menu bar does not follow a corner that grows: room for the widest state is kept.
-        self._state.setFixedWidth(self.fontMetrics().horizontalAdvance("PLAYING  88:88 behind  ") + 24)
+        bold = self.font()
+        bold.setWeight(QFont.Weight.Bold)
+        self._state.setFixedWidth(QFontMetrics(bold).horizontalAdvance("PLAYING  88.8 s behind") + 24)
         self._state.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self._live = QPushButton("Go live")
         if live is not None:

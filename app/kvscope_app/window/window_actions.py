@@ -10,11 +10,11 @@ from PySide6.QtWidgets import QApplication, QMenu
 
 from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
+from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.open_file import ask_file
-from kvscope_app.window.recording_actions import recording_actions
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_app.window.sheets.command_palette import CommandPalette
 from kvscope_app.window.sheets.help_sheets import about_sheet, shortcut_sheet

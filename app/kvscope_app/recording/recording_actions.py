@@ -14,9 +14,9 @@ from PySide6.QtWidgets import QFileDialog, QInputDialog, QProgressDialog
 
 from kvscope_app.look.model_name import model_name
 from kvscope_app.playback.playback_actions import TIME
+from kvscope_app.recording.kept_dialog import KeptDialog
 from kvscope_app.session.background import Background
 from kvscope_app.window.actions import ActionSpec
-from kvscope_app.window.sheets.kept_dialog import KeptDialog
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
 

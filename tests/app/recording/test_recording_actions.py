@@ -1,0 +1,178 @@
+"""Recording from the window, and how much of the past is kept: every action, on real rings and sockets."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QDialog, QFileDialog, QInputDialog, QLabel
+
+from kvscope_app.playback.playback_actions import EVENT_KINDS
+from kvscope_app.recording.kept_dialog import KeptDialog
+from kvscope_app.recording.left_rings import LeftRings
+from kvscope_app.recording.recording_actions import free_path, keep_last, record
+from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.rings import kept_bounds, make_ring, rings_folder
+from kvscope_app.session.session import Session
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+from kvscope_telemetry.timeline.tape import Tape
+
+WAIT_MS = 60_000
+
+
+@pytest.fixture
+def window(make_window, settings, tmp_path, qtbot):
+    """On a synthetic engine, with two seconds kept."""
+    endpoint = f"ipc://{tmp_path}/telemetry"
+    with closing(SyntheticServer(SyntheticEngine(num_blocks=200, num_running=6), endpoint, rate=60.0)):
+        source = LiveSource(endpoint)
+        session = Session(source)
+        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        made = make_window(session)
+        session.start()
+        qtbot.waitUntil(lambda: len(session.course) >= 2, timeout=WAIT_MS)
+        yield made
+        made.close()
+        session.close()
+        session.deleteLater()
+
+
+def arrive(session, qtbot):
+    qtbot.waitUntil(
+        lambda: session.player is not None and session._cursor.point.has_state and not session._cursor.is_seeking,
+        timeout=WAIT_MS,
+    )
+
+
+def test_every_action_of_time_does_what_it_says(window, qtbot):
+    actions, session = window.actions_by_name, window.session
+    window.playback.refresh()
+    assert window.playback.slider.isEnabled()
+    assert not actions["to_end"].isEnabled()
+    actions["play"].trigger()
+    assert session.paused
+    assert actions["play"].text() == "Play"
+    assert "behind" in window._corner._state.text()
+    at_ns = session.cursor_ns
+    qtbot.waitUntil(lambda: session.behind_seconds > 0.3, timeout=WAIT_MS)  # or a second on from a second ago is live
+    for name, expected_s in (("back_little", -1.0), ("forward_little", 0.0), ("back", None)):
+        actions[name].trigger()
+        arrive(session, qtbot)
+        if expected_s is not None:
+            assert (session.cursor_ns - at_ns) / 1e9 == pytest.approx(expected_s, abs=0.3)
+    assert session.cursor_ns == pytest.approx(session.timeline_range_ns[0], abs=1000)
+    for name, num_frames in (("frame_forward", 1), ("frame_forward", 1), ("frame_back", -1)):
+        seq = session.mirror.seq
+        actions[name].trigger()
+        qtbot.waitUntil(lambda seq=seq, by=num_frames: session.mirror.seq == seq + by, timeout=WAIT_MS)
+    for kind in EVENT_KINDS:
+        actions[f"events_{kind or 'all'}"].trigger()
+        assert actions[f"events_{kind or 'all'}"].isChecked()
+    for name in ("event_next", "event_before", "to_start", "slower", "faster"):
+        actions[name].trigger()
+    assert session.speed == 1.0
+    actions["play"].trigger()
+    assert session.is_playing
+    assert actions["play"].text() == "Pause" or (window.playback.refresh(), actions["play"].text())[1] == "Pause"
+    actions["forward"].trigger()
+    assert not session.paused
+    assert session.mirror is session.live_mirror
+
+
+def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
+    slider, session = window.playback.slider, window.session
+    slider.setFocus()
+    qtbot.keyClick(slider, Qt.Key.Key_Home)
+    assert session.paused
+    arrive(session, qtbot)
+    assert window.playback.wall.text().count(":") == 2
+    qtbot.keyClick(slider, Qt.Key.Key_End)
+    assert not session.paused
+
+
+def test_before_anything_is_kept_the_bar_is_there_and_waits(session, make_window):
+    window = make_window(session)
+    assert window.playback.isVisible()
+    assert not window.playback.slider.isEnabled()
+    for name in ("back", "frame_back", "to_start", "event_before"):
+        assert not window.actions_by_name[name].isEnabled()
+    assert window.actions_by_name["play"].isEnabled()
+
+
+def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
+    label = window._status._labels["recording"]
+    record(window, str(tmp_path / "now"))
+    window._status.refresh()
+    assert label.text().startswith("● 0:0")
+    qtbot.wait(300)
+    window.actions_by_name["stop_recording"].trigger()
+    qtbot.waitUntil(lambda: (tmp_path / "now.mcap").exists(), timeout=WAIT_MS)
+    window._status.refresh()
+    assert label.text() == ""
+    qtbot.waitUntil(lambda: "now.mcap" in window.statusBar().currentMessage(), timeout=WAIT_MS)
+    assert Recording.open(tmp_path / "now.mcap").info.is_complete
+
+
+def test_a_place_that_will_not_do_is_told(window, qtbot, tmp_path):
+    record(window, str(tmp_path / "no" / "such" / "folder.mcap"))
+    assert "recorded" in window.banner.text
+    window.banner.hide()
+    task = keep_last(window, 1.0, str(tmp_path / "no" / "such" / "folder.mcap"))
+    assert task is not None
+    qtbot.waitUntil(lambda: "kept" in window.banner.text, timeout=WAIT_MS)
+
+
+def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
+    window.actions_by_name["keep_last"].trigger()
+    dialog = window.findChild(QInputDialog)
+    assert "that are there" in dialog.labelText()
+    dialog.accept()
+    files = window.findChild(QFileDialog)
+    assert files.selectedFiles()[0].endswith(".mcap")
+    files.reject()
+    keep_last(window, 1.0, str(tmp_path / "kept.mcap"))
+    qtbot.waitUntil(lambda: "kept.mcap" in window.statusBar().currentMessage(), timeout=WAIT_MS)
+    assert 0.5 < Recording.open(tmp_path / "kept.mcap").info.duration_s < 1.6
+
+
+def test_a_name_that_is_free_is_proposed(window, tmp_path):
+    assert free_path(window).suffix == ".mcap"
+    assert not free_path(window).exists()
+
+
+def test_how_much_is_kept_is_shown_and_set(window, settings):
+    window.actions_by_name["kept_bounds"].trigger()
+    dialog = window.findChild(KeptDialog)
+    assert (dialog.minutes.value(), dialog.megabytes.value()) == kept_bounds(settings) == (10, 512)
+    assert any("Now:" in label.text() for label in dialog.findChildren(QLabel))
+    dialog.minutes.setValue(3)
+    dialog.megabytes.setValue(100)
+    dialog.accept()
+    assert dialog.result() == QDialog.DialogCode.Accepted
+    assert kept_bounds(settings) == (3, 100)
+    assert window.session.kept.ring.bounds.max_seconds == 180
+    assert window.session.kept.ring.bounds.max_bytes == 100 << 20
+
+
+def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, settings, qtbot, qapp):
+    left = make_ring(settings)
+    engine = SyntheticEngine(num_blocks=60, num_running=3, epoch=77)
+    for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(30))):
+        left.write(message, wait=True)
+    left.close(keep=True)
+    shown = []
+    offer = LeftRings(window, lambda: [window], shown.append)
+    offer.begin()
+    qtbot.waitUntil(lambda: "ended unexpectedly" in window.banner.text, timeout=WAIT_MS)
+    (ring,) = offer._finding.made
+    offer._open(ring)
+    qtbot.waitUntil(lambda: bool(shown), timeout=WAIT_MS)
+    assert isinstance(shown[0], Tape)
+    assert shown[0].info.num_frames == 30
+    assert window.banner.text == ""
+    offer._discard([ring])
+    qtbot.waitUntil(lambda: list(rings_folder().iterdir()) == [window.session.kept.ring.folder], timeout=WAIT_MS)
