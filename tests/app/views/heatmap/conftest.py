@@ -19,7 +19,6 @@ class TimedSession(Session):
     """A session with a course, and a cursor that goes where it is told."""
 
     course_changed = Signal()
-    cursor_ns = 0
 
     def __init__(self, source, course):
         super().__init__(source)
