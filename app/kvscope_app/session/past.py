@@ -44,7 +44,11 @@ def fill_past(history: History, course: Course, start_ns: int) -> None:
     bins = (starts[:, None] + np.arange(_BINS)).ravel()
     before = (bins < began_ns // BIN_NS) & (bins > first_ns // BIN_NS)
     values = {name: course.column(name)[first:last] / _BINS for name in SUMS}
-    values |= {name: course.column(theirs)[first:last] for name, theirs in _GAUGES.items()}
+    # How the second in progress ends is not known yet at that moment: it is as the one before.
+    places = np.arange(first, last)
+    if last - first > 1 and course.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
+        places[-1] -= 1
+    values |= {name: course.column(theirs)[places] for name, theirs in _GAUGES.items()}
     history.ring.put(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
     history.known |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
     if values["run_ns"].any():
