@@ -55,7 +55,6 @@ def written_part(recording: Glanced) -> Part:
             part.summaries.append(item)
         else:
             part.events.append(item)
-    part.summaries.sort(key=lambda summary: summary.time_ns)  # a course takes back what an earlier one comes after
     return part
 
 

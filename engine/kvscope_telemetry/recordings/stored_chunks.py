@@ -48,7 +48,7 @@ class StoredChunks:
         """Those of what was told, in the order of their times."""
         self.leaps: list[Chunk] = []
         self.glances: list[Chunk] = []
-        """Those of summaries and events."""
+        """Those of summaries and events, in the order they were written: an event may be of long before."""
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
 
     @property
@@ -63,11 +63,8 @@ class StoredChunks:
         new = [chunk for chunk in fresh if told & chunk.counts.keys()]
         made = [chunk for chunk in fresh if not told & chunk.counts.keys()]
         is_leap = {id(chunk): self.found.channels[LEAPS] in chunk.counts for chunk in made}
-        for into, chunks in (
-            (self.told, new),
-            (self.leaps, [chunk for chunk in made if is_leap[id(chunk)]]),
-            (self.glances, [chunk for chunk in made if not is_leap[id(chunk)]]),
-        ):
+        self.glances += sorted([chunk for chunk in made if not is_leap[id(chunk)]], key=lambda chunk: chunk.offset)
+        for into, chunks in ((self.told, new), (self.leaps, [chunk for chunk in made if is_leap[id(chunk)]])):
             in_order = not (into and chunks) or into[-1].start_ns <= chunks[0].start_ns
             into += chunks
             if not in_order:

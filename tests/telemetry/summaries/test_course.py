@@ -10,6 +10,7 @@ from typing import Any
 import mcap.reader
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
@@ -107,6 +108,20 @@ def test_other_tools_find_json_with_a_schema(record: Callable[..., Any]) -> None
         name = described["$ref"].rpartition("/")[2]
         assert set(value) <= set(described["$defs"][name]["properties"])
     assert json.loads(schema_of(Summary))["$defs"]["Summary"]["properties"]["time_ns"] == {"type": "integer"}
+
+
+def test_an_event_of_long_before_changes_no_order(
+    record: Callable[..., Any], make_messages: Callable[..., Any]
+) -> None:
+    """It is written with the summaries of when it was told."""
+    messages = make_messages(900)
+    late = next(place for place, m in enumerate(messages[600:], 600) if isinstance(m, Frame) and m.events)
+    old = replace(messages[late].events[0], time_ns=messages[20].time_ns)
+    messages[late] = replace(messages[late], events=(old,))
+    recording = Recording.open(record(messages).path)
+    told = [item.time_ns for item in recording.glances() if isinstance(item, Summary)]
+    assert told == sorted(told)
+    assert len(read_course(recording)) == len(told) > 30
 
 
 def test_a_hole_is_counted_and_a_new_engine_begins_anew(make_messages: Callable[..., Any], record: Any) -> None:
