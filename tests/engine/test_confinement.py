@@ -91,7 +91,12 @@ def test_a_detokenizer_that_fails_at_the_end_ends_it_all_the_same(make_engine: M
 def test_what_is_of_no_single_request_is_raised(phase: str, make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     parts = engine._parts
-    owners = {"schedule": parts.scheduler, "run": parts.runner, "commit": parts.scheduler, "record": engine._recorder}
+    owners = {
+        "schedule": parts.scheduler,
+        "run": parts.runner,
+        "commit": parts.scheduler,
+        "record": engine._frame_builder,
+    }
 
     def evil(*values: Any) -> None:
         raise RuntimeError(f"evil {phase}")

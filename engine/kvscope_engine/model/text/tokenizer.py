@@ -67,24 +67,26 @@ class Tokenizer:
         self, messages: Sequence[ChatMessage | Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> str:
         """The conversation as the model's template writes it."""
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils.chat_template_utils import _compile_jinja_template
 
         if self.chat_template is None:
             raise BadInput("this model has no chat template: only raw prompts are accepted")
         if not messages:
             raise BadInput("messages is empty: at least one message is accepted")
         try:
-            render: Any = render_jinja_template
-            rendered, _ = render(
-                conversations=[BoundedTurns(map(_turn, messages), MAX_TEMPLATE_S)],
-                chat_template=self.chat_template,
+            # Not by `render_jinja_template`: it copies the turns into a plain list, which knows no end.
+            template: Any = _compile_jinja_template(self.chat_template)
+            rendered = template.render(
+                messages=BoundedTurns(map(_turn, messages), MAX_TEMPLATE_S),
+                tools=None,
+                documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special,
             )
         except Exception as error:  # the template is the model's own program: anything may come out of it
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
-        return str(rendered[0])
+        return str(rendered)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of `ids`, with special tokens written out unless skipped."""
