@@ -45,7 +45,7 @@ def test_serve_record_then_info_and_export(
     assert found["totals"]["finished"] == 4
     assert found["totals"]["preemptions"] > 0
     for name in ("requests.csv", "trace.perfetto-trace", "report.html"):
-        _kvscope("export", str(path), "--to", str(tmp_path / name))
+        _kvscope("export", str(path), "--out", str(tmp_path / name))
     with (tmp_path / "requests.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["request_id"] for row in rows] == ["r0", "r1", "r2", "r3"]

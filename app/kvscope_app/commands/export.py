@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvscope_app.commands.progress import Progress
 from kvscope_app.commands.values import moment
+
+FORMATS: Final = ("perfetto", "csv", "parquet", "arrow", "html")
 
 
 def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -15,22 +17,24 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser: argparse.ArgumentParser = commands.add_parser(
         "export",
         help="a recording for other tools: CSV, Parquet, Arrow, Perfetto, an HTML report",
-        description="Write a recording, or a range of it, in the format that the name of OUT says: a table (.csv,"
-        " .parquet or .arrow; metrics has a row a second, requests a row a request, events a row an event), a trace for"
-        " ui.perfetto.dev (.perfetto-trace), or a report of one file to send to somebody (.html). Nothing is"
-        " overwritten.",
+        description="Write a recording, or a range of it: a table (csv, parquet or arrow; metrics has a row a second,"
+        " requests a row a request, events a row an event), a trace for ui.perfetto.dev (perfetto), or a report in one"
+        " file to send to somebody (html). Nothing is overwritten.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording")
+    parser.add_argument("--to", choices=FORMATS, help="the format (default: as the name of PATH ends)")
     parser.add_argument(
-        "--to",
-        metavar="OUT",
+        "--out",
+        metavar="PATH",
         type=Path,
         required=True,
         help="metrics.csv, requests.parquet, events.arrow, trace.perfetto-trace, report.html, …",
     )
     parser.add_argument(
-        "--kind", choices=("metrics", "requests", "events"), help="which table, where the name of OUT does not say it"
+        "--kind",
+        choices=("metrics", "requests", "events"),
+        help="which table (default: as PATH is named, else metrics where --to is given)",
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
     parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="seconds from the recording's start")
@@ -43,9 +47,9 @@ def export(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports import export as exports
     from kvscope_telemetry.recordings.reader import Recording
 
-    wanted = exports.Wanted.of(args.to, args.kind)
+    wanted = exports.Wanted.of(args.out, args.kind, args.to)
     with Progress("exporting") as progress:
         recording = Recording.open(args.file)
         exports.export(recording, wanted, args.from_s, args.until_s, progress.watch)
-    print(f"{args.to}: {args.to.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
+    print(f"{args.out}: {args.out.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
     return 0

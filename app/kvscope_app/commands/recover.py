@@ -20,7 +20,7 @@ def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="a recording: FILE.mcap, or the FILE.mcap.part of one")
-    parser.add_argument("--out", metavar="OTHER.mcap", type=Path, required=True, help="the new file")
+    parser.add_argument("--out", metavar="OTHER.mcap", type=Path, help="the new file (default: FILE-recovered.mcap)")
     parser.set_defaults(run=recover)
     return parser
 
@@ -30,13 +30,16 @@ def recover(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports import recover as recovering
     from kvscope_telemetry.recordings.reader import Recording
 
-    if args.out.resolve() == args.file.resolve():
-        raise BadInput(f"--out {str(args.out)!r} is the file itself: choose another name, it stays as it is")
+    out = args.out or args.file.with_name(
+        args.file.name.removesuffix(".part").removesuffix(".mcap") + "-recovered.mcap"
+    )
+    if out.resolve() == args.file.resolve():
+        raise BadInput(f"--out {str(out)!r} is the file itself: choose another name, it stays as it is")
     with Progress("recovering") as progress:
         recording = Recording.open(args.file)
-        done = recovering.recover(recording, args.out, progress.watch)
+        done = recovering.recover(recording, out, progress.watch)
     lost = f", {done.num_left_out:,} frames left out that follow nothing" if done.num_left_out else ""
-    print(f"{args.out}: {done.num_frames:,} frames, {done.length_s:,.1f} s{lost}")
+    print(f"{out}: {done.num_frames:,} frames, {done.length_s:,.1f} s{lost}")
     for line in recording.detail.splitlines():
         print(f"  {args.file}: {line}")
     return 0

@@ -32,6 +32,14 @@ TABLE_FORMATS: Final[dict[str, Callable[[Table, BinaryIO], None]]] = {
 TRACE_FORMATS: Final = (".perfetto-trace", ".pftrace")
 REPORT_FORMATS: Final = (".html",)
 FORMATS: Final = (*TABLE_FORMATS, *TRACE_FORMATS, *REPORT_FORMATS)
+FORMAT_NAMES: Final = {
+    "perfetto": TRACE_FORMATS[0],
+    "csv": ".csv",
+    "parquet": ".parquet",
+    "arrow": ".arrow",
+    "html": REPORT_FORMATS[0],
+}
+"""What a person calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +49,26 @@ class Wanted:
     path: Path
     kind: str
     """One of `KINDS` for a table; empty for what is no table."""
+    suffix: str
+    """One of `FORMATS`."""
 
     @classmethod
-    def of(cls, path: Path, kind: str | None = None) -> Wanted:
-        """By the name of the file: `metrics.csv`, `last-requests.parquet`; another name needs `kind`."""
-        if path.suffix not in FORMATS:
+    def of(cls, path: Path, kind: str | None = None, form: str | None = None) -> Wanted:
+        """By the name of the file: `metrics.csv`, `last-requests.parquet`. `form`, one of `FORMAT_NAMES`, is for names
+        that end in something else; then a table is of metrics unless name or `kind` say otherwise."""
+        suffix = path.suffix if form is None else FORMAT_NAMES[form]
+        if suffix not in FORMATS:
             raise BadInput(f"{str(path)!r} is not accepted: its name ends in one of {', '.join(FORMATS)}")
-        if path.suffix not in TABLE_FORMATS:
+        if suffix not in TABLE_FORMATS:
             if kind is not None:
-                raise BadInput(f"a kind ({kind}) goes with tables ({', '.join(TABLE_FORMATS)}), not with {path.suffix}")
-            return cls(path, "")
+                raise BadInput(f"a kind ({kind}) goes with tables ({', '.join(TABLE_FORMATS)}), not with {suffix}")
+            return cls(path, "", suffix)
         named = [word for word in KINDS if word in path.stem]
-        if kind is None and len(named) != 1:
+        if kind is None and len(named) != 1 and form is None:
             raise BadInput(f"{str(path)!r} does not say what to write: name one of {', '.join(KINDS)} as its kind")
-        if path.suffix != ".csv":
-            require_pyarrow(path.suffix)
-        return cls(path, kind or named[0])
+        if suffix != ".csv":
+            require_pyarrow(suffix)
+        return cls(path, kind or (named[0] if len(named) == 1 else "metrics"), suffix)
 
 
 def export(
@@ -71,8 +83,8 @@ def export(
     with new_file(wanted.path) as file:
         course = read_course(cast(Glanced, recording), watch)
         if wanted.kind:
-            TABLE_FORMATS[wanted.path.suffix](_table(recording, wanted.kind, course, span, watch), file)
-        elif wanted.path.suffix in TRACE_FORMATS:
+            TABLE_FORMATS[wanted.suffix](_table(recording, wanted.kind, course, span, watch), file)
+        elif wanted.suffix in TRACE_FORMATS:
             lives = _lives(recording, course, span, watch)
             write_perfetto(recording, course, lives, span, file, timed_messages(recording, span, watch))
         else:

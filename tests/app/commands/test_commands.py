@@ -15,11 +15,11 @@ from kvscope_app.main import main
 
 __all__ = ["record"]
 
-LIGHT = ("info FILE", "info FILE --json", "export FILE --to DIR/metrics.csv", "recover FILE --out DIR/new.mcap")
+LIGHT = ("info FILE", "info FILE --json", "export FILE --out DIR/metrics.csv", "recover FILE --out DIR/new.mcap")
 HEAVY = ("PySide6", "pyqtgraph", "torch", "triton", "transformers", "kvscope_engine", "pyarrow")
 
 
-@pytest.mark.parametrize("words", [*LIGHT, "export FILE --to DIR/r.html", "export FILE --to DIR/t.perfetto-trace"])
+@pytest.mark.parametrize("words", [*LIGHT, "export FILE --out DIR/r.html", "export FILE --out DIR/t.perfetto-trace"])
 def test_commands_work_without_display_qt_and_torch(record: Callable, tmp_path: Path, words: str) -> None:  # type: ignore[type-arg]
     given = words.replace("FILE", str(record(200).path)).replace("DIR", str(tmp_path)).split()
     program = (
@@ -62,15 +62,15 @@ def test_info_says_what_is_damaged(record: Callable, capsys: pytest.CaptureFixtu
         (["info", __file__], "is not a recording"),
         (["infos", "x"], "'infos'"),
         (["--theme", "dark", "info", "x"], "info x"),
-        (["export", "FILE"], "--to"),
-        (["export", "FILE", "--to", "x.doc"], "'x.doc'"),
-        (["export", "FILE", "--to", "x.csv"], "'x.csv'"),
-        (["export", "FILE", "--to", "x.csv", "--kind", "all"], "'all'"),
-        (["export", "FILE", "--to", "metrics.csv", "--from", "soon"], "'soon'"),
-        (["export", "FILE", "--to", "metrics.csv", "--from", "nan"], "'nan'"),
-        (["export", "FILE", "--to", "metrics.csv", "--from", "500"], "500 s"),
-        (["export", "FILE", "--to", "FILE"], "session.mcap"),
-        (["recover", "FILE"], "--out"),
+        (["export", "FILE"], "--out"),
+        (["export", "FILE", "--out", "x.doc"], "'x.doc'"),
+        (["export", "FILE", "--out", "x.csv"], "'x.csv'"),
+        (["export", "FILE", "--out", "x.csv", "--kind", "all"], "'all'"),
+        (["export", "FILE", "--out", "metrics.csv", "--from", "soon"], "'soon'"),
+        (["export", "FILE", "--out", "metrics.csv", "--from", "nan"], "'nan'"),
+        (["export", "FILE", "--out", "metrics.csv", "--from", "500"], "500 s"),
+        (["export", "FILE", "--out", "FILE"], "session.mcap"),
+        (["export", "FILE", "--to", "png", "--out", "x.png"], "'png'"),
         (["recover", "FILE", "--out", "FILE"], "the file itself"),
         (["recover", "FILE", "--out", "new.txt"], "'new.txt'"),
         (["record", "ipc:///x/telemetry"], "--out"),
@@ -109,3 +109,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = capsys.readouterr().out
     assert words.startswith("usage: kvscope [options]\n       kvscope COMMAND ...")
     assert all(f"\n    {name} " in words for name in ("info", "record", "export", "recover", "bench"))
+
+
+def test_a_format_may_be_named_and_a_mended_file_names_itself(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    path = record(60).path
+    assert main(["export", str(path), "--to", "csv", "--out", str(tmp_path / "run.txt")]) == 0
+    assert (tmp_path / "run.txt").read_text().startswith("time")
+    assert main(["export", str(path), "--to", "perfetto", "--out", str(tmp_path / "run")]) == 0
+    assert main(["recover", str(path)]) == 0
+    assert (tmp_path / "session-recovered.mcap").exists()
