@@ -9,6 +9,7 @@ import pytest
 
 IMPORT = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 from kvscope_app.entry import main
 
 class Interrupting:
