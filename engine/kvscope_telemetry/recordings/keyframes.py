@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, Snapshot, TelemetryMessage
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import RequestMirror
@@ -77,7 +76,7 @@ def snapshot_of(mirror: Mirror) -> Snapshot:
         time_ns=mirror.time_ns,
         blocks=mirror.ledger.pack_all(),
         requests_info=tuple(_info(requests, row) for row in rows.tolist()),
-        requests=_rows(requests, rows),
+        requests=requests.pack(rows, np.zeros(len(rows), np.int64)),
         counters=mirror.counters,
     )
 
@@ -91,23 +90,4 @@ def _info(requests: RequestMirror, row: int) -> RequestInfo:
         max_tokens=int(requests.max_tokens[row]),
         priority=int(requests.priority[row]),
         index=int(requests.index[row]),
-    )
-
-
-def _rows(requests: RequestMirror, rows: npt.NDArray[np.intp]) -> RequestRows:
-    def packed(name: str, dtype: str) -> bytes:
-        return bytes(getattr(requests, name)[rows].astype(dtype).tobytes())
-
-    return RequestRows(
-        number=packed("number", "<u4"),
-        state=packed("state", "u1"),
-        num_computed_tokens=packed("num_computed_tokens", "<u4"),
-        num_cached_tokens=packed("num_cached_tokens", "<u4"),
-        num_output_tokens=packed("num_output_tokens", "<u4"),
-        num_preemptions=packed("num_preemptions", "<u2"),
-        table_start=bytes(4 * len(rows)),
-        table_count=packed("num_blocks", "<u4"),
-        table_blocks=b"".join(
-            requests.table(number).astype("<u4").tobytes() for number in requests.number[rows].tolist()
-        ),
     )

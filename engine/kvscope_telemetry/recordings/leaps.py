@@ -91,20 +91,4 @@ def _rows_of(requests: RequestMirror, changes: list[RequestRows]) -> RequestRows
     known = [(row, start) for row, start in found if row is not None]  # others ended and are forgotten
     rows = np.array([row for row, _ in known], np.intp)
     kept = np.array([start for _, start in known], np.int64)
-    kept = np.minimum(kept, requests.num_blocks[rows])
-    tails = [requests.tail(row, start) for row, start in zip(rows.tolist(), kept.tolist(), strict=True)]
-
-    def packed(name: str, dtype: str) -> bytes:
-        return bytes(getattr(requests, name)[rows].astype(dtype).tobytes())
-
-    return RequestRows(
-        number=packed("number", "<u4"),
-        state=packed("state", "u1"),
-        num_computed_tokens=packed("num_computed_tokens", "<u4"),
-        num_cached_tokens=packed("num_cached_tokens", "<u4"),
-        num_output_tokens=packed("num_output_tokens", "<u4"),
-        num_preemptions=packed("num_preemptions", "<u2"),
-        table_start=kept.astype("<u4").tobytes(),
-        table_count=np.array([len(tail) for tail in tails], "<u4").tobytes(),
-        table_blocks=b"".join([tail.astype("<u4").tobytes() for tail in tails]),
-    )
+    return requests.pack(rows, np.minimum(kept, requests.num_blocks[rows]))

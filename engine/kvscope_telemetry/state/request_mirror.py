@@ -85,9 +85,24 @@ class RequestMirror:
         row = self.row_of(number)
         return _NO_BLOCKS.copy() if row is None else self._tables[row][: self.num_blocks[row]].copy()
 
-    def tail(self, row: int, start: int) -> npt.NDArray[np.int32]:
-        """The block table of a row from its entry `start` on, no copy: read it at once."""
-        return self._held(row)[start:]
+    def pack(self, rows: npt.NDArray[np.intp], starts: npt.NDArray[np.int64]) -> RequestRows:
+        """How the requests in `rows` stand, with their block tables from entry `starts` on, both shape (n,)."""
+        tails = [self._held(row)[start:] for row, start in zip(rows.tolist(), starts.tolist(), strict=True)]
+
+        def packed(name: str, dtype: str) -> bytes:
+            return bytes(getattr(self, name)[rows].astype(dtype).tobytes())
+
+        return RequestRows(
+            number=packed("number", "<u4"),
+            state=packed("state", "u1"),
+            num_computed_tokens=packed("num_computed_tokens", "<u4"),
+            num_cached_tokens=packed("num_cached_tokens", "<u4"),
+            num_output_tokens=packed("num_output_tokens", "<u4"),
+            num_preemptions=packed("num_preemptions", "<u2"),
+            table_start=starts.astype("<u4").tobytes(),
+            table_count=np.array([len(tail) for tail in tails], "<u4").tobytes(),
+            table_blocks=b"".join([tail.astype("<u4").tobytes() for tail in tails]),
+        )
 
     def holders(self, block: int, limit: int, first: int = 0) -> list[int]:
         """Requests whose block tables hold `block`, in order of number, at most `limit`. `first` is looked at first:
