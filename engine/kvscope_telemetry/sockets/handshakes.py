@@ -61,4 +61,7 @@ class Handshakes:
     def _hung_up(self) -> str:
         if self._key is None:
             return f"{self._endpoint} hangs up: it may want a key (--key FILE), or be no engine"
-        return f"{self._endpoint} hangs up on key {self._key.name!r}: it is another engine's key, or no engine is there"
+        return (
+            f"{self._endpoint} hangs up on key {self._key.name!r}: it is another engine's key, the engine takes none "
+            "(--key none), or no engine is there"
+        )
