@@ -59,7 +59,11 @@ tests() {
     part "$name" "$PYTHON" -m pytest -o addopts= -o filterwarnings= -q -ra --import-mode=importlib -m gpu "$@"
 }
 
-tests kernels tests/kernels
+# Most of the kernels' time is compiling them, which several processes do at once where pytest-xdist is installed.
+WORKERS=
+if "$PYTHON" -c 'import xdist' 2>/dev/null; then WORKERS="-n $(nproc | awk '{print ($1 > 12) ? 12 : $1}')"; fi
+# shellcheck disable=SC2086 # two words, or none
+tests kernels $WORKERS tests/kernels
 if "$PYTHON" -c 'import kvscope_engine.engine, kvscope_engine.cli.main' 2>"$LOG"; then
     tests loading tests/engine/model/loading/test_loader.py
     tests tiers tests/engine/model/tiers
@@ -67,6 +71,12 @@ if "$PYTHON" -c 'import kvscope_engine.engine, kvscope_engine.cli.main' 2>"$LOG"
     tests "end to end" tests/engine/test_engine_on_gpu.py
     if [ -n "$REHEARSAL" ]; then set -- --device cpu --mib 32; else set -- --device cuda --mib 512; fi
     part "tiers, speed" "$PYTHON" -m kvscope_engine.cli.main bench memory "$@"
+    if [ -z "$REHEARSAL" ]; then
+        part "8B, 24 GiB" "$PYTHON" -m kvscope_engine.cli.main bench gpu --memory 24GiB --no-eager --batch 1
+        part "8B, speed" "$PYTHON" -m kvscope_engine.cli.main bench gpu --transformers --gpu-memory-utilization 0.6
+    else
+        row "8B, speed" skipped 0 "a rehearsal"
+    fi
 else
     row engine skipped 0 "$(tail -n 1 "$LOG")"
 fi

@@ -44,6 +44,7 @@ def attend_tiles(
     BLOCK_SIZE: tl.constexpr,
     KV_FORMAT: tl.constexpr,
     MASK_ROWS: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> tl.tensor:
@@ -57,6 +58,7 @@ def attend_tiles(
     table         the request's block table
     row_position  (TILE_M,) position of each query row; read with MASK_ROWS only, which hides what lies after
                   a row or at least `window` before it
+    With WHOLE_TILES, end - begin is a multiple of TILE_N, and nothing is masked but by MASK_ROWS.
     Slots outside [begin, end) are not read: what is there cannot leak, NaN included.
     """
     token = tl.arange(0, TILE_N)
@@ -64,7 +66,7 @@ def attend_tiles(
     v_dim = tl.arange(0, TILE_V)
     for start in range(begin, end, TILE_N):
         position = start + token
-        inside = position < end
+        inside = (position < end) | WHOLE_TILES
         block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         offset = position % BLOCK_SIZE
         k_rows = k_head + block * k_stride_b + offset * k_stride_s
@@ -82,17 +84,20 @@ def attend_tiles(
         if UPCAST_DOT:
             key = key.to(tl.float32)
             value = value.to(tl.float32)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        score = tl.dot(query, tl.trans(key), input_precision="ieee")
         if KV_FORMAT:
             score = score * k_factor[None, :]
         if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (e^2x + 1), right at both infinities
-            score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2_E) / softcap) + 1.0))
-        score = score * LOG2_E
-        visible = inside[None, :]
+            score = score * scale
+            score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2_E) / softcap) + 1.0)) * LOG2_E
+        else:
+            score = score * (scale * LOG2_E)
         if MASK_ROWS:
             distance = row_position[:, None] - position[None, :]
-            visible = visible & (distance >= 0) & (distance < window)
-        score = tl.where(visible, score, float("-inf"))
+            visible = inside[None, :] & (distance >= 0) & (distance < window)
+            score = tl.where(visible, score, float("-inf"))
+        elif not WHOLE_TILES:
+            score = tl.where(inside[None, :], score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         # A row may have seen nothing yet: -inf - -inf would be NaN.
         finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS else new_top

@@ -71,7 +71,8 @@ EVERY_OPTION: Final = (
 
 def decode_case(heads: Heads, options: Options, dtype: str = "bf16", form: int = AS_IS) -> Launch:
     """Decode; a window is no variant of it, since the kernel takes it as a number."""
-    tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype))
+    is_quantized = form != AS_IS
+    tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, _element_bytes(dtype), is_quantized=is_quantized)
     constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options, form)}
     variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options}"
     return _launch("paged_decode", variant, _paged_decode_attention_kernel, constants, dtype, tiles)

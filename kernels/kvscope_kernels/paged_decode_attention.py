@@ -73,10 +73,12 @@ def paged_decode_attention(
     if batch == 0:
         return out
     form = kv_format(k_cache)
-    tiles = decode_tiles(head_dim, value_dim, num_heads // num_kv_heads, query.element_size())
+    group, is_quantized = num_heads // num_kv_heads, k_scale is not None
+    tiles = decode_tiles(head_dim, value_dim, group, query.element_size(), is_quantized=is_quantized)
     bound = block_tables.shape[1] * block_size if max_seq_len is None else max_seq_len
     visible = min(bound, sliding_window or bound)
-    plan = plan_splits(visible, batch * num_kv_heads, tiles.tile_n, num_multiprocessors(query.device))
+    num_processors = num_multiprocessors(query.device)
+    plan = plan_splits(visible, batch * num_kv_heads, tiles.tile_n, num_processors, tiles.num_warps)
     window = sliding_window or UNBOUNDED
     partial = query.new_empty(batch, num_heads, plan.num_splits, value_dim, dtype=torch.float32)
     partial_lse = query.new_empty(batch, num_heads, plan.num_splits, dtype=torch.float32)
@@ -229,6 +231,7 @@ def _paged_decode_attention_kernel(
         TILE_N,
         BLOCK_SIZE,
         KV_FORMAT,
+        False,
         False,
         HAS_SOFTCAP,
         UPCAST_DOT,

@@ -241,6 +241,7 @@ def _paged_prefill_attention_kernel(
             BLOCK_SIZE,
             KV_FORMAT,
             masked,
+            not masked,
             HAS_SOFTCAP,
             UPCAST_DOT,
         )

@@ -1,7 +1,7 @@
 """The course of a session: every second of it that was summarized, as columns, oldest first.
 
-Owns the columns and how much of them is kept: numbers of all seconds, address bins of as many as fit, thinned out
-evenly when they do not. One thread adds and reads. Knows no files.
+Owns the columns and how much of them is kept: numbers of all seconds, address bins (compressed) of as many as fit,
+thinned out evenly when they do not. One thread adds and reads. Knows no files.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.summaries.event_index import EventIndex
-from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
+from kvscope_telemetry.summaries.packed_bins import NOTHING, BinPacker, Packed, num_bytes
+from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary, TimedEvent
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-MAX_BIN_BYTES: Final = 96 << 20
-"""Address bins of three hours in which every second changes; of longer ones every second, fourth, … is kept."""
+MAX_BIN_BYTES: Final = 48 << 20
+"""Compressed bins of many hours; of still longer courses those of every second, fourth, … second are kept."""
 _LATENCIES: Final = ("first_token", "inter_token", "queued")
 _QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s")
 _UNKNOWN: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
@@ -41,7 +42,8 @@ class Course:
         self._times = np.empty(64, np.int64)
         self._epochs = np.empty(64, np.int64)
         self._columns = np.empty((len(COURSE_COLUMNS), 64))
-        self._bins: list[AddressBins | None] = []
+        self._packer = BinPacker()
+        self._bins: list[Packed | None] = []
         """None: as in the second before."""
         self._free_runs: list[tuple[int, ...]] = []
         self._bin_bytes = 0
@@ -81,7 +83,7 @@ class Course:
         """A column of `AddressBins` in the seconds at `places`, shape (len(places), bins); all have as many bins as
         the last of them. A place of -1, and one without bins, is 0 (owner: -1)."""
         dtype = _DTYPES.get(name, np.dtype(np.uint8))
-        rows = [np.frombuffer(getattr(bins, name), dtype) for bins in self._bins_of(places.tolist())]
+        rows = [np.frombuffer(self._packer.column(bins, name), dtype) for bins in self._bins_of(places.tolist())]
         num_bins = next((row.size for row in reversed(rows) if row.size), 0)
         table = np.full((len(rows), num_bins), -1 if name == "owner" else 0, dtype)
         for into, row in zip(table, rows, strict=True):
@@ -105,11 +107,11 @@ class Course:
         if not num_gone:
             return
         first = self._bins_at(num_gone) if num_gone < self._size else None
-        self._bin_bytes -= sum(_num_bytes(bins) for bins in self._bins[:num_gone])
+        self._bin_bytes -= sum(num_bytes(bins) for bins in self._bins[:num_gone])
         del self._bins[:num_gone], self._free_runs[:num_gone]
         if self._bins and self._bins[0] is None:
             self._bins[0] = first
-            self._bin_bytes += _num_bytes(first)
+            self._bin_bytes += num_bytes(first)
         left = slice(num_gone, self._size)
         self._size -= num_gone
         for array in (self._times, self._epochs):
@@ -125,15 +127,16 @@ class Course:
         self._columns[:, self._size] = _numbers(summary)
         self._size += 1
         self._free_runs.append(summary.free_runs)
-        self._bins.append(summary.bins if self._size % self._stride == 0 or self._size == 1 else None)
-        self._bin_bytes += _num_bytes(self._bins[-1])
+        is_kept = self._size % self._stride == 0 or self._size == 1
+        self._bins.append(self._packer.pack(summary.bins) if summary.bins is not None and is_kept else None)
+        self._bin_bytes += num_bytes(self._bins[-1])
         if self._bin_bytes > self._max_bin_bytes:
             self._thin_out()
 
     def _drop_last(self) -> None:
         self._size -= 1
         self._free_runs.pop()
-        self._bin_bytes -= _num_bytes(self._bins.pop())
+        self._bin_bytes -= num_bytes(self._bins.pop())
 
     def _make_room(self) -> None:
         if self._size == self._times.size:
@@ -145,12 +148,12 @@ class Course:
         self._stride *= 2
         held = [place for place, bins in enumerate(self._bins) if bins is not None]
         for place in held[1::2]:
-            self._bin_bytes -= _num_bytes(self._bins[place])
+            self._bin_bytes -= num_bytes(self._bins[place])
             self._bins[place] = None
 
-    def _bins_of(self, places: list[int]) -> Iterator[AddressBins]:
+    def _bins_of(self, places: list[int]) -> Iterator[Packed]:
         """Of each place; hours in which nothing changed are walked through once where places ascend."""
-        before, found = -1, AddressBins()
+        before, found = -1, NOTHING
         for place in places:
             own = self._bins[place] if place >= 0 else None
             if own is not None:
@@ -163,13 +166,13 @@ class Course:
             before = place
             yield found
 
-    def _bins_at(self, place: int) -> AddressBins:
+    def _bins_at(self, place: int) -> Packed:
         while place >= 0:
             bins = self._bins[place]
             if bins is not None:
                 return bins
             place -= 1
-        return AddressBins()
+        return NOTHING
 
 
 def _numbers(summary: Summary) -> list[float]:
@@ -180,7 +183,3 @@ def _numbers(summary: Summary) -> list[float]:
         numbers.append(float(latency.count))
         numbers += [part if latency.count else np.nan for part in (latency.p50_s, latency.p95_s, latency.p99_s)]
     return numbers
-
-
-def _num_bytes(bins: AddressBins | None) -> int:
-    return 0 if bins is None else sum(len(getattr(bins, name)) for name in AddressBins.__struct_fields__)

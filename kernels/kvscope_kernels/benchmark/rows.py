@@ -17,6 +17,7 @@ _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
 DECODE: Final = (
     Workload(name="8 x 32k", seq_lens=(32768,) * 8),
+    Workload(name="64 x 4k", seq_lens=(4096,) * 64),
     Workload(name="32 x 4k", seq_lens=(4096,) * 32),
     Workload(name="8 x 4k", seq_lens=(4096,) * 8),
     Workload(name="1 x 32k", seq_lens=(32768,)),
@@ -25,7 +26,7 @@ DECODE: Final = (
 QUANTIZED: Final = tuple(
     replace(work, name=f"{work.name}, {name}", kv_dtype=dtype)
     for dtype, name in ((torch.int8, "int8"), (torch.float8_e4m3fn, "fp8"))
-    for work in (DECODE[0], DECODE[2], DECODE[4])
+    for work in (DECODE[0], DECODE[3], DECODE[5])
 )
 SKEWED: Final = Workload(name="1 x 32k + 31 x 1k", seq_lens=(32768,) + (1024,) * 31)
 WRITE: Final = (
@@ -36,7 +37,24 @@ WRITE: Final = (
 )
 PREFILL: Final = (
     Workload(name="1 x 4k", seq_lens=(4096,), query_lens=(4096,)),
+    Workload(name="8 x 2k", seq_lens=(2048,) * 8, query_lens=(2048,) * 8),
     Workload(name="8 x 1k", seq_lens=(1024,) * 8, query_lens=(1024,) * 8),
+    Workload(
+        name="16 x 1k, 9/3/64",
+        seq_lens=(1024,) * 16,
+        query_lens=(1024,) * 16,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+    ),
+    Workload(
+        name="4 x 1k, 8/4/256",
+        seq_lens=(1024,) * 4,
+        query_lens=(1024,) * 4,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+    ),
     Workload(name="512 after 16k", seq_lens=(16384,), query_lens=(512,)),
     Workload(name="512 after 16k, int8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.int8),
     Workload(name="512 after 16k, fp8", seq_lens=(16384,), query_lens=(512,), kv_dtype=torch.float8_e4m3fn),

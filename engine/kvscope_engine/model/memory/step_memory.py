@@ -55,6 +55,8 @@ class HeadShape:
     num_kv_heads: int
     head_dim: int
     element_bytes: int
+    is_quantized: bool = False
+    """Whether the cache has 8 bits."""
 
 
 def max_batched_tokens(config: EngineConfig, device_type: str) -> int:
@@ -77,6 +79,7 @@ def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors
         num_kv_heads=loaded.num_kv_heads,
         head_dim=loaded.head_dim,
         element_bytes=loaded.dtype.itemsize,
+        is_quantized=config.kv_cache_dtype != "auto",
     )
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_logits_bytes(limits, logits_width(loaded))
     return StepReserves(
@@ -120,6 +123,6 @@ def logits_width(loaded: LoadedModel) -> int:
 
 def _partials(size: int, length: int, heads: HeadShape, num_multiprocessors: int) -> int:
     group = heads.num_heads // heads.num_kv_heads
-    tiles = decode_tiles(heads.head_dim, heads.head_dim, group, heads.element_bytes)
-    plan = plan_splits(length, size * heads.num_kv_heads, tiles.tile_n, num_multiprocessors)
+    tiles = decode_tiles(heads.head_dim, heads.head_dim, group, heads.element_bytes, is_quantized=heads.is_quantized)
+    plan = plan_splits(length, size * heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
     return FLOAT32_BYTES * size * heads.num_heads * plan.num_splits * (heads.head_dim + 1)

@@ -94,11 +94,17 @@ def measured_torch_pinned_bytes(num_bytes: int) -> int | None:
     """The same as torch itself counts it, by pinning that much once; None without CUDA."""
     if not torch.cuda.is_available():
         return None
-    before = int(torch.cuda.host_memory_stats()["active_bytes.current"])
+    torch.cuda.init()  # without it torch counts nothing
+    before = _pinned_bytes()
     tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    taken = int(torch.cuda.host_memory_stats()["active_bytes.current"]) - before
+    taken = _pinned_bytes() - before
     del tensor
     return taken
+
+
+def _pinned_bytes() -> int:
+    """By torch's count, which has no entries before the first."""
+    return int(torch.cuda.host_memory_stats().get("active_bytes.current", 0))
 
 
 def _check_room(num_bytes: int, free: int) -> None:

@@ -29,22 +29,41 @@ def make(cuda: Any) -> CudaPages:
 
 def test_every_page_is_made_at_the_start_and_given_back_in_reverse(cuda: Any) -> None:
     pages = make(cuda)
-    assert (cuda.reserved, len(cuda.handles), pages.num_bytes) == (36 * MIB, 9, 18 * MIB)
-    assert (pages.resident_bytes(), cuda.mapped) == (0, {})
+    assert (cuda.reserved, len(cuda.handles), pages.num_bytes) == (36 * MIB, 9 + 1, 18 * MIB)
+    assert pages.resident_bytes() == 0
     pages.map(0, 2)
     pages.map(6, 4)
     assert pages.resident_bytes() == (1 + 2 + 2 + 4) * 2 * MIB
     del cuda.calls[:]
     pages.close()
     assert cuda.names[:2] == ["cuCtxSetCurrent", "synchronize"]
-    assert cuda.names[2:] == [*["cuMemUnmap"] * 9, *["cuMemRelease"] * 9, "cuMemAddressFree"]
+    assert cuda.names[2:] == [*["cuMemUnmap"] * 9, *["cuMemRelease"] * 10, "cuMemAddressFree"]
     unmapped = [arguments[0] for name, arguments in cuda.calls if name == "cuMemUnmap"]
     second_layer = cuda.base + 12 * MIB
     assert unmapped[0] == second_layer + (6 + 3) * 2 * MIB
     assert unmapped[-1] == cuda.base
     assert (cuda.handles, cuda.reserved) == (set(), 0)
     pages.close()
-    assert len(cuda.calls) == 21, "closed once"
+    assert len(cuda.calls) == 22, "closed once"
+
+
+def test_where_a_tensor_begins_something_is_always_mapped(cuda: Any) -> None:
+    """Triton refuses a tensor whose first address has nothing behind it."""
+    pages = make(cuda)
+    beginnings = {cuda.base, cuda.base + 12 * MIB}
+    assert set(cuda.mapped) == cuda.allowed == beginnings
+    (floor,) = set(cuda.mapped.values())
+    cuda.is_busy = True
+    pages.map(0, 2)
+    assert set(cuda.mapped) == cuda.allowed == beginnings | {cuda.base + 14 * MIB}
+    assert floor not in cuda.mapped.values(), "blocks have pages of their own"
+    pages.unmap(0, 2)
+    assert set(cuda.mapped) == cuda.allowed == beginnings
+    assert set(cuda.mapped.values()) == {floor}
+    pages.map(2, 4)
+    assert beginnings < set(cuda.mapped)
+    pages.close()
+    assert (cuda.handles, cuda.reserved) == (set(), 0)
 
 
 def test_access_is_set_after_the_maps_of_each_layer(cuda: Any) -> None:
@@ -53,7 +72,9 @@ def test_access_is_set_after_the_maps_of_each_layer(cuda: Any) -> None:
     pages.map(2, 2)
     assert cuda.names == ["cuCtxSetCurrent", *["cuMemMap", "cuMemSetAccess"], *["cuMemMap"] * 2, "cuMemSetAccess"]
     layer = cuda.base + 12 * MIB
-    assert set(cuda.mapped) == cuda.allowed == {cuda.base + 2 * MIB, layer + 4 * MIB, layer + 6 * MIB}
+    beginnings = {cuda.base, layer}
+    assert set(cuda.mapped) - beginnings == {cuda.base + 2 * MIB, layer + 4 * MIB, layer + 6 * MIB}
+    assert set(cuda.mapped) == cuda.allowed
 
 
 def test_nothing_is_unmapped_before_the_device_is_done(cuda: Any) -> None:
@@ -66,6 +87,7 @@ def test_nothing_is_unmapped_before_the_device_is_done(cuda: Any) -> None:
     assert set(cuda.mapped) == cuda.allowed == {cuda.base, cuda.base + 12 * MIB, cuda.base + 14 * MIB}
     pages.map(6, 4)  # the pages are used again
     assert len(cuda.mapped) == 9
+    assert pages.resident_bytes() == 9 * 2 * MIB
 
 
 def test_mapping_twice_is_an_error(cuda: Any) -> None:
@@ -75,7 +97,9 @@ def test_mapping_twice_is_an_error(cuda: Any) -> None:
         pages.map(0, 2)
 
 
-@pytest.mark.parametrize(("name", "call"), [("cuMemAddressReserve", 1), ("cuMemCreate", 1), ("cuMemCreate", 5)])
+@pytest.mark.parametrize(
+    ("name", "call"), [("cuMemAddressReserve", 1), ("cuMemCreate", 1), ("cuMemCreate", 5), ("cuMemCreate", 10)]
+)
 def test_a_refusal_at_the_start_leaves_nothing_behind(cuda: Any, name: str, call: int) -> None:
     cuda.fail[name] = call
     with pytest.raises(KvscopeError) as refusal:
@@ -90,7 +114,7 @@ def test_a_refusal_at_the_start_leaves_nothing_behind(cuda: Any, name: str, call
 @pytest.mark.parametrize("name", ["cuMemMap", "cuMemSetAccess", "cuMemUnmap"])
 def test_a_refusal_later_names_the_call_and_everything_can_still_be_given_back(cuda: Any, name: str) -> None:
     pages = make(cuda)
-    cuda.fail[name] = 2
+    cuda.fail[name] = cuda.counts.get(name, 0) + 2
 
     def map_and_unmap() -> None:
         for first in (0, 6):
