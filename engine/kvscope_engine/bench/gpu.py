@@ -115,7 +115,7 @@ def _read_rate(device: str) -> float:
     data = torch.ones(READ_BYTES // 4, dtype=torch.int32, device=device)
     sums = sums_for(data)
     seconds = time_on_gpu({"read": [lambda: stream_read(data, sums)]})["read"]
-    return READ_BYTES / seconds / 1e9
+    return float(READ_BYTES / seconds / 1e9)
 
 
 def _share(args: argparse.Namespace) -> float:

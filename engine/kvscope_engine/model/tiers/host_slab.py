@@ -94,7 +94,7 @@ def measured_torch_pinned_bytes(num_bytes: int) -> int | None:
     """The same as torch itself counts it, by pinning that much once; None without CUDA."""
     if not torch.cuda.is_available():
         return None
-    torch.cuda.init()  # without it torch counts nothing
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # without it torch counts nothing
     before = _pinned_bytes()
     tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     taken = _pinned_bytes() - before
