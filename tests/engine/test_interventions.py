@@ -1,4 +1,4 @@
-"""A real engine on a tiny model, over real sockets: what a person does to it shows in its ledger and in every mirror."""
+"""A real engine on a tiny model, over real sockets: what a person does to it shows in its ledger and every mirror."""
 
 from __future__ import annotations
 

@@ -232,6 +232,7 @@ class PageMapView(View):
         mirror = self.session.mirror
         if mirror.hello is None or not self.isVisible() or self.window().isMinimized():
             return
+        self.canvas.show_pins(mirror.pinned)
         told = (mirror, mirror.epoch, mirror.seq)
         if told == self._told and self.canvas.pointed_block < 0:
             return

@@ -28,8 +28,8 @@ class Reusable:
 def find_reusable(pool: BlockPool, tiers: LowerTiers | None, rate: PrefillRate, request: Request) -> Reusable:
     """All that is known of the request's first tokens, of which one at least is left to compute.
 
-    What a swapped-out request saved is used, unless the pool alone holds more of its text. Evicted prefixes are when loading them costs less than computing
-    their tokens, both as measured.
+    What a swapped-out request saved is used, unless the pool alone holds more of its text. Evicted prefixes are when
+    loading them costs less than computing their tokens, both as measured.
     """
     if tiers is None or pool.index is None:
         found = [] if pool.index is None else pool.index.find(usable_digests(pool, request))

@@ -1,0 +1,36 @@
+"""The context menus of what is selected: a block of the page map, a request of the table."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QMenu
+
+from kvscope_app.debugger.debug_actions import OF_BLOCK, OF_REQUEST, DebugActions
+from kvscope_app.views.requests.view import RequestsView
+from kvscope_app.window.actions import Actions
+from kvscope_app.window.window_body import WindowBody
+
+
+def add_selection_menus(window: WindowBody, actions: Actions, keeper: DebugActions) -> None:
+    """A menu on the page map; the request table's gets ours when it is there (`add_to_requests`)."""
+    canvas = window.page_map.canvas
+
+    def wanted(position: QPoint) -> None:
+        keeper.refresh()
+        menu = QMenu(window)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.setToolTipsVisible(True)
+        menu.addActions([actions[name] for name in OF_BLOCK])
+        menu.addSeparator()
+        menu.addActions([actions[name] for name in OF_REQUEST])
+        menu.popup(position)
+
+    canvas.menu_wanted.connect(wanted)
+
+
+def add_to_requests(view: RequestsView, actions: Actions) -> None:
+    """The request table's own menu goes on with ours."""
+    line = QAction(view.table)
+    line.setSeparator(True)
+    view.table.addActions([line, *(actions[name] for name in OF_REQUEST)])
