@@ -22,6 +22,7 @@ DEBUG: Final = "Debug"
 NUM_STEPS: Final = 10
 OF_REQUEST: Final = ("preempt_swap", "preempt_recompute", "abort_request", "pin_request", "evict_request")
 OF_BLOCK: Final = ("pin_block", "pin_prefix", "unpin_block", "evict_block")
+REST: Final = ("unpin_all", "limits")
 _NOTICE_MS: Final = 6000
 
 
@@ -134,7 +135,7 @@ class DebugActions(QObject):
         self._set("resume", control)
         for name in ("step", "step_more"):
             self._set(name, permission.why_not_step(session))
-        for name in ("unpin_all", "limits"):
+        for name in REST:
             self._set(name, permission.why_not_intervene(session))
         number, block = session.selected_request, current_block(self._window)
         for name, why in self._reasons(number, block).items():

@@ -6,10 +6,19 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
-from kvscope_app.debugger.debug_actions import OF_BLOCK, OF_REQUEST, DebugActions
+from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, REST, DebugActions
 from kvscope_app.views.requests.view import RequestsView
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.window_body import WindowBody
+
+
+def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
+    """What steps, what is done to a request, what to a block, and the rest."""
+    menu.setToolTipsVisible(True)
+    for spec in actions.in_group(DEBUG):
+        if spec.name in (OF_REQUEST[0], OF_BLOCK[0], REST[0]):
+            menu.addSeparator()
+        menu.addAction(actions[spec.name])
 
 
 def add_selection_menus(window: WindowBody, actions: Actions, keeper: DebugActions) -> None:
@@ -17,6 +26,7 @@ def add_selection_menus(window: WindowBody, actions: Actions, keeper: DebugActio
     canvas = window.page_map.canvas
 
     def wanted(position: QPoint) -> None:
+        window.page_map.select_holder(canvas.current_block)
         keeper.refresh()
         menu = QMenu(window)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

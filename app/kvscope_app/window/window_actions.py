@@ -8,9 +8,9 @@ from typing import Final
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu
 
-from kvscope_app.debugger.debug_actions import DEBUG, DebugActions, debug_actions
+from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
-from kvscope_app.debugger.selection_menus import add_selection_menus
+from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
 from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
@@ -71,9 +71,7 @@ def build_menus(window: WindowBody, actions: Actions) -> None:
     """Menus in the order of the groups."""
     bar = window.menuBar()
     _fill(bar.addMenu("&Engine"), actions, ENGINE)
-    debug = bar.addMenu("&Debug")
-    debug.setToolTipsVisible(True)
-    _fill(debug, actions, DEBUG)
+    fill_debug_menu(bar.addMenu("&Debug"), actions)
     time = bar.addMenu("&Time")
     _fill(time, actions, TIME)
     _fill(time.addMenu(EVENTS), actions, EVENTS)

@@ -204,6 +204,7 @@ def test_the_past_is_not_acted_on(engine, session, window):
     assert window.actions_by_name["hold"].isEnabled()
 
 
+@pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
 def test_the_map_s_menu_is_about_the_block_under_the_pointer(engine, session, window, qtbot):
     canvas = window.page_map.canvas
     position = canvas.cell_rect(8).center()
