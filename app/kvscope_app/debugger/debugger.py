@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.session import Session
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.commands import Abort, Command, Control, Done, Failed, GetStatus, Reply
+from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, GetStatus, Intervention, Reply
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.state.sync import FIRST_TAG
 
@@ -54,7 +54,9 @@ class Debugger(QObject):
         words = done.get(action, "the prefix cache is empty")
         self.ask(Control, done=words, action=action, lease_s=lease_s, num_steps=num_steps, heard=self._note(action))
 
-    def ask(self, kind: type[Command], *, done: str = "done", heard: Heard | None = None, **fields: Any) -> None:
+    def ask(
+        self, kind: type[Control | Intervention], *, done: str = "done", heard: Heard | None = None, **fields: Any
+    ) -> None:
         """Send a command of `kind` with `fields`; `done` are the words for an engine that says no more than that."""
         self._next_tag += 1
         try:

@@ -39,8 +39,8 @@ class LimitsSheet(Sheet):
 
     def apply(self) -> None:
         """Ask the engine for what is in the fields."""
-        values = {name: field.value() for name, field in self.fields.items()}
-        self._debugger.ask(SetLimits, heard=self._hear, **values)
+        num_seqs, num_tokens = (field.value() for field in self.fields.values())
+        self._debugger.ask(SetLimits, heard=self._hear, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
 
     def _hear(self, words: str, was_done: bool) -> None:
         if not isValid(self):  # it was closed meanwhile

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QMenu
+from PySide6.QtWidgets import QMenu, QWidget
 
 from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, REST, DebugActions
-from kvscope_app.views.requests.view import RequestsView
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.window_body import WindowBody
 
@@ -22,7 +21,7 @@ def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
 
 
 def add_selection_menus(window: WindowBody, actions: Actions, keeper: DebugActions) -> None:
-    """A menu on the page map; the request table's gets ours when it is there (`add_to_requests`)."""
+    """A menu on the page map; a table of requests gets ours when it is there (`add_to_requests`)."""
     canvas = window.page_map.canvas
 
     def wanted(position: QPoint) -> None:
@@ -39,8 +38,8 @@ def add_selection_menus(window: WindowBody, actions: Actions, keeper: DebugActio
     canvas.menu_wanted.connect(wanted)
 
 
-def add_to_requests(view: RequestsView, actions: Actions) -> None:
-    """The request table's own menu goes on with ours."""
-    line = QAction(view.table)
+def add_to_requests(table: QWidget, actions: Actions) -> None:
+    """The request table's own menu, which is of its actions, goes on with ours."""
+    line = QAction(table)
     line.setSeparator(True)
-    view.table.addActions([line, *(actions[name] for name in OF_REQUEST)])
+    table.addActions([line, *(actions[name] for name in OF_REQUEST)])

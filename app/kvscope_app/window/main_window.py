@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
+from PySide6.QtWidgets import QWidget
 
 from kvscope_app.debugger.debug_actions import NUM_STEPS
 from kvscope_app.debugger.held_bar import HeldBar
@@ -176,8 +177,8 @@ class MainWindow(WindowBody):
         dock.setWidget(view)
         placeholder.deleteLater()
         self._add_view(spec.name, view)
-        if spec.name == "requests":
-            add_to_requests(view, self.actions_by_name)
+        if isinstance(table := getattr(view, "table", None), QWidget) and spec.name == "requests":
+            add_to_requests(table, self.actions_by_name)
         self._keep_sizes()
         if spec is DOCKS[0] and self.session.takes_commands:
             view.setFocus()  # the prompt is where one begins

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from kvscope_engine.server.block_texts import BlockTextErrand
 from kvscope_engine.server.command_desk import CommandDesk
-from kvscope_engine.server.intervening import Intervening
+from kvscope_engine.server.debugging.intervening import Intervening
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.open_requests import OpenRequests
 from kvscope_engine.server.pending_submits import PendingSubmits

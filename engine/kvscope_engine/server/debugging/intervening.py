@@ -9,9 +9,9 @@ import struct
 from collections.abc import Callable
 
 from kvscope_engine.server.command_desk import CommandDesk, Told
-from kvscope_engine.server.pin_book import PinBook
+from kvscope_engine.server.debugging.pin_book import PinBook
+from kvscope_engine.server.debugging.single_steps import SingleSteps
 from kvscope_engine.server.served_engine import ServedEngine
-from kvscope_engine.server.single_steps import SingleSteps
 from kvscope_telemetry.messages.commands import (
     Control,
     Done,
