@@ -22,7 +22,7 @@ DEBUG: Final = "Debug"
 NUM_STEPS: Final = 10
 OF_REQUEST: Final = ("preempt_swap", "preempt_recompute", "abort_request", "pin_request", "evict_request")
 OF_BLOCK: Final = ("pin_block", "pin_prefix", "unpin_block", "evict_block")
-REST: Final = ("unpin_all", "limits")
+REST: Final = ("unpin_all", "unpin_anyones", "limits")
 _NOTICE_MS: Final = 6000
 
 
@@ -38,14 +38,15 @@ def debug_actions(window: WindowBody) -> list[ActionSpec]:
         ActionSpec(
             "preempt_recompute", "Preempt the selected request by recompute", DEBUG, partial(acts.preempt, "recompute")
         ),
-        ActionSpec("abort_request", "Abort the selected request, whoever's it is", DEBUG, acts.abort),
+        ActionSpec("abort_request", "Abort the selected request, whoever sent it", DEBUG, acts.abort),
         ActionSpec("pin_request", "Pin the cached blocks of the selected request", DEBUG, acts.pin_request),
         ActionSpec("evict_request", "Evict what the selected request left cached", DEBUG, acts.evict_request),
         ActionSpec("pin_block", "Pin the block", DEBUG, partial(acts.pin, with_prefix=False)),
         ActionSpec("pin_prefix", "Pin the block and all before it in its text", DEBUG, partial(acts.pin)),
         ActionSpec("unpin_block", "Unpin the block", DEBUG, acts.unpin),
         ActionSpec("evict_block", "Evict the block from the prefix cache", DEBUG, acts.evict),
-        ActionSpec("unpin_all", "Unpin all that this window pinned", DEBUG, acts.unpin_all),
+        ActionSpec("unpin_all", "Unpin all that this window pinned", DEBUG, partial(acts.unpin_all, anyones=False)),
+        ActionSpec("unpin_anyones", "Unpin all, whoever pinned it", DEBUG, partial(acts.unpin_all, anyones=True)),
         ActionSpec("limits", "Limits of the batch…", DEBUG, lambda: LimitsSheet(window, window.debugger).show()),
     ]
 
@@ -76,13 +77,13 @@ class _Acts:
         self._window.debugger.ask(Pin, blocks=(current_block(self._window),), with_prefix=with_prefix)
 
     def unpin(self) -> None:
-        self._window.debugger.ask(Unpin, blocks=(current_block(self._window),))
+        self._window.debugger.ask(Unpin, blocks=(current_block(self._window),), anyones=True)
 
     def evict(self) -> None:
         self._window.debugger.ask(Evict, blocks=(current_block(self._window),))
 
-    def unpin_all(self) -> None:
-        self._window.debugger.ask(Unpin)
+    def unpin_all(self, *, anyones: bool) -> None:
+        self._window.debugger.ask(Unpin, anyones=anyones)
 
 
 def current_block(window: WindowBody) -> int:

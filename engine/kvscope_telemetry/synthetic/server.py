@@ -107,7 +107,7 @@ class SyntheticServer:
 
     def release(self) -> None:
         """Step again."""
-        self._is_held = False
+        self._is_held, self._held_by = False, ""
         self._wake.set()
 
     def close(self, *, goodbye: bool = True) -> None:
@@ -269,7 +269,6 @@ class SyntheticServer:
             self.hold()
             self._held_by = self._name_of(client)
         elif command.action == "resume":
-            self._held_by = ""
             self.release()
         elif command.action == "shutdown":
             self._closing = True

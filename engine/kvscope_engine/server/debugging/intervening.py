@@ -115,7 +115,8 @@ class Intervening:
             total += count
         left = len(set(command.blocks) & set(self._engine.interventions.pinned))
         others = f"; {_blocks(left)} pinned by {self._pins.names}" if left else ""
-        return (f"{_blocks(total)} unpinned" if total else "nothing of that was pinned by you") + others
+        nothing = "nothing of that was pinned" + ("" if command.anyones else " by you")
+        return (f"{_blocks(total)} unpinned" if total else nothing) + others
 
     def _tell(self) -> None:
         pinned = self._engine.interventions.pinned
