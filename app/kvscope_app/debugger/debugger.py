@@ -35,6 +35,7 @@ class Debugger(QObject):
         self.session = session
         self.is_ours = False
         """Whether the engine is held because this window asked for it."""
+        self._stood_still = False
         self._next_tag = _OUR_TAGS
         self._asked: dict[int | str, tuple[str, Heard | None]] = {}
         session.replies.connect(self._read)
@@ -99,8 +100,11 @@ class Debugger(QObject):
         self.answered.emit(sentence(words), was_done)
 
     def _look(self) -> None:
-        if self.session.status.state is SourceState.LIVE:
+        """Our hold is over when the engine stood still and goes on: it seems live for a while after the answer."""
+        state = self.session.status.state
+        if self._stood_still and state is SourceState.LIVE:
             self.is_ours = False
+        self._stood_still = state is SourceState.PAUSED
 
 
 def sentence(words: str) -> str:

@@ -100,6 +100,14 @@ def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session
     answer(engine, session)
     be(engine, session, SourceState.PAUSED, "by ann, me")
     assert bar.holder.text() == "Held by you"
+    window.actions_by_name["resume"].trigger()
+    answer(engine, session)
+    be(engine, session)
+    window.actions_by_name["hold"].trigger()
+    answer(engine, session)
+    be(engine, session)  # what it says of itself comes a little later
+    be(engine, session, SourceState.PAUSED, "by me")
+    assert bar.holder.text() == "Held by you"
     step = next(button for button in bar.buttons if button.text() == "Step")
     step.click()
     answer(engine, session, what="step 12 ran")
