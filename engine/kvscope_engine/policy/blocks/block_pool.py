@@ -122,7 +122,7 @@ class BlockPool:
 
     def num_idle(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` are cached and not pinned, so that a hit on them takes away from what is available."""
-        idle = self._cached
+        idle = self._cached.idle
         return sum(block in idle for block in blocks)
 
     def allocate(self, count: int, owner: int) -> list[int]:
