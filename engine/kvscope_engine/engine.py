@@ -20,6 +20,7 @@ from kvscope_engine.completion import Completion, collect
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
+from kvscope_engine.interventions import Interventions
 from kvscope_engine.memory_shortage import run_with_shortages
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
@@ -67,6 +68,7 @@ class Engine:
         self._frame_builder = FrameBuilder(
             self._epoch, self._parts.pool, self._parts.scheduler, self._publish, messages_dropped=messages_dropped
         )
+        self.interventions = Interventions(self._parts.pool, self._parts.scheduler, self._record_idle)
         self._streams: dict[int, OutputStream] = {}
         self._spoken: dict[int, OutputStream] = {}
         """Those of them with something to hand out: thousands may wait in the queue and say nothing."""

@@ -70,6 +70,8 @@ class SourceStatus:
     last_message_ns: int = 0
     role: str = ""
     """What we may do at the engine: "viewer" or "operator"; empty before it has said so."""
+    intervenes: bool = False
+    """Whether the engine knows how to step, preempt, pin, evict and change its limits."""
 
 
 SERIES_FIELDS = (

@@ -268,9 +268,13 @@ class Drive:
             if token is not None:
                 self._give(item.request, token)
         self.scheduler.check_integrity()
+        self.forget_freed()
+        return plan, result
+
+    def forget_freed(self) -> None:
+        """What is free holds nothing that anybody may read."""
         state = self.pool.ledger.state[: self.pool.num_blocks]
         self.kv[np.isin(state, (BlockState.FREE, BlockState.UNMAPPED))] = POISON
-        return plan, result
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until nothing is unfinished; returns the number of steps."""
@@ -312,7 +316,7 @@ class Drive:
     def _check_plan(self, plan: StepPlan) -> None:
         shape, ledger = self.shape, self.pool.ledger
         counts = [item.num_tokens for item in plan.scheduled]
-        assert plan.num_tokens == sum(counts) <= shape.max_num_batched_tokens
+        assert plan.num_tokens == sum(counts) <= self.scheduler.max_num_batched_tokens
         assert self.scheduler.num_running <= shape.max_num_seqs
         assert all(count == 1 for count in counts[: plan.num_single_token])
         assert all(count > 1 for count in counts[plan.num_single_token :])

@@ -99,7 +99,7 @@ class EngineNotices(QObject):
                 self._source_ended(status.reason)
         elif status.state is SourceState.STUCK and not banner.isVisible():
             banner.tell(f"The engine is stuck: {status.reason}", "It is alive, but its step does not end.")
-        elif status.state is SourceState.LIVE and self._is_over(banner.text):
+        elif status.state in (SourceState.LIVE, SourceState.PAUSED) and self._is_over(banner.text):
             self._has_ended = False
             banner.hide()
 

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
+from PySide6.QtWidgets import QWidget
 
+from kvscope_app.debugger.debug_actions import NUM_STEPS
+from kvscope_app.debugger.held_bar import HeldBar
+from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
@@ -73,6 +77,7 @@ class MainWindow(WindowBody):
         add_actions(self, self.actions_by_name)
         build_menus(self, self.actions_by_name)
         self.playback = self._build_playback()
+        self.held = self._build_held()
         self._corner = self._build_corner()
         self._status = StatusBar(session, self)
         self.setStatusBar(self._status)
@@ -124,6 +129,13 @@ class MainWindow(WindowBody):
         self._body.addWidget(bar)
         return bar
 
+    def _build_held(self) -> HeldBar:
+        """Under the banner."""
+        labels = (("Step", "step"), (f"Step {NUM_STEPS}", "step_more"), ("Go on", "resume"))
+        bar = HeldBar(self.debugger, tuple((label, self.actions_by_name[name]) for label, name in labels))
+        self._body.insertWidget(1, bar)
+        return bar
+
     def _restore_layout(self) -> None:
         layout.default_size(self)
         self.reset_layout()
@@ -165,6 +177,8 @@ class MainWindow(WindowBody):
         dock.setWidget(view)
         placeholder.deleteLater()
         self._add_view(spec.name, view)
+        if isinstance(table := getattr(view, "table", None), QWidget) and spec.name == "requests":
+            add_to_requests(table, self.actions_by_name)
         self._keep_sizes()
         if spec is DOCKS[0] and self.session.takes_commands:
             view.setFocus()  # the prompt is where one begins
@@ -176,7 +190,7 @@ class MainWindow(WindowBody):
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
         self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
-        for part in (self._corner, self._status, self.banner, self.welcome, self.playback):
+        for part in (self._corner, self._status, self.banner, self.welcome, self.playback, self.held):
             part.apply_theme(theme)
         for dock in self.docks.values():
             dock.apply_theme(theme)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu
 
+from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
+from kvscope_app.debugger.permission import FOR_OPERATORS
+from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
 from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
@@ -19,7 +22,6 @@ from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_app.window.sheets.command_palette import CommandPalette
 from kvscope_app.window.sheets.help_sheets import about_sheet, shortcut_sheet
 from kvscope_app.window.window_body import WindowBody
-from kvscope_telemetry.messages.commands import Control
 
 ENGINE: Final = "Engine"
 VIEW: Final = "View"
@@ -29,8 +31,6 @@ THEME: Final = "Theme"
 HELP: Final = "Help"
 EVENTS: Final = "Which events"
 _NOTICE_MS: Final = 6000
-PAUSE_LEASE_S: Final = 5.0
-"""An engine that was told to hold goes on when this window was not heard of for so long."""
 _NEED_A_PAST: Final = (
     "to_start",
     "back",
@@ -44,18 +44,26 @@ _NEED_A_PAST: Final = (
     "slower",
     "faster",
 )
-FOR_OPERATORS: Final = "You are a viewer at this engine: this is for operators"
 
 
 def add_actions(window: WindowBody, actions: Actions) -> None:
     """Everything a person can do in `window`."""
     jumps = EventJumps(window.session, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (*playback_actions(window.session, jumps), *event_kind_actions(jumps, EVENTS), *recording_actions(window))
-    for spec in (*time, *_engine(window), *_view(window), *_map(window), *_panels(window), *_theme(window)):
+    for spec in (
+        *time,
+        *_engine(window),
+        *debug_actions(window),
+        *_view(window),
+        *_map(window),
+        *_panels(window),
+        *_theme(window),
+    ):
         actions.add(spec)
     _add_dock_toggles(window, actions)
     for spec in _help(window):
         actions.add(spec)
+    add_selection_menus(window, actions, DebugActions(window, actions))
     _keep_checks(window, actions)
 
 
@@ -63,6 +71,7 @@ def build_menus(window: WindowBody, actions: Actions) -> None:
     """Menus in the order of the groups."""
     bar = window.menuBar()
     _fill(bar.addMenu("&Engine"), actions, ENGINE)
+    fill_debug_menu(bar.addMenu("&Debug"), actions)
     time = bar.addMenu("&Time")
     _fill(time, actions, TIME)
     _fill(time.addMenu(EVENTS), actions, EVENTS)
@@ -79,9 +88,9 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("log", "Show engine log", ENGINE, window.notices.show_log, ("Ctrl+Shift+G",), "log"),
     ]
     control = [
-        ActionSpec("hold", "Hold the engine's steps", ENGINE, partial(_control, window, "pause")),
-        ActionSpec("resume", "Let the engine go on", ENGINE, partial(_control, window, "resume")),
-        ActionSpec("reset_cache", "Empty the prefix cache", ENGINE, partial(_control, window, "reset_prefix_cache")),
+        ActionSpec(
+            "reset_cache", "Empty the prefix cache", ENGINE, partial(window.debugger.control, "reset_prefix_cache")
+        ),
     ]
     attach = [
         ActionSpec(
@@ -187,9 +196,8 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
     actions["events_preempted"].setChecked(True)
 
     def role() -> None:
-        for name in ("hold", "resume", "reset_cache"):
-            actions[name].setEnabled(session.may_operate)
-            actions[name].setToolTip(FOR_OPERATORS if session.is_viewer else "")
+        actions["reset_cache"].setEnabled(session.may_operate)
+        actions["reset_cache"].setToolTip(FOR_OPERATORS if session.is_viewer else "")
 
     def forget(_: object) -> None:
         """The session may outlive the actions."""
@@ -235,7 +243,3 @@ def _open_shortcuts(window: WindowBody) -> None:
 def _ask_endpoint(window: WindowBody) -> None:
     if window.attach is not None:
         AttachSheet(window, window.attach).show()
-
-
-def _control(window: WindowBody, action: Literal["pause", "resume", "reset_prefix_cache"]) -> None:
-    window.session.send(Control(action=action, lease_s=PAUSE_LEASE_S if action == "pause" else 0.0))

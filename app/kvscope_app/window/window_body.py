@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from PySide6.QtCore import QSettings, Qt, Signal
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
+from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.look.model_name import model_name
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
@@ -70,6 +71,7 @@ class WindowBody(QMainWindow):
         self.views: dict[str, View] = {}
         self.docks: dict[str, Dock] = {}
         self.setWindowTitle("kvscope")
+        self.debugger = Debugger(session, self)
         self.banner = Banner(self)
         self.welcome = Welcome()
         self.page_map = PageMapView(session)

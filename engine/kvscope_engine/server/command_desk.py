@@ -7,6 +7,7 @@ into that queue; while there is no engine they are refused with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvscope_engine.server.block_texts import BlockTextErrand
@@ -33,12 +34,24 @@ SMALL_JOIN_BYTES: Final = 64 << 10
 """An introduction up to this, of a client of which nothing waits, is taken however much waits of the others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What everybody is told with each heartbeat, as in `Heartbeat`."""
+
+    pinned: bytes = b""
+    pinned_by: str = ""
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+
+
 class CommandDesk:
     """Knows the phase. `stop` is called when a client asks for a shutdown while the model loads."""
 
     def __init__(self, stop: Callable[[], None], limits: ServiceLimits | None = None) -> None:
         self.telemetry_endpoint = ""
         self.pauses = Pauses()
+        self.told = Told()
+        """The engine's thread sets another, any may read it."""
         self.wants_ticks = False
         """Whether the engine's thread is to be woken now and then though there is nothing else to do."""
         self.phase: Literal["loading", "ready", "failed"] = "loading"
@@ -158,6 +171,7 @@ class CommandDesk:
             paused=self.paused,
             paused_by=self.pauses.names,
             tag=tag,
+            intervenes=True,
         )
 
     def _without_engine(self, command: Command) -> Reply:

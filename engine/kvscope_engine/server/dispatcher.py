@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from kvscope_engine.server.block_texts import BlockTextErrand
 from kvscope_engine.server.command_desk import CommandDesk
+from kvscope_engine.server.debugging.intervening import Intervening
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.open_requests import OpenRequests
 from kvscope_engine.server.pending_submits import PendingSubmits
@@ -29,6 +30,7 @@ from kvscope_telemetry.messages.commands import (
     FinishReason,
     GetBlockText,
     GetSnapshot,
+    Intervention,
     Refused,
     Reply,
     Submit,
@@ -61,12 +63,14 @@ class Dispatcher:
         self._open = OpenRequests(limits)
         self._pending = PendingSubmits(engine.prompt_token_ids, desk.put_prepared, limits)
         self._sessions = Sessions()
+        self._intervening = Intervening(engine, desk, reply, name_of)
         self._snapshots = SharedSnapshots(engine, reply, limits.client_snapshots, lambda: self.has_work)
 
     @property
     def has_work(self) -> bool:
         """Whether there is a step to run."""
-        return not self._desk.paused and (self._engine.has_unfinished or self.touched)
+        may_step = not self._desk.paused or self._intervening.steps.any
+        return may_step and (self._engine.has_unfinished or self.touched)
 
     def do(self, client: bytes, work: Work) -> None:
         """Do a piece of work for a client, whatever it is."""
@@ -91,6 +95,7 @@ class Dispatcher:
         """One step of the engine; what it says goes to who asked."""
         self.touched = False
         self.route(self._engine.step())
+        self._intervening.stepped()
         self._snapshots.tick()
 
     def route(self, outputs: Iterable[Tokens | Finished]) -> None:
@@ -117,6 +122,7 @@ class Dispatcher:
         """A client is gone or does not read: work for it ends, at once or when it does not come back."""
         self._snapshots.forget(client)
         self._desk.pauses.release(client)
+        self._intervening.lose(client)
         may_return = self._sessions.leave(client)
         for refusal in self._desk.refuse_lost(client, may_return=may_return):
             self._reply(client, refusal)
@@ -130,7 +136,8 @@ class Dispatcher:
         """Time went by: look after those who hold the engine, and those who are away."""
         pauses = self._desk.pauses
         pauses.expire()
-        for client in pauses.holders:
+        self._intervening.look_at_holders()
+        for client in {*pauses.holders, *self._intervening.holders}:
             self._reply(client, self._desk.status(0))  # a connection that is gone is noticed when something is said
         for client in self._sessions.expired():
             self._give_up(client)
@@ -195,6 +202,10 @@ class Dispatcher:
             return self._read_blocks(client, BlockTextErrand(command))
         if isinstance(command, Control):
             return self._control(client, command)
+        if isinstance(command, Intervention):
+            reply = self._intervening.do(client, command)
+            self._desk.wants_ticks = self._wants_ticks
+            return reply
         return refuse(command, f"{type(command).__name__} is not served here")
 
     def _read_blocks(self, client: bytes, errand: BlockTextErrand) -> Reply | None:
@@ -248,15 +259,19 @@ class Dispatcher:
             for client, last in self._open.end_one(request_id, "abort"):
                 self._say(client, last)
 
-    def _control(self, client: bytes, command: Control) -> Reply:
+    def _control(self, client: bytes, command: Control) -> Reply | None:
+        if command.action == "step":
+            return self._intervening.step(client, command)
         if command.action == "reset_prefix_cache":
             self._engine.reset_prefix_cache()
+            self._intervening.reset()
         elif command.action == "shutdown":
             self.stopping = True
         elif command.action == "pause":
             self._desk.pauses.hold(client, self._name_of(client), command.lease_s)
         else:
             self._desk.pauses.release_all()
+            self._intervening.look_at_holders()
         self._snapshots.tick()  # while nothing steps nobody waits for it
         self._desk.wants_ticks = self._wants_ticks
         return Done(tag=command.tag)
@@ -271,4 +286,4 @@ class Dispatcher:
 
     @property
     def _wants_ticks(self) -> bool:
-        return self._desk.paused or self._sessions.any_away
+        return self._desk.paused or bool(self._intervening.holders) or self._sessions.any_away

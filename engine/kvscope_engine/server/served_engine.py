@@ -12,6 +12,33 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 Publish: TypeAlias = Callable[[TelemetryMessage], None]
 
 
+class ServedInterventions(Protocol):
+    """What can be done to an engine between two steps. Each raises BadInput with the reason where it is not done."""
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """`max_num_seqs` and `max_num_batched_tokens` as they are now."""
+
+    @property
+    def pinned(self) -> list[int]:
+        """Blocks that are not evicted, ascending."""
+
+    def preempt(self, number: int, how: str, by: str) -> str:
+        """A running request gives up its blocks; what was done, in one line."""
+
+    def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
+        """Keep blocks from being evicted; those that are pinned by this."""
+
+    def unpin(self, blocks: Sequence[int], by: str) -> None:
+        """They may be evicted again; does nothing for those that are not pinned."""
+
+    def evict(self, blocks: Sequence[int], by: str) -> str:
+        """Cached blocks lose their prefix; what was done, in one line."""
+
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
+        """For the steps from now on, 0 leaves one as it is; what was done, in one line."""
+
+
 class ServedEngine(Protocol):
     """An engine that is loaded.
 
@@ -21,6 +48,10 @@ class ServedEngine(Protocol):
     @property
     def hello(self) -> Hello:
         """Who it is."""
+
+    @property
+    def interventions(self) -> ServedInterventions:
+        """What a person may do to it."""
 
     @property
     def has_unfinished(self) -> bool:

@@ -212,6 +212,7 @@ class EngineService:
         if self._desk.wants_ticks:
             self._desk.wants_ticks = False  # until the engine's thread has had this one
             self._desk.tick()
+        told = self._desk.told
         return Heartbeat(
             epoch=engine.hello.epoch,
             time_ns=time.monotonic_ns(),
@@ -220,6 +221,10 @@ class EngineService:
             num_unfinished=engine.num_unfinished,
             step_started_ns=engine.step_started_ns,
             paused_by=self._desk.pauses.names,
+            pinned=told.pinned,
+            pinned_by=told.pinned_by,
+            max_num_seqs=told.max_num_seqs,
+            max_num_batched_tokens=told.max_num_batched_tokens,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from kvscope_telemetry.messages.commands import Abort, Command, GetBlockText, GetStatus, Submit
+from kvscope_telemetry.messages.commands import Abort, Command, Evict, GetBlockText, GetStatus, Pin, Submit, Unpin
 
 COMMAND_BYTES: Final = 1_000
 """Of a command that carries nothing: its objects and its place in a queue."""
@@ -22,7 +22,7 @@ def command_bytes(command: Command) -> int:
     """Bytes that `command` takes while it waits; never less than what it took on the wire, by far."""
     if isinstance(command, Submit):
         return COMMAND_BYTES + _submit_bytes(command)
-    if isinstance(command, GetBlockText):
+    if isinstance(command, GetBlockText | Pin | Unpin | Evict):
         return COMMAND_BYTES + NUMBER_BYTES * len(command.blocks)
     if isinstance(command, Abort):
         return COMMAND_BYTES + sys.getsizeof(command.request_id)

@@ -19,9 +19,12 @@ MAX_CHAT_MESSAGES: Final = 4096
 MAX_PROMPT_TOKENS: Final = 2 << 20
 MAX_TEXT_BLOCKS: Final = 4096
 MAX_AWAITED: Final = 10_000
+MAX_STEPS: Final = 1000
+"""That one command asks for."""
 
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Tag = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53))]
+Blocks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_TEXT_BLOCKS)]
 PromptText = Annotated[str, msgspec.Meta(max_length=MAX_PROMPT_CHARACTERS)]
 
 
@@ -91,20 +94,68 @@ class GetStatus(_Command, frozen=True, kw_only=True):
 class GetBlockText(_Command, frozen=True, kw_only=True):
     """Ask for the tokens and text in blocks, answered with `BlockText`."""
 
-    blocks: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_TEXT_BLOCKS)]
+    blocks: Blocks
     tag: Tag = 0
 
 
 class Control(_Command, frozen=True, kw_only=True):
     """Engine control, answered with `Done` or `Failed`."""
 
-    action: Literal["shutdown", "reset_prefix_cache", "pause", "resume"]
+    action: Literal["shutdown", "reset_prefix_cache", "pause", "resume", "step"]
+    """"step" runs `num_steps` while somebody holds the engine's steps, and is answered when they ran."""
     tag: Tag = 0
     lease_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     """A pause ends when nothing is heard of its client for so long; 0: when its connection ends."""
+    num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 1
 
 
-Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | Control
+class Preempt(_Command, frozen=True, kw_only=True):
+    """A running request gives up its blocks and waits again; answered with `Done` or `Failed`."""
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 1)]
+    """The engine's own, as in `RequestInfo`."""
+    how: Literal["", "swap", "recompute"] = ""
+    """Empty: as the engine does when it is short of blocks."""
+    tag: Tag = 0
+
+
+class Pin(_Command, frozen=True, kw_only=True):
+    """Full, hashed blocks are not evicted until this client lets them, or goes; answered with `Done` or `Failed`."""
+
+    blocks: Blocks
+    tag: Tag = 0
+    with_prefix: bool = False
+    """Also the blocks before each in its text, as far as they are cached."""
+
+
+class Unpin(_Command, frozen=True, kw_only=True):
+    """This client's pins on `blocks` end, all its pins where none are given; answered with `Done` or `Failed`."""
+
+    blocks: Blocks = ()
+    tag: Tag = 0
+    anyones: bool = False
+    """The pins of all clients."""
+
+
+class Evict(_Command, frozen=True, kw_only=True):
+    """Idle cached blocks that are not pinned lose their prefix; answered with `Done` or `Failed`."""
+
+    blocks: Blocks
+    tag: Tag = 0
+
+
+class SetLimits(_Command, frozen=True, kw_only=True):
+    """Change the limits of the batch, up to those the engine started with; answered with `Done` or `Failed`."""
+
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    """0: as it is; the next too."""
+    max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
+    tag: Tag = 0
+
+
+Intervention: TypeAlias = Preempt | Pin | Unpin | Evict | SetLimits
+"""What a person does to a running engine, to see what happens."""
+Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | Control | Intervention
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +263,8 @@ class Status(_Command, frozen=True, kw_only=True):
     """What the asker may do here: "viewer" or "operator"; empty from engines that know no roles."""
     name: str = ""
     """What the engine calls the asker."""
+    intervenes: bool = False
+    """Whether it knows how to step, preempt, pin, evict and change its limits."""
 
 
 class Done(_Command, frozen=True, kw_only=True):
@@ -219,6 +272,8 @@ class Done(_Command, frozen=True, kw_only=True):
 
     tag: int = 0
     request_id: str = ""
+    what: str = ""
+    """What was done, in one line, where there is more to say than that it was."""
 
 
 class Failed(_Command, frozen=True, kw_only=True):

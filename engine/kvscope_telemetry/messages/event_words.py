@@ -63,6 +63,10 @@ def _preempted(event: Event, data: EventData) -> list[str]:
     return [needed, _choice(event, data), _price(event, data)]
 
 
+def _asked(event: Event, data: EventData) -> list[str]:
+    return [f"{data.by} asked for it", _price(event, data)]
+
+
 def _choice(event: Event, data: EventData) -> str:
     chosen = f"request {event.number} was chosen"
     times = {0: "never", 1: "only once"}.get(data.choice_number, f"only {data.choice_number} times")
@@ -96,6 +100,7 @@ _WORDS: Final[dict[str, Callable[[Event, EventData], list[str]]]] = {
     "started": _started,
     "forked": _forked,
     "preempted": _preempted,
+    "asked": _asked,
     "evicted": _evicted,
 }
 

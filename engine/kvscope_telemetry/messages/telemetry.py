@@ -199,7 +199,7 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """
 
     kind: str
-    """"started" (admitted or resumed), "forked", "preempted" or "evicted"."""
+    """"started" (admitted or resumed), "forked", "preempted", "asked" (preempted by a person) or "evicted"."""
     waited_ns: int = 0
     """started: since the request came, or was preempted."""
     num_known_tokens: int = 0
@@ -229,6 +229,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     recompute_ns: int = -1
     num_sunk: int = 0
     """evicted: how many of the blocks went to host memory."""
+    by: str = ""
+    """asked: who did; its costs are as in preempted."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -300,6 +302,13 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     """When the step in progress began, 0 between steps."""
     paused_by: str = ""
     """Who holds the engine's steps, by name; empty: nobody."""
+    pinned: bytes = b""
+    """u4 a block that is not evicted while it is pinned, ascending."""
+    pinned_by: str = ""
+    """Who pinned them, by name."""
+    max_num_seqs: int = 0
+    """As the scheduler has it now, 0 from engines that do not say; the next too."""
+    max_num_batched_tokens: int = 0
 
 
 class DeviceSample(_Message, frozen=True, kw_only=True):

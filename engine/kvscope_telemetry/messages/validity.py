@@ -48,7 +48,9 @@ def check(message: TelemetryMessage) -> None:
         check_frame(message)
     elif isinstance(message, Heartbeat):
         _counts("Heartbeat", (message.epoch, message.time_ns, message.seq, message.step, message.num_unfinished))
-        _counts("Heartbeat", (message.step_started_ns,))
+        _counts("Heartbeat", (message.step_started_ns, message.max_num_seqs, message.max_num_batched_tokens))
+        if len(message.pinned) % _ID_BYTES:
+            raise ProtocolError("Heartbeat: pinned blocks are not a whole number of u32")
     elif isinstance(message, Hello):
         check_hello(message)
     elif isinstance(message, Snapshot):

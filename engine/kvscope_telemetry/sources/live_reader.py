@@ -71,7 +71,7 @@ class LiveReader:
         self._awaited = AwaitedRequests()
         self._session = secrets.token_hex(16)
         self._num_introduced = 0  # connections on which the engine was told who we are
-        self._role = ""
+        self._role, self._intervenes = "", False
         self._is_same_machine = sockets.is_ipc
         self._liveness = Liveness(is_local=sockets.is_ipc)
         self._closing = False
@@ -119,6 +119,7 @@ class LiveReader:
             latency_ns=self._latency_ns,
             last_message_ns=self._liveness.last_message_ns,
             role=self._role,
+            intervenes=self._intervenes,
         )
 
     @property
@@ -225,7 +226,7 @@ class LiveReader:
             self._take_snapshot(reply, data, now_ns)
         elif isinstance(reply, Status) and reply.tag >= FIRST_TAG:
             self._liveness.answered(reply)
-            self._role = reply.role
+            self._role, self._intervenes = reply.role, reply.intervenes
             self._extras.progress = reply.progress or self._extras.progress
         elif isinstance(reply, Failed) and reply.tag >= FIRST_TAG:
             self._sync.refused(reply.tag)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, BlockState, Column, Ledger, Tier
-from kvscope_telemetry.messages.telemetry import Counters, Hello, RequestRows, Snapshot
+from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, RequestRows, Snapshot
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import join_request_rows
 from kvscope_telemetry.state.request_mirror import MAX_FINISHED, RequestMirror
@@ -43,6 +43,12 @@ class Mirror:
         self.ledger = Ledger(0)
         self.requests = RequestMirror(max_finished)
         self.counters = Counters()
+        self.pinned: frozenset[int] = frozenset()
+        """Blocks that are not evicted, as the newest heartbeat says."""
+        self.pinned_by = ""
+        """Names of those who pinned them."""
+        self.limits = (0, 0)
+        """`max_num_seqs` and `max_num_batched_tokens` as the newest heartbeat says; 0: nobody said."""
         self.version = 0
         """Grows with each change."""
         self._num_by_state = np.zeros(_COUNTS_SHAPE, np.int64)
@@ -107,7 +113,14 @@ class Mirror:
             self.time_ns = time_ns
         if update.counters is not None:
             self.counters = update.counters
+        if update.heartbeat is not None:
+            self._hear(update.heartbeat)
         self.version += 1
+
+    def _hear(self, beat: Heartbeat) -> None:
+        if beat.pinned or self.pinned:
+            self.pinned, self.pinned_by = frozenset(np.frombuffer(beat.pinned, "<u4").tolist()), beat.pinned_by
+        self.limits = (beat.max_num_seqs, beat.max_num_batched_tokens)
 
     def reset(self, snapshot: Snapshot) -> None:
         """Become the state of `snapshot`. Raises ProtocolError and stays as it was."""
@@ -118,6 +131,8 @@ class Mirror:
         same_epoch = self.epoch == snapshot.hello.epoch
         self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
         self._write_all(num_rows, columns)
+        if not same_epoch:
+            self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
         self.hello, self.counters = snapshot.hello, snapshot.counters
         self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns
         self.version += 1

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Batch,
@@ -124,6 +126,44 @@ class SyntheticEngine:
                 self._end(self._slots.remove(slot), "aborted")
                 return True
         return False
+
+    def preempt(self, number: int, how: str, by: str) -> str:
+        """Send a running request back; what was done, in one line. Raises BadInput where it cannot be."""
+        running = [request.info.number for request in self._slots.requests]
+        if number not in running:
+            raise BadInput(f"request {number} does not run here: it has ended, waits, or only holds its blocks")
+        if how == "swap" and not self._tiers.exist:
+            raise BadInput(f"request {number} cannot be swapped out: this engine has no lower tier to swap to")
+        request = self._slots.requests[running.index(number)]
+        num_tokens, num_blocks = int(self._slots.computed[running.index(number)]), len(request.table)
+        places = self._send_back(running.index(number), f"{by} asked for it", swaps=how != "recompute")
+        went = "to be computed again" if places is None else "moved to a lower tier"
+        return f"request {number} was preempted: {num_tokens} tokens in {num_blocks} blocks {went}"
+
+    @property
+    def pinned(self) -> set[int]:
+        """Blocks that are not evicted."""
+        return self._pool.pinned
+
+    def pin(self, blocks: Iterable[int]) -> list[int]:
+        """Keep those of `blocks` that are hashed; which they are. Raises BadInput where none is."""
+        hashed = [b for b in blocks if b < self._pool.num_blocks and self.ledger.hash[b]]
+        if not hashed:
+            raise BadInput("none of these is in the prefix cache: only full blocks that it can find are pinned")
+        if len(self.pinned | set(hashed)) > self._pool.num_blocks // 8:
+            raise BadInput(f"at most {self._pool.num_blocks // 8} blocks of this engine can be pinned")
+        self.pinned.update(hashed)
+        return hashed
+
+    def evict(self, blocks: Iterable[int]) -> str:
+        """Cached blocks that are not pinned lose their prefix; what was done. Raises BadInput where none is."""
+        pool = self._pool
+        idle = [b for b in dict.fromkeys(blocks) if b < pool.num_blocks and self.ledger.state[b] == BlockState.CACHED]
+        evictable = [b for b in idle if b not in self.pinned]
+        if not evictable:
+            raise BadInput("these are pinned: unpin first" if idle else "none of these is cached and idle")
+        pool.evict_these(evictable, self.step)
+        return f"{len(evictable)} block{' was' if len(evictable) == 1 else 's were'} evicted"
 
     def advance(self) -> Frame:
         """One step."""
@@ -285,9 +325,14 @@ class SyntheticEngine:
         slots = [slot for slot, request in enumerate(self._slots.requests) if not request.watched]
         if not slots:
             return
-        request = self._slots.remove(slots[int(self._rng.integers(len(slots)))])
+        self._send_back(slots[int(self._rng.integers(len(slots)))])
+
+    def _send_back(self, slot: int, cause: str = "", *, swaps: bool = True) -> list[int] | None:
+        """The request of a slot waits again; the places that keep what it had, None: it is to be computed again."""
+        request = self._slots.remove(slot)
         num_blocks = len(request.table)
-        places = self._tiers.swap_out(np.array(request.table, np.int64), request.info.number, self.step)
+        blocks = np.array(request.table, np.int64)
+        places = self._tiers.swap_out(blocks, request.info.number, self.step) if swaps else None
         computed = request.computed
         self._give_back(request)
         request.preemptions += 1
@@ -298,8 +343,9 @@ class SyntheticEngine:
             self._swapped.append(request)
         self._now.rows.append(request.row(RequestState.PREEMPTED, 0, request.table))
         self._totals["preemptions"] += 1
-        other = self._slots.requests[0].info.number if len(self._slots) else 0
-        self._say("preempted", request, num_blocks=num_blocks, other=other)
+        other = self._slots.requests[0].info.number if len(self._slots) and not cause else 0
+        self._say("preempted", request, num_blocks=num_blocks, other=other, cause=cause)
+        return places
 
     def _end(self, request: SyntheticRequest, kind: EventKind) -> None:
         num_blocks = len(request.table)
@@ -381,8 +427,10 @@ class SyntheticEngine:
         slots = self._slots
         return list(zip(slots.requests, slots.computed.tolist(), slots.output.tolist(), strict=True))
 
-    def _say(self, kind: EventKind, request: SyntheticRequest, *, num_blocks: int, other: int = 0) -> None:
-        cause = f"blocks for request {other}" if kind == "preempted" else ""
+    def _say(
+        self, kind: EventKind, request: SyntheticRequest, *, num_blocks: int, other: int = 0, cause: str = ""
+    ) -> None:
+        cause = cause or (f"blocks for request {other}" if kind == "preempted" else "")
         self._now.events.append(
             Event(
                 kind=kind,

@@ -36,6 +36,8 @@ class SyntheticPool:
         self._free = np.arange(num_blocks - 1, -1, -1)  # a stack: its top is [num_free - 1]
         self.num_free = num_blocks - num_cached
         self._cached = deque(range(num_cached))
+        self.pinned: set[int] = set()
+        """Cached or in use: they are not evicted."""
         self._make_cached(np.arange(num_cached))
 
     def take(self, count: int, owner: int, step: int) -> Ids | None:
@@ -86,6 +88,11 @@ class SyntheticPool:
         self._clear(freed)
         self.touch(ids, step)
 
+    def evict_these(self, blocks: list[int], step: int) -> None:
+        """Cached `blocks`, not pinned, hold nothing any more."""
+        for block in blocks:
+            self._give_up(block, step)
+
     def take_changed(self) -> npt.NDArray[np.uint32]:
         """Blocks whose rows changed since the last call, ascending."""
         touched, self._touched = self._touched, []
@@ -94,16 +101,21 @@ class SyntheticPool:
         return np.unique(np.concatenate(touched)).astype(np.uint32)
 
     def _evict(self, step: int) -> bool:
-        while self._cached:
+        for _ in range(len(self._cached)):
             block = self._cached.popleft()
-            if self._is_cached(block):
-                if self.on_evict is not None:
-                    self.on_evict(block, step)
-                self._clear(np.array([block]))
-                self._touched.append(np.array([block]))
-                self.num_evicted += 1
+            if block in self.pinned:
+                self._cached.append(block)
+            elif self._is_cached(block):
+                self._give_up(block, step)
                 return True
         return False
+
+    def _give_up(self, block: int, step: int) -> None:
+        if self.on_evict is not None:
+            self.on_evict(block, step)
+        self._clear(np.array([block]))
+        self._touched.append(np.array([block]))
+        self.num_evicted += 1
 
     def _clear(self, ids: Ids) -> None:
         ledger = self.ledger

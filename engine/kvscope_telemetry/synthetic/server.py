@@ -10,6 +10,10 @@ import time
 from collections import deque
 from typing import Final
 
+import numpy as np
+from msgspec import structs
+
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.commands import (
@@ -20,15 +24,22 @@ from kvscope_telemetry.messages.commands import (
     Command,
     Control,
     Done,
+    Evict,
+    Failed,
     Finished,
     GetBlockText,
     GetSnapshot,
     GetStatus,
+    Intervention,
+    Pin,
+    Preempt,
     Refused,
+    Reply,
     RequestTiming,
     Status,
     Submit,
     Tokens,
+    Unpin,
     Usage,
 )
 from kvscope_telemetry.messages.roles import Role
@@ -76,6 +87,7 @@ class SyntheticServer:
         self._commands: deque[tuple[bytes, Command]] = deque()
         self._clients: dict[int, tuple[bytes, Submit]] = {}
         self._is_held = False
+        self._held_by = self._pinned_by = ""
         self._closing = False
         self._between_steps = threading.Lock()
         self._wake = threading.Event()
@@ -95,7 +107,7 @@ class SyntheticServer:
 
     def release(self) -> None:
         """Step again."""
-        self._is_held = False
+        self._is_held, self._held_by = False, ""
         self._wake.set()
 
     def close(self, *, goodbye: bool = True) -> None:
@@ -126,6 +138,9 @@ class SyntheticServer:
             seq=beat.seq,
             step=beat.step,
             num_unfinished=0 if self._is_held else beat.num_unfinished,
+            paused_by=self._held_by,
+            pinned=np.array(sorted(self.engine.pinned), "<u4").tobytes(),
+            pinned_by=self._pinned_by,
         )
 
     # The stepping thread.
@@ -190,9 +205,9 @@ class SyntheticServer:
             caller = self.sockets.caller(client)
             role, name = (caller.role, caller.name) if caller is not None else ("", "")
             tag = command.tag
-            reply(
-                client, Status(phase="ready", telemetry_endpoint=endpoint, hello=hello, tag=tag, role=role, name=name)
-            )
+            status = Status(phase="ready", telemetry_endpoint=endpoint, hello=hello, tag=tag, role=role, name=name)
+            by = self._held_by
+            reply(client, structs.replace(status, paused=bool(by), paused_by=by, intervenes=True))
         elif isinstance(command, GetBlockText):
             contents = tuple(self._block_content(block) for block in command.blocks)
             reply(client, BlockText(contents=contents, tag=command.tag))
@@ -201,8 +216,32 @@ class SyntheticServer:
         elif isinstance(command, Abort):
             self._abort(client, command)
         elif isinstance(command, Control):
-            self._control(command)
-            reply(client, Done(tag=command.tag))
+            reply(client, self._control(client, command))
+        elif isinstance(command, Intervention):
+            reply(client, self._intervene(client, command))
+
+    def _intervene(self, client: bytes, command: Intervention) -> Reply:
+        """As far as is honest: there is no scheduler here whose limits could be changed."""
+        engine, who = self.engine, self._name_of(client)
+        try:
+            if isinstance(command, Preempt):
+                what = engine.preempt(command.number, command.how, who)
+                self._step(even_held=True)  # only a step tells
+            elif isinstance(command, Pin):
+                what = f"{len(engine.pin(command.blocks))} blocks are pinned until they are unpinned"
+            elif isinstance(command, Unpin):
+                gone = engine.pinned & set(command.blocks or engine.pinned)
+                engine.pinned.difference_update(gone)
+                what = f"{len(gone)} blocks are unpinned"
+            elif isinstance(command, Evict):
+                what = engine.evict(command.blocks)
+                self._step(even_held=True)
+            else:
+                return Failed(reason="the synthetic engine has no limits to change", tag=command.tag)
+        except BadInput as error:
+            return Failed(reason=str(error), tag=command.tag)
+        self._pinned_by = who if engine.pinned else ""
+        return Done(tag=command.tag, what=what)
 
     def _submit(self, client: bytes, command: Submit) -> None:
         if self._number_of(client, command.request_id) is not None:
@@ -224,13 +263,26 @@ class SyntheticServer:
             self._step(even_held=True)
         self.sockets.reply(client, Done(request_id=command.request_id))
 
-    def _control(self, command: Control) -> None:
+    def _control(self, client: bytes, command: Control) -> Reply:
+        what = ""
         if command.action == "pause":
             self.hold()
+            self._held_by = self._name_of(client)
         elif command.action == "resume":
             self.release()
         elif command.action == "shutdown":
             self._closing = True
+        elif command.action == "step":
+            if not self._is_held:
+                return Failed(reason="nobody holds the engine's steps: they run by themselves", tag=command.tag)
+            for _ in range(command.num_steps):
+                self._step(even_held=True)
+            what = f"{command.num_steps} steps ran, up to step {self.engine.step}"
+        return Done(tag=command.tag, what=what)
+
+    def _name_of(self, client: bytes) -> str:
+        caller = self.sockets.caller(client)
+        return caller.name if caller is not None else "somebody"
 
     def _number_of(self, client: bytes, request_id: str) -> int | None:
         for number, (owner, submit) in self._clients.items():

@@ -265,7 +265,8 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
 def test_engine_control_is_sent(engine, session, make_window):
     window = make_window(session)
     window.actions_by_name["reset_cache"].trigger()
-    assert engine.source.sent == [Control(action="reset_prefix_cache")]
+    (command,) = engine.source.sent
+    assert command == Control(action="reset_prefix_cache", tag=command.tag)
 
 
 def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, poll):

@@ -94,20 +94,43 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def evict_all(self) -> None:
-        """Somebody takes every block there is, and gives it back."""
+        """Somebody takes every block there is but pinned ones, and gives it back."""
         self.step += 1
-        before = self.pool.evicted_blocks + self.pool.num_cached
+        kept = self._num_kept()
+        before = self.pool.evicted_blocks + self.pool.num_cached - kept
         blocks = self.pool.allocate(self.pool.num_available, self.next_owner)
         assert self.pool.evicted_blocks == before
         assert self.pool.num_available == 0
         self.pool.check_integrity([*self._tables(), blocks])
         self.pool.release(blocks, self.step)
-        assert self.pool.num_cached == 0
+        assert self.pool.num_cached == kept
+
+    @rule(picks=st.sets(st.integers(0, 23), max_size=6))
+    def pin(self, picks: set[int]) -> None:
+        available = self.pool.num_available
+        blocks = [block for block in picks if block < self.pool.num_blocks and self.pool.ledger.hash[block]]
+        taken = self.pool.num_idle(blocks)
+        self.pool.pin(blocks)
+        assert set(blocks) <= self.pool.pinned
+        assert self.pool.num_available == available - taken
+
+    @rule(picks=st.sets(st.integers(0, 23), max_size=6))
+    def unpin(self, picks: set[int]) -> None:
+        self.pool.unpin(picks)
+        assert not picks & self.pool.pinned
+
+    @rule(picks=st.sets(st.integers(0, 23), max_size=6))
+    def evict(self, picks: set[int]) -> None:
+        blocks = [block for block in picks if self.pool.is_evictable(block)]
+        free, pinned = self.pool.num_free, set(self.pool.pinned)
+        if blocks:
+            self.pool.evict(blocks)
+        assert (self.pool.num_free, self.pool.pinned) == (free + len(blocks), pinned)
 
     @rule()
     def reset(self) -> None:
         self.pool.reset_prefix_cache()
-        assert self.pool.num_cached == 0
+        assert self.pool.num_cached == len(self.pool.pinned) == 0
 
     @invariant()
     def is_whole(self) -> None:
@@ -124,6 +147,9 @@ class PoolMachine(RuleBasedStateMachine):
                 prefix = pool.prefix(block)
                 span = tuple(text.tokens[place * self.size : (place + 1) * self.size])
                 assert prefix is None or prefix.token_ids == span
+
+    def _num_kept(self) -> int:
+        return sum(self.pool.ref_count(block) == 0 for block in self.pool.pinned)
 
     def _tables(self) -> list[list[int]]:
         return [text.table for text in self.texts]

@@ -21,6 +21,7 @@ from kvscope_engine.policy.allocation.fragmentation import kv_use
 from kvscope_engine.policy.allocation.names import ALLOCATORS
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.request_words import RequestState
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
@@ -85,8 +86,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.requests.append(self.one.submit([family] * length, new, priority=priority))
         except BadInput:
             assert length + new > self.one.scheduler.max_request_tokens
-        else:
-            assert length + new <= self.one.scheduler.max_request_tokens
+        else:  # more where the text begins with pinned blocks
+            assert length + new <= self.one.scheduler.max_request_tokens or self.one.pool.pinned
 
     @precondition(lambda self: self.unfinished)
     @rule(times=st.integers(1, 12))
@@ -114,7 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(length=st.integers(1, 20), new=st.integers(1, 12), count=st.integers(1, 3))
     def submit_several(self, length: int, new: int, count: int) -> None:
-        if length + new <= self.one.scheduler.max_request_tokens:
+        if length + new <= self.one.scheduler.max_request_tokens:  # beside pinned blocks
             self.requests += self.one.siblings([3] * length, new, count)
 
     @precondition(lambda self: self.has_tiers)
@@ -127,6 +128,52 @@ class SchedulerMachine(RuleBasedStateMachine):
     def break_the_disk(self, dice: int) -> None:
         if not dice:
             self.one.mover.failure = "no space left"
+
+    @precondition(lambda self: self.unfinished)
+    @rule(pick=st.integers(0, 99), how=st.sampled_from(["", "swap", "recompute"]))
+    def preempt(self, pick: int, how: str) -> None:
+        """As a person asks, between two steps."""
+        running = [request for request in self.unfinished if request.state is RequestState.RUNNING]
+        if not running:
+            return
+        request = running[pick % len(running)]
+        given_up = self.one.scheduler.preempt(request, how, "ann", self.one.now_ns)
+        if given_up is None:
+            assert how == "swap"
+            assert request.state is RequestState.RUNNING
+        else:
+            assert (request.state, request.block_table) == (RequestState.PREEMPTED, [])
+            assert not self.one.mover.pending, "what it saved may be overwritten from now on"
+        self.one.forget_freed()
+
+    @rule(picks=st.sets(st.integers(0, 39), max_size=8))
+    def pin(self, picks: set[int]) -> None:
+        pool = self.one.pool
+        blocks = [block for block in picks if block < pool.num_blocks and pool.ledger.hash[block]]
+        before = set(pool.pinned)
+        try:
+            self.one.scheduler.pin(blocks)
+        except BadInput:
+            assert pool.pinned == before
+        else:
+            assert pool.pinned == before | set(blocks)
+
+    @rule(picks=st.sets(st.integers(0, 39)))
+    def unpin(self, picks: set[int]) -> None:
+        self.one.pool.unpin(picks)
+
+    @rule(picks=st.sets(st.integers(0, 39), max_size=8))
+    def evict(self, picks: set[int]) -> None:
+        blocks = [block for block in picks if self.one.pool.is_evictable(block)]
+        if blocks:
+            self.one.scheduler.evict(blocks, "ann", self.one.now_ns)
+            self.one.forget_freed()
+
+    @rule(max_num_seqs=st.integers(1, 8), budget=st.integers(1, 40))
+    def change_limits(self, max_num_seqs: int, budget: int) -> None:
+        shape = self.one.shape
+        limits = min(max_num_seqs, shape.max_num_seqs), min(budget, shape.max_num_batched_tokens)
+        self.one.scheduler.set_limits(*limits)
 
     @rule()
     def reset_prefix_cache(self) -> None:

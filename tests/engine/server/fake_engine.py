@@ -74,6 +74,33 @@ class Completion:
 
 
 @dataclass
+class FakeInterventions:
+    """Says yes to everything about even blocks and requests, and notes it."""
+
+    pinned: list[int] = field(default_factory=list)
+    limits: tuple[int, int] = (16, 64)
+
+    def preempt(self, number: int, how: str, by: str) -> str:
+        if number % 2:
+            raise BadInput(f"request {number} is odd")
+        return f"request {number} was preempted by {how or 'itself'}"
+
+    def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
+        self.pinned = sorted({*self.pinned, *blocks})
+        return list(blocks)
+
+    def unpin(self, blocks: Sequence[int], by: str) -> None:
+        self.pinned = [block for block in self.pinned if block not in blocks]
+
+    def evict(self, blocks: Sequence[int], by: str) -> str:
+        return f"{len(blocks)} evicted"
+
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
+        self.limits = max_num_seqs or self.limits[0], max_num_batched_tokens or self.limits[1]
+        return f"limits {self.limits}"
+
+
+@dataclass
 class FakeEngine:
     """One token a step for each completion: the step's number."""
 
@@ -87,6 +114,7 @@ class FakeEngine:
     """Cleared by a test that needs a step to last until it says."""
     closed: bool = False
     running: list[Completion] = field(default_factory=list)
+    interventions: FakeInterventions = field(default_factory=FakeInterventions)
 
     def __post_init__(self) -> None:
         self.may_step.set()

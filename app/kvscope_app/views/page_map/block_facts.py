@@ -115,6 +115,8 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     rows.append(("Filled", f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"))
     if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:
         rows.append(("In", _TIERS[tier]))
+    if block in mirror.pinned:
+        rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: not evicted"))
     rows.append(("Last used", _age(mirror, block)))
     if prefix_hits := int(ledger.prefix_hits[block]):
         rows.append(("Prefix hits", count(prefix_hits)))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from PySide6.QtCore import QEvent, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
     QAccessible,
     QAccessibleAnnouncementEvent,
+    QContextMenuEvent,
     QFocusEvent,
     QImage,
     QKeyEvent,
@@ -28,6 +29,7 @@ from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.drawing.headings import Heading, draw_headings
 from kvscope_app.views.page_map.drawing.labels import draw_block_numbers, draw_gutter, gutter_width
+from kvscope_app.views.page_map.drawing.pin_marks import draw_pins
 from kvscope_app.views.page_map.drawing.scene import Scene, Span
 
 ZOOM_STEP: Final = 1.25
@@ -51,6 +53,8 @@ class Canvas(QWidget):
     """The mouse or the keyboard cursor went to this block."""
     chosen = Signal(int)
     """This block was clicked, or Enter was pressed on it."""
+    menu_wanted = Signal(QPoint)
+    """A person asks what can be done with `current_block`; where on the screen."""
     dismissed = Signal()
     """Escape, or a click beside all blocks."""
 
@@ -61,6 +65,7 @@ class Canvas(QWidget):
         self.pointed_block = -1
         self._headings: tuple[Heading, ...] = ()
         self._cursor = -1
+        self._pinned: frozenset[int] = frozenset()
         self._gutter = 0
         self._press: QPointF | None = None
         self._dragged_to: QPointF | None = None
@@ -140,6 +145,17 @@ class Canvas(QWidget):
         if QAccessible.isActive():
             QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, sentence))
 
+    @property
+    def current_block(self) -> int:
+        """Where the cursor is: the block clicked last, or gone to by keys."""
+        return self._cursor
+
+    def show_pins(self, pinned: frozenset[int]) -> None:
+        """Mark these blocks."""
+        if pinned != self._pinned:
+            self._pinned = pinned
+            self.update()
+
     # Qt's side
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -160,6 +176,7 @@ class Canvas(QWidget):
         painter.setFont(sans(0.82))
         painter.setClipRect(QRect(self._gutter, 0, self.width(), self.height()))
         draw_block_numbers(painter, self.scene, self._gutter, ratio)
+        draw_pins(painter, self.scene, self._pinned, self.theme, self._gutter, ratio)
         draw_headings(painter, self.scene, self.theme, self._headings, QRectF(dirty), self._gutter, ratio)
         self._draw_pointer(painter)
         painter.end()
@@ -206,6 +223,14 @@ class Canvas(QWidget):
             else:
                 self.dismissed.emit()
             self.update()
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        if event.reason() is not QContextMenuEvent.Reason.Keyboard:
+            self._cursor = self._block_at(QPointF(event.pos()))
+        self.update()
+        at_cursor = event.reason() is QContextMenuEvent.Reason.Keyboard and self._cursor >= 0
+        where = self.mapToGlobal(self.cell_rect(self._cursor).bottomRight()) if at_cursor else event.globalPos()
+        self.menu_wanted.emit(where)
 
     def leaveEvent(self, event: QEvent) -> None:
         self._point(-1)

@@ -67,7 +67,7 @@ class PageMapView(View):
         self._moves = PendingMoves()
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
-        self._told: tuple[Mirror, int | None, int] | None = None
+        self._told: tuple[Mirror, int | None, int, frozenset[int]] | None = None
         """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
         self._summary, self._usage, self._legend = ElidedLabel(), UsageBar(), Legend()
@@ -107,6 +107,12 @@ class PageMapView(View):
     def fit_all(self) -> None:
         """Show every block."""
         self.canvas.fit_all()
+
+    def select_holder(self, block: int) -> None:
+        """Select who holds the block, or wrote it, unless one of them is selected."""
+        candidates = self._candidates(self._facts(block))
+        if candidates and self.session.selected_request not in candidates:
+            self.session.select_request(candidates[0])
 
     def refresh(self) -> None:
         """Draw what changed since the last call."""
@@ -232,7 +238,8 @@ class PageMapView(View):
         mirror = self.session.mirror
         if mirror.hello is None or not self.isVisible() or self.window().isMinimized():
             return
-        told = (mirror, mirror.epoch, mirror.seq)
+        self.canvas.show_pins(mirror.pinned)
+        told = (mirror, mirror.epoch, mirror.seq, mirror.pinned)
         if told == self._told and self.canvas.pointed_block < 0:
             return
         self._told = told
@@ -272,8 +279,7 @@ class PageMapView(View):
 
     def _choose(self, block: int) -> None:
         """Select who holds the block; another click on a shared block goes on to its next holder."""
-        facts = self._facts(block)
-        candidates = () if facts is None else facts.holders or ((facts.owner,) if facts.owner is not None else ())
+        candidates = self._candidates(self._facts(block))
         selected = self.session.selected_request
         if not candidates:
             self.session.select_request(None)
@@ -281,6 +287,11 @@ class PageMapView(View):
             self.session.select_request(candidates[(candidates.index(selected) + 1) % len(candidates)])
         else:
             self.session.select_request(candidates[0])
+
+    @staticmethod
+    def _candidates(facts: BlockFacts | None) -> tuple[int, ...]:
+        """Who holds the block; of one that nobody holds, who wrote it."""
+        return () if facts is None else facts.holders or ((facts.owner,) if facts.owner is not None else ())
 
 
 def summary(mirror: Mirror, cache: CacheInfo) -> str:
@@ -297,6 +308,7 @@ def summary(mirror: Mirror, cache: CacheInfo) -> str:
         counts = [plural(cache.num_blocks, "block"), active, cached, f"{count(mirror.num_free)} free"]
         unmapped = mirror.count(BlockState.UNMAPPED)
         counts += [f"{count(unmapped)} without memory"] if unmapped else []
+    counts += [f"{count(len(mirror.pinned))} pinned"] if mirror.pinned else []
     sizes = [f"{plural(cache.block_size, 'token')} each"]
     if cache.block_bytes:
         sizes.append(f"{num_bytes(cache.block_bytes)} each")

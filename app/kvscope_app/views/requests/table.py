@@ -101,6 +101,7 @@ class RequestTable(QTableView):
             return
         self.abort.setEnabled(not self._requests.is_finished(row))
         menu = QMenu(self)
+        menu.setToolTipsVisible(True)
         menu.addActions(self.actions())
         menu.exec(self.viewport().mapToGlobal(position))
         menu.deleteLater()

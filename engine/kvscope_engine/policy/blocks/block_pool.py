@@ -4,20 +4,20 @@ Owns the ledger, the free list, reference counts, the prefix index and the order
 and request numbers, and neither the requests nor what is computed in a block.
 
 A block is free (holds nothing), active (`ref_count` block tables or reservations hold it) or cached (held by nobody,
-full and hashed; kept for a later prompt, evicted oldest first once no free block is left). `free + cached + active =
-num_blocks`, always; `check_integrity` says where that, or anything else here, is broken.
+full and hashed; kept for a later prompt, evicted oldest first once no free block is left, unless it is pinned).
+`free + cached + active = num_blocks`, always; `check_integrity` says where that, or anything else here, is broken.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_engine.policy.blocks.changed_rows import ChangedRows
+from kvscope_engine.policy.blocks.eviction_order import EvictionOrder
 from kvscope_engine.policy.blocks.free_list import FreeBlocks, FreeList
 from kvscope_engine.policy.blocks.integrity import check_pool
 from kvscope_engine.policy.blocks.move_log import MoveLog
@@ -71,9 +71,9 @@ class BlockPool:
         self.step = 0
         """The step in progress, for who asks when something happened; the scheduler sets it."""
         self.evicted_blocks = 0
-        """Cached blocks given to another request since the start."""
+        """Cached blocks that lost their prefix since the start: given to another request, or dropped when asked."""
         self._free: FreeBlocks = free if free is not None else FreeList(num_blocks)
-        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the next to be evicted first
+        self._cached = EvictionOrder()
         self._changed = ChangedRows(self.ledger.num_blocks)
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
         self._hashes = self.ledger.hash.data
@@ -86,12 +86,12 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks that nobody holds, kept for their prefix."""
-        return len(self._idle)
+        return self._cached.num_cached
 
     @property
     def num_active(self) -> int:
         """Blocks in at least one block table, or reserved for one."""
-        return self.num_blocks - len(self._free) - len(self._idle) - self.num_unmapped
+        return self.num_blocks - len(self._free) - self._cached.num_cached - self.num_unmapped
 
     @property
     def num_unmapped(self) -> int:
@@ -101,7 +101,12 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can give: free ones, and cached ones by eviction."""
-        return len(self._free) + len(self._idle)
+        return len(self._free) + len(self._cached)
+
+    @property
+    def pinned(self) -> Set[int]:
+        """Blocks that are not evicted, in use or cached."""
+        return self._cached.pinned
 
     def ref_count(self, block: int) -> int:
         """How many block tables hold `block`."""
@@ -116,8 +121,8 @@ class BlockPool:
         return self.index.prefix(block) if self.index is not None else None
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` are cached, so that a hit on them takes away from what is available."""
-        idle = self._idle
+        """How many of `blocks` are cached and not pinned, so that a hit on them takes away from what is available."""
+        idle = self._cached.idle
         return sum(block in idle for block in blocks)
 
     def allocate(self, count: int, owner: int) -> list[int]:
@@ -143,7 +148,7 @@ class BlockPool:
         """A prompt found its prefix in `blocks` (each once), active or cached: one more table holds them."""
         ids, ledger = np.array(blocks, np.int64), self.ledger
         for block in ids[ledger.ref_count[ids] == 0].tolist():
-            del self._idle[block]
+            self._cached.remove(block)
         ledger.ref_count[ids] += 1
         ledger.state[ids] = BlockState.ACTIVE
         ledger.prefix_hits[ids] += ledger.prefix_hits[ids] < MAX_PREFIX_HITS
@@ -191,7 +196,7 @@ class BlockPool:
             self.history.leave(prefixes, self.step)
 
     def reset_prefix_cache(self) -> int:
-        """Forget every prefix; returns how many cached blocks became free."""
+        """Forget every prefix, pinned ones too; returns how many cached blocks became free."""
         if self.index is None:
             return 0
         assert self.history is not None, "an index without a history"
@@ -199,10 +204,29 @@ class BlockPool:
         hashed = np.array(self.index.clear(), np.int64)
         self.ledger.hash[hashed] = 0
         self._changed.add(hashed)
-        idle = np.array(list(reversed(self._idle)), np.int64)
-        self._idle.clear()
+        idle = np.array(self._cached.clear(), np.int64)
         self._clear(idle)
         return len(idle)
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """These hashed blocks are not evicted until `unpin`; what is available may shrink by as many."""
+        assert all(self._hashes[block] for block in blocks), f"a block of {blocks} holds no prefix"
+        self._cached.pin(blocks)
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """They may be evicted again; does nothing for those that are not pinned."""
+        self._cached.unpin(blocks)
+
+    def is_evictable(self, block: int) -> bool:
+        """Whether a block of the pool is cached and not pinned."""
+        return block in self._cached
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """These evictable `blocks` (each once) lose their prefix and become free."""
+        for block in blocks:
+            self._cached.remove(block)
+        self._lose_prefixes(list(blocks))
+        self._clear(np.array(blocks, np.int64))
 
     def touch_one(self, row: int) -> None:
         """A row of the ledger was changed by who keeps it."""
@@ -224,8 +248,10 @@ class BlockPool:
         """
         prefixes = self.index.items() if self.index is not None else []
         self._free.check()
+        self._cached.check()
         blocks = self.ledger.part(0, self.num_blocks)
-        check_pool(blocks, self.block_size, self._free.ids, list(self._idle), prefixes, tables, self._free.unmapped)
+        assert all(blocks.hash[block] for block in self.pinned), "a block is pinned that holds no prefix"
+        check_pool(blocks, self.block_size, self._free.ids, self._cached.cached, prefixes, tables, self._free.unmapped)
 
     def _activate_one(self, block: int, owner: int) -> None:
         # A free block's other columns are zero already.
@@ -255,18 +281,22 @@ class BlockPool:
     def _retire(self, ids: Ids) -> None:
         """Unheld, hashed blocks become cached, the first of `ids` the first to be evicted."""
         self.ledger.state[ids] = BlockState.CACHED
-        self._idle.update(dict.fromkeys(ids.tolist()))
+        self._cached.add(ids.tolist())
 
     def _evict(self, count: int) -> list[int]:
-        assert count <= len(self._idle), f"{count} blocks to evict, {len(self._idle)} cached"
+        assert count <= len(self._cached), f"{count} blocks to evict, {len(self._cached)} cached"
+        blocks = self._cached.pop(count)
+        self._lose_prefixes(blocks)
+        return blocks
+
+    def _lose_prefixes(self, blocks: list[int]) -> None:
+        """Cached blocks that are out of the order of eviction already."""
         assert self.index is not None, "a block is cached without a prefix index"
-        blocks = [self._idle.popitem(last=False)[0] for _ in range(count)]
         prefixes = [self.index.remove(block) for block in blocks]
         self.forget(prefixes if self.sinks is None else self._sink(blocks, prefixes))
         self.ledger.hash[np.array(blocks, np.int64)] = 0
-        self.evicted_blocks += count
+        self.evicted_blocks += len(blocks)
         self.moves.evicted(blocks)
-        return blocks
 
     def _sink(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
         """Hand evicted blocks down; returns the prefixes that are lost."""

@@ -80,6 +80,34 @@ def preempted(victim: Request, needy: Request, needed: int, available: int, give
     )
 
 
+def preempted_by(victim: Request, by: str, given_up: GivenUp, now_ns: int) -> Event:
+    """`by` asked for it, and the victim gave up its blocks."""
+    data = EventData(
+        kind="asked",
+        is_swapped=given_up.is_swapped,
+        swap_ns=_ns(given_up.swap_seconds),
+        recompute_ns=_ns(given_up.recompute_seconds),
+        by=by,
+    )
+    return _in_words(
+        Event(
+            kind="preempted",
+            time_ns=now_ns,
+            number=victim.number,
+            num_blocks=given_up.num_blocks,
+            num_tokens=given_up.num_tokens,
+            data=data,
+        )
+    )
+
+
+def evicted_by(count: int, num_sunk: int, by: str, now_ns: int) -> Event:
+    """`by` had cached blocks dropped; `num_sunk` went to a lower tier."""
+    sunk = f"; {num_sunk} went to host memory" if num_sunk else ""
+    cause = f"{by} evicted {count} cached block{'' if count == 1 else 's'}{sunk}"
+    return Event(kind="evicted", time_ns=now_ns, num_blocks=count, cause=cause)
+
+
 def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
     """The request ended by itself. `num_blocks` were released."""
     reasons = {

@@ -55,9 +55,25 @@ class Preemption:
 
     def give_up(self, victim: Request, step: int, draft: PlanBuilder) -> GivenUp:
         """Take all blocks from a request that no longer runs, and out of the draft. It keeps its tokens."""
+        given_up = self._give_up(victim, step, draft, self._mode)
+        assert given_up is not None, "only who insists on a swap is told that there is no room"
+        return given_up
+
+    def give_up_asked(self, victim: Request, step: int, draft: PlanBuilder, how: str) -> GivenUp | None:
+        """The same as somebody asked: `recompute`, `swap`, or "" as the engine does.
+
+        None, and nothing done, when a swap was asked for and cannot be.
+        """
+        return self._give_up(victim, step, draft, how or self._mode, insists=how == "swap")
+
+    def _give_up(
+        self, victim: Request, step: int, draft: PlanBuilder, mode: str, *, insists: bool = False
+    ) -> GivenUp | None:
         tokens, num_blocks = victim.num_computed_tokens, len(victim.block_table)
         swap, recompute = self._swap_seconds(tokens), self._rate.seconds(tokens)
-        swapped = self._prefers_swap(swap, recompute) and self._tables.swap_out(victim, step, draft)
+        swapped = _prefers_swap(mode, swap, recompute) and self._tables.swap_out(victim, step, draft)
+        if insists and not swapped:
+            return None
         draft.drop(victim)
         if not swapped:
             self._tables.release(victim, step)
@@ -69,10 +85,11 @@ class Preemption:
             return None
         return self._tiers.swap_seconds(num_blocks_for(num_tokens, self._block_size))
 
-    def _prefers_swap(self, swap: float | None, recompute: float | None) -> bool:
-        if swap is None or self._mode == "recompute":
-            return False
-        return self._mode == "swap" or recompute is None or swap < recompute
+
+def _prefers_swap(mode: str, swap: float | None, recompute: float | None) -> bool:
+    if swap is None or mode == "recompute":
+        return False
+    return mode == "swap" or recompute is None or swap < recompute
 
 
 def _order(request: Request) -> tuple[int, int, int, int]:

@@ -28,14 +28,14 @@ class Reusable:
 def find_reusable(pool: BlockPool, tiers: LowerTiers | None, rate: PrefillRate, request: Request) -> Reusable:
     """All that is known of the request's first tokens, of which one at least is left to compute.
 
-    What a swapped-out request saved is always used. Evicted prefixes are when loading them costs less than computing
-    their tokens, both as measured.
+    What a swapped-out request saved is used, unless the pool alone holds more of its text. Evicted prefixes are when
+    loading them costs less than computing their tokens, both as measured.
     """
     if tiers is None or pool.index is None:
         found = [] if pool.index is None else pool.index.find(usable_digests(pool, request))
     else:
         found = _find_in_all(pool, tiers, usable_digests(pool, request))
-    if request.saved_rows:
+    if request.saved_rows and _num_in_pool(pool, found) * pool.block_size <= request.num_saved_tokens:
         return _with_saved(pool, request, found)
     if tiers is not None:
         found = _worth_loading(pool, tiers, rate, found)
@@ -53,6 +53,11 @@ def _find_in_all(pool: BlockPool, tiers: LowerTiers, digests: list[bytes]) -> li
             break
         sources.append(source)
     return sources
+
+
+def _num_in_pool(pool: BlockPool, found: list[int]) -> int:
+    """Blocks of the pool before the first that is not there."""
+    return next((place for place, source in enumerate(found) if source >= pool.num_blocks), len(found))
 
 
 def _with_saved(pool: BlockPool, request: Request, found: list[int]) -> Reusable:

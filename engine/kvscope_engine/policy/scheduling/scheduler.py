@@ -19,6 +19,9 @@ The rules, in the order they are applied in each step:
    preempted in this step. One that does not fit is not overtaken. Waiting requests, whatever their priority,
    never preempt running ones.
 5. Further completions of a prompt are held back until it is computed, and then share its blocks (`fork`).
+
+Between two steps a person may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
+change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add` and `pin` refuse what could not run alone.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ from kvscope_engine.policy.scheduling.admission import Admission
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.changes import ChangeLog, Changes
 from kvscope_engine.policy.scheduling.held_forks import HeldForks
+from kvscope_engine.policy.scheduling.pins import check_fits_beside_pins, check_pins
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
-from kvscope_engine.policy.scheduling.preemption import Preemption, choose_victim
+from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, choose_victim
 from kvscope_engine.policy.scheduling.writing import write_down
 from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
 from kvscope_engine.policy.tiers.mover_protocol import TierMover
@@ -71,8 +75,9 @@ class Scheduler:
         preemption: str = "auto",
     ) -> None:
         self._pool = pool
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        """Requests that run in a step at most; `set_limits` changes it, and the next."""
+        self.max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._allocation = allocation
         self._reserves = allocation.reserves
@@ -108,8 +113,9 @@ class Scheduler:
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest prompt and output together that `add` takes."""
-        return min(self._max_model_len, self._allocation.max_request_tokens)
+        """The longest prompt and output together that `add` takes, of a text that begins with no pinned block."""
+        beside_pins = self._allocation.max_request_tokens - len(self._pool.pinned) * self._pool.block_size
+        return min(self._max_model_len, beside_pins)
 
     def prefix_of(self, row: int) -> Prefix | None:
         """What can be found in a row of the ledger, whichever tier it is of; None for every other."""
@@ -126,6 +132,7 @@ class Scheduler:
             max_model_len=self._max_model_len,
         )
         self._allocation.check_fits(request)
+        check_fits_beside_pins(self._pool, request)
 
     def add(self, request: Request) -> None:
         """Take a new request into the queue. Raises BadInput, and notes the refusal, as `check_fits` does."""
@@ -154,7 +161,7 @@ class Scheduler:
         Nothing else may be scheduled until the plan was committed. An empty plan means nothing is unfinished.
         """
         self._pool.step = step
-        draft = PlanBuilder(self._max_num_batched_tokens, now_ns)
+        draft = PlanBuilder(self.max_num_batched_tokens, now_ns)
         evicted_before, sunk_before = self._pool.evicted_blocks, self.totals.sunk_blocks
         self._continue_prefills(self._continue_decodes(draft), draft)
         if not draft.has_preempted:
@@ -213,6 +220,40 @@ class Scheduler:
         self._changes.event(causes.cache_reset(count, now_ns))
         return count
 
+    def preempt(self, request: Request, how: str, by: str, now_ns: int) -> GivenUp | None:
+        """A running request gives up its blocks and goes back to the queue, for `by`; never amid a step.
+
+        `how` as in `Preemption`. None, and nothing done, when `swap` was asked for and no lower tier has room.
+        """
+        draft = PlanBuilder(0, now_ns)
+        given_up = self._preemption.give_up_asked(request, self._pool.step, draft, how)
+        if given_up is not None:
+            self._changes.event(causes.preempted_by(request, by, given_up, now_ns))
+            self._send_back(request, now_ns)
+            if self._tiers is not None:
+                self._flush(self._tiers, now_ns)
+        return given_up
+
+    def evict(self, blocks: list[int], by: str, now_ns: int) -> int:
+        """Evictable `blocks` (each once) lose their prefix, for `by`; how many went to host memory."""
+        sunk_before = self.totals.sunk_blocks
+        self._pool.evict(blocks)
+        num_sunk = self.totals.sunk_blocks - sunk_before
+        self._changes.event(causes.evicted_by(len(blocks), num_sunk, by, now_ns))
+        if self._tiers is not None:
+            self._flush(self._tiers, now_ns)
+        return num_sunk
+
+    def pin(self, blocks: list[int]) -> None:
+        """These hashed blocks are not evicted. Raises BadInput, and does nothing, when a request could not run then."""
+        check_pins(self._pool, self._requests.values(), blocks)
+        self._pool.pin(blocks)
+
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """For the steps from now on. Nobody who runs is sent away: fewer are let in until fewer run."""
+        assert min(max_num_seqs, max_num_batched_tokens) > 0, "a batch of nothing"
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+
     def put_away(self, may_go_on: Callable[[], bool]) -> None:
         """At the end, when nothing is scheduled any more: cached prefixes go to disk, to be kept, while `may_go_on`."""
         if self._tiers is not None:
@@ -258,7 +299,7 @@ class Scheduler:
             draft.add(request, count, start + count == known)
 
     def _admit(self, draft: PlanBuilder) -> None:
-        while self._waiting and len(self._running) < self._max_num_seqs and draft.budget:
+        while self._waiting and len(self._running) < self.max_num_seqs and draft.budget:
             request = self._waiting.first
             found = self._admission.find(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
@@ -293,11 +334,15 @@ class Scheduler:
     def _preempt(self, victim: Request, needy: Request, needed: int, available: int, draft: PlanBuilder) -> None:
         """The victim goes back to the queue without blocks."""
         draft.has_preempted = True
-        self._running.remove(victim)
         given_up = self._preemption.give_up(victim, self._pool.step, draft)
         self._changes.event(causes.preempted(victim, needy, needed, available, given_up, draft.now_ns))
+        self._send_back(victim, draft.now_ns)
+
+    def _send_back(self, victim: Request, now_ns: int) -> None:
+        """A request that gave up its blocks waits again."""
+        self._running.remove(victim)
         victim.num_preemptions += 1
-        victim.preempted_ns = draft.now_ns
+        victim.preempted_ns = now_ns
         victim.state = RequestState.PREEMPTED
         self._changes.touch(victim)
         self._waiting.add(victim)
@@ -316,7 +361,7 @@ class Scheduler:
 
     def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
         """Let a waiting child run on the parent's blocks, where that can be."""
-        if parent.state is not RequestState.RUNNING or len(self._running) >= self._max_num_seqs or self._reserves:
+        if parent.state is not RequestState.RUNNING or len(self._running) >= self.max_num_seqs or self._reserves:
             return
         self._waiting.remove(child)
         child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)

@@ -1,0 +1,194 @@
+"""The actions of the debugger: their menu, what they act on, and why they are disabled where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import numpy as np
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QCursor
+from PySide6.QtWidgets import QToolTip
+
+from kvscope_app.debugger import permission
+from kvscope_app.debugger.limits_sheet import LimitsSheet
+from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import MAX_TEXT_BLOCKS, Evict, Pin, Preempt, Unpin
+
+DEBUG: Final = "Debug"
+NUM_STEPS: Final = 10
+OF_REQUEST: Final = ("preempt_swap", "preempt_recompute", "abort_request", "pin_request", "evict_request")
+OF_BLOCK: Final = ("pin_block", "pin_prefix", "unpin_block", "evict_block")
+REST: Final = ("unpin_all", "unpin_anyones", "limits")
+_NOTICE_MS: Final = 6000
+
+
+def debug_actions(window: WindowBody) -> list[ActionSpec]:
+    """Everything there is to do to the engine; `DebugActions` keeps it enabled or not."""
+    control, acts = window.debugger.control, _Acts(window)
+    return [
+        ActionSpec("hold", "Hold the engine's steps", DEBUG, partial(control, "pause"), ("F9",), "pause"),
+        ActionSpec("step", "Run one step", DEBUG, partial(control, "step"), ("F10",), "frame-forward"),
+        ActionSpec("step_more", f"Run {NUM_STEPS} steps", DEBUG, partial(control, "step", NUM_STEPS), ("Ctrl+F10",)),
+        ActionSpec("resume", "Let the engine go on", DEBUG, partial(control, "resume"), ("Shift+F9",), "play"),
+        ActionSpec("preempt_swap", "Preempt the selected request by swap", DEBUG, partial(acts.preempt, "swap")),
+        ActionSpec(
+            "preempt_recompute", "Preempt the selected request by recompute", DEBUG, partial(acts.preempt, "recompute")
+        ),
+        ActionSpec("abort_request", "Abort the selected request, whoever sent it", DEBUG, acts.abort),
+        ActionSpec("pin_request", "Pin the cached blocks of the selected request", DEBUG, acts.pin_request),
+        ActionSpec("evict_request", "Evict what the selected request left cached", DEBUG, acts.evict_request),
+        ActionSpec("pin_block", "Pin the block", DEBUG, partial(acts.pin, with_prefix=False)),
+        ActionSpec("pin_prefix", "Pin the block and all before it in its text", DEBUG, partial(acts.pin)),
+        ActionSpec("unpin_block", "Unpin the block", DEBUG, acts.unpin),
+        ActionSpec("evict_block", "Evict the block from the prefix cache", DEBUG, acts.evict),
+        ActionSpec("unpin_all", "Unpin all that this window pinned", DEBUG, partial(acts.unpin_all, anyones=False)),
+        ActionSpec("unpin_anyones", "Unpin all, whoever pinned it", DEBUG, partial(acts.unpin_all, anyones=True)),
+        ActionSpec("limits", "Limits of the batch…", DEBUG, lambda: LimitsSheet(window, window.debugger).show()),
+    ]
+
+
+class _Acts:
+    """What is done to what is selected in a window."""
+
+    def __init__(self, window: WindowBody) -> None:
+        self._window = window
+
+    def preempt(self, how: str) -> None:
+        number = self._window.session.selected_request
+        if number is not None:
+            self._window.debugger.ask(Preempt, number=number, how=how)
+
+    def abort(self) -> None:
+        number = self._window.session.selected_request
+        if number is not None:
+            self._window.debugger.abort(number, self._window.session.mirror.requests.request_id(number))
+
+    def pin_request(self) -> None:
+        self._window.debugger.ask(Pin, blocks=cached_blocks(self._window))
+
+    def evict_request(self) -> None:
+        self._window.debugger.ask(Evict, blocks=idle_blocks(self._window))
+
+    def pin(self, *, with_prefix: bool = True) -> None:
+        self._window.debugger.ask(Pin, blocks=(current_block(self._window),), with_prefix=with_prefix)
+
+    def unpin(self) -> None:
+        self._window.debugger.ask(Unpin, blocks=(current_block(self._window),), anyones=True)
+
+    def evict(self) -> None:
+        self._window.debugger.ask(Evict, blocks=(current_block(self._window),))
+
+    def unpin_all(self, *, anyones: bool) -> None:
+        self._window.debugger.ask(Unpin, anyones=anyones)
+
+
+def current_block(window: WindowBody) -> int:
+    """The block of the map that actions are about, -1 for none."""
+    return window.page_map.canvas.current_block
+
+
+def cached_blocks(window: WindowBody) -> tuple[int, ...]:
+    """Blocks of the pool with what the selected request wrote or holds that the prefix cache can find."""
+    mirror, number = window.session.mirror, window.session.selected_request
+    if number is None:
+        return ()
+    held = mirror.requests.table(number)
+    pool = slice(0, mirror.num_blocks)
+    is_its = mirror.ledger.owner[pool] == number
+    is_its[held[held < mirror.num_blocks]] = True
+    return _ids(is_its & (mirror.ledger.hash[pool] != 0))
+
+
+def idle_blocks(window: WindowBody) -> tuple[int, ...]:
+    """Those of them that nobody holds and nobody pinned."""
+    mirror = window.session.mirror
+    blocks = cached_blocks(window)
+    return tuple(b for b in blocks if mirror.ledger.state[b] == BlockState.CACHED and b not in mirror.pinned)
+
+
+class DebugActions(QObject):
+    """Enables the actions as what is selected and the engine allow, says why not, and tells the answers."""
+
+    def __init__(self, window: WindowBody, actions: Actions) -> None:
+        super().__init__(window)
+        self._window = window
+        self._actions = actions
+        self._tips = {spec.name: actions[spec.name].toolTip() for spec in actions.in_group(DEBUG)}
+        self._texts = {name: actions[name].text() for name in (*OF_REQUEST, *OF_BLOCK)}
+        for name in (*OF_REQUEST, *OF_BLOCK):
+            actions[name].triggered.connect(self._remember_place)
+        self._place = QCursor.pos()
+        self._is_at_place = False
+        window.session.status_changed.connect(self.refresh)
+        window.session.selection_changed.connect(self.refresh)
+        window.debugger.answered.connect(self._tell)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again."""
+        session, mirror = self._window.session, self._window.session.mirror
+        control, act = permission.why_not_control(session), permission.why_not_act(session)
+        self._set("hold", control)
+        self._set("resume", control)
+        for name in ("step", "step_more"):
+            self._set(name, permission.why_not_step(session))
+        for name in REST:
+            self._set(name, permission.why_not_intervene(session))
+        number, block = session.selected_request, current_block(self._window)
+        for name, why in self._reasons(number, block).items():
+            self._set(name, act or why(), _named(self._texts[name], number, block if block < mirror.num_rows else -1))
+
+    def _reasons(self, number: int | None, block: int) -> dict[str, Callable[[], str]]:
+        mirror = self._window.session.mirror
+        nothing = "No request is selected" if number is None else f"The pool has nothing cached of request {number}"
+        return {
+            "preempt_swap": lambda: permission.why_not_preempt(mirror, number),
+            "preempt_recompute": lambda: permission.why_not_preempt(mirror, number),
+            "abort_request": lambda: permission.why_not_abort(mirror, number),
+            "pin_request": lambda: _limited(cached_blocks(self._window), nothing),
+            "evict_request": lambda: _limited(idle_blocks(self._window), f"{nothing} that nobody uses or pinned"),
+            "pin_block": lambda: permission.why_not_pin(mirror, block),
+            "pin_prefix": lambda: permission.why_not_pin(mirror, block),
+            "unpin_block": lambda: permission.why_not_unpin(mirror, block),
+            "evict_block": lambda: permission.why_not_evict(mirror, block),
+        }
+
+    def _set(self, name: str, reason: str, text: str = "") -> None:
+        action = self._actions[name]
+        if action.isEnabled() == bool(reason):
+            action.setEnabled(not reason)
+        if text and text != action.text():
+            action.setText(text)
+        tip = reason or self._tips[name]
+        if tip != action.toolTip():
+            action.setToolTip(tip)
+
+    def _remember_place(self) -> None:
+        self._place, self._is_at_place = QCursor.pos(), True
+
+    def _tell(self, words: str, _was_done: bool) -> None:
+        self._window.statusBar().showMessage(words, _NOTICE_MS)
+        if self._is_at_place and self._window.isActiveWindow():
+            QToolTip.showText(self._place, words, self._window)
+        self._is_at_place = False
+
+
+def _ids(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(chosen).tolist())
+
+
+def _limited(blocks: tuple[int, ...], nothing: str) -> str:
+    if len(blocks) > MAX_TEXT_BLOCKS:
+        return f"These are {len(blocks)} blocks: at most {MAX_TEXT_BLOCKS} at once"
+    return "" if blocks else nothing
+
+
+def _named(text: str, number: int | None, block: int) -> str:
+    """`text` with the numbers of what it is about."""
+    if number is not None:
+        text = text.replace("the selected request", f"request {number}")
+    return text.replace("the block", f"block {block}") if block >= 0 else text

@@ -1,0 +1,92 @@
+"""Whether a window's engine does what a person asks, and why not: the words of disabled actions. Knows no widget."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_app.session.session import Session
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.state.mirror import Mirror
+
+FOR_OPERATORS: Final = "You are a viewer at this engine: this is for operators"
+_NOT_HELD: Final = "Nobody holds the engine's steps: hold it first (F9)"
+
+
+def why_not_control(session: Session) -> str:
+    """Why the engine cannot be held or told to go on; empty when it can."""
+    if session.is_file:
+        return "This is a recording: there is no engine to tell"
+    if not session.takes_commands:
+        return "This engine is not one of kvscope's: it can be watched, not told"
+    return FOR_OPERATORS if session.is_viewer else ""
+
+
+def why_not_intervene(session: Session) -> str:
+    """Why the engine's limits cannot be changed, and nothing else of its insides; empty when they can."""
+    reason = why_not_control(session)
+    if reason or session.status.intervenes:
+        return reason
+    return "The engine has not said yet that it can do this: an older one never will"
+
+
+def why_not_step(session: Session) -> str:
+    """Why no single step can be run."""
+    return why_not_intervene(session) or ("" if session.status.state is SourceState.PAUSED else _NOT_HELD)
+
+
+def why_not_act(session: Session) -> str:
+    """Why nothing can be done to what is shown: the engine, or that it is the past."""
+    past = "You look at the past: go live (End) to act on the engine" if session.paused else ""
+    return why_not_intervene(session) or past
+
+
+def why_not_preempt(mirror: Mirror, number: int | None) -> str:
+    """Why this request cannot be preempted."""
+    if number is None:
+        return "No request is selected"
+    row = mirror.requests.row_of(number)
+    state = None if row is None else RequestState(int(mirror.requests.state[row]))
+    if state is RequestState.RUNNING:
+        return ""
+    waits = state in (RequestState.WAITING, RequestState.PREEMPTED)
+    return f"Request {number} waits: it has no blocks to give up" if waits else f"Request {number} has ended"
+
+
+def why_not_abort(mirror: Mirror, number: int | None) -> str:
+    """Why this request cannot be aborted."""
+    reason = why_not_preempt(mirror, number)
+    return "" if reason.endswith("to give up") else reason
+
+
+def why_not_pin(mirror: Mirror, block: int) -> str:
+    """Why this block cannot be pinned."""
+    reason = _why_no_block(mirror, block)
+    if not reason and not mirror.ledger.hash[block]:
+        return f"Block {block} is not in the prefix cache: only full blocks that it can find are pinned"
+    return reason
+
+
+def why_not_unpin(mirror: Mirror, block: int) -> str:
+    """Why this block cannot be unpinned."""
+    return _why_no_block(mirror, block) or ("" if block in mirror.pinned else f"Block {block} is not pinned")
+
+
+def why_not_evict(mirror: Mirror, block: int) -> str:
+    """Why this block cannot be evicted."""
+    reason = _why_no_block(mirror, block)
+    if reason:
+        return reason
+    if block in mirror.pinned:
+        return f"Block {block} is pinned: unpin it first"
+    if mirror.ledger.state[block] == BlockState.CACHED:
+        return ""
+    in_use = mirror.ledger.state[block] == BlockState.ACTIVE
+    return f"Block {block} is in use" if in_use else f"Block {block} is not cached: there is nothing to evict"
+
+
+def _why_no_block(mirror: Mirror, block: int) -> str:
+    if not 0 <= block < mirror.num_rows:
+        return "No block is chosen: click one on the page map"
+    return "" if block < mirror.num_blocks else "A place of a lower tier: only blocks of the pool can be told"

@@ -1,0 +1,45 @@
+"""The context menus of what is selected: a block of the page map, a request of the table."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QMenu, QWidget
+
+from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, REST, DebugActions
+from kvscope_app.window.actions import Actions
+from kvscope_app.window.window_body import WindowBody
+
+
+def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
+    """What steps, what is done to a request, what to a block, and the rest."""
+    menu.setToolTipsVisible(True)
+    for spec in actions.in_group(DEBUG):
+        if spec.name in (OF_REQUEST[0], OF_BLOCK[0], REST[0]):
+            menu.addSeparator()
+        menu.addAction(actions[spec.name])
+
+
+def add_selection_menus(window: WindowBody, actions: Actions, keeper: DebugActions) -> None:
+    """A menu on the page map; a table of requests gets ours when it is there (`add_to_requests`)."""
+    canvas = window.page_map.canvas
+
+    def wanted(position: QPoint) -> None:
+        window.page_map.select_holder(canvas.current_block)
+        keeper.refresh()
+        menu = QMenu(window)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.setToolTipsVisible(True)
+        menu.addActions([actions[name] for name in OF_BLOCK])
+        menu.addSeparator()
+        menu.addActions([actions[name] for name in OF_REQUEST])
+        menu.popup(position)
+
+    canvas.menu_wanted.connect(wanted)
+
+
+def add_to_requests(table: QWidget, actions: Actions) -> None:
+    """The request table's own menu, which is of its actions, goes on with ours."""
+    line = QAction(table)
+    line.setSeparator(True)
+    table.addActions([line, *(actions[name] for name in OF_REQUEST)])

@@ -1,0 +1,32 @@
+"""The corner that marks a pinned block: seen in every colour mode, and without colour."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QPointF
+from PySide6.QtGui import QPainter, QPen, QPolygonF
+
+from kvscope_app.look.theme import Theme
+from kvscope_app.views.page_map.drawing.scene import Scene
+
+_FROM_PITCH: Final = 6.0
+"""Device-independent pixels from which a cell has room for a corner."""
+_SHARE: Final = 0.42
+_MOST: Final = 14.0
+
+
+def draw_pins(painter: QPainter, scene: Scene, pinned: frozenset[int], theme: Theme, gutter: int, ratio: float) -> None:
+    """A folded corner at the upper right of each."""
+    pitch = scene.camera.pitch / ratio
+    if not pinned or pitch < _FROM_PITCH or scene.cells is None:
+        return
+    size, inset = min(pitch * _SHARE, _MOST), max(0.5, pitch * 0.04)
+    painter.setPen(QPen(theme.color("base"), 1))
+    painter.setBrush(theme.color("text"))
+    for block in pinned:
+        if block < scene.grid.num_blocks:
+            x, y = scene.camera.corner_of(*scene.grid.place_of(block))
+            right, top = x / ratio + gutter + pitch - 2 * inset, y / ratio + inset
+            corner = (QPointF(right - size, top), QPointF(right, top), QPointF(right, top + size))
+            painter.drawPolygon(QPolygonF(corner))

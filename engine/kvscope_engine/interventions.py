@@ -1,0 +1,154 @@
+"""What a person does to a running engine between two steps: preempt, pin, evict, change the limits.
+
+Says in one line what was done, and raises BadInput with the reason where it was not. Knows scheduler and pool; neither
+clients nor whose a pin is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.request_words import RequestState
+
+MAX_PINNED: Final = 4096
+"""Blocks: everybody who watches is told of all of them, twice a second."""
+
+
+class Interventions:
+    """One for an engine. `record` publishes what changed without a step."""
+
+    def __init__(self, pool: BlockPool, scheduler: Scheduler, record: Callable[[], None]) -> None:
+        self._pool = pool
+        self._scheduler = scheduler
+        self._record = record
+        self._most = (scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """`max_num_seqs` and `max_num_batched_tokens` as they are now."""
+        return self._scheduler.max_num_seqs, self._scheduler.max_num_batched_tokens
+
+    @property
+    def pinned(self) -> list[int]:
+        """Blocks that are not evicted, ascending."""
+        return sorted(self._pool.pinned)
+
+    def preempt(self, number: int, how: str, by: str) -> str:
+        """A running request gives up its blocks: by `swap`, `recompute`, or "" as the engine would."""
+        request = self._running(number)
+        if how == "swap" and not self._pool.num_host:
+            raise BadInput(f"request {number} cannot be swapped out: this engine has no lower tier to swap to")
+        given_up = self._scheduler.preempt(request, how, by, time.monotonic_ns())
+        if given_up is None:
+            raise BadInput(
+                f"request {number} was not swapped out: nothing is computed, or the lower tiers have no room"
+            )
+        self._record()
+        went = "moved to a lower tier" if given_up.is_swapped else "to be computed again"
+        return f"request {number} was preempted: {given_up.num_tokens} tokens in {_blocks(given_up.num_blocks)} {went}"
+
+    def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
+        """Keep these from being evicted; returns the blocks that are pinned by this, those that were before too."""
+        wanted = self._checked(blocks)
+        if self._pool.index is None:
+            raise BadInput("there is no prefix cache here: nothing is kept, so nothing can be pinned")
+        if with_prefix:
+            wanted = list(dict.fromkeys(before for block in wanted for before in self._prefix_of(block)))
+        pinnable = [block for block in wanted if self._pool.prefix(block) is not None]
+        if not pinnable:
+            raise BadInput(f"{_named(wanted)} not in the prefix cache: only full blocks that it can find are pinned")
+        if len(self._pool.pinned | set(pinnable)) > MAX_PINNED:
+            raise BadInput(f"{len(pinnable)} blocks more would be pinned: at most {MAX_PINNED} are accepted in all")
+        self._scheduler.pin(pinnable)
+        self._note(f"{by} pinned {_blocks(len(pinnable))}")
+        return pinnable
+
+    def unpin(self, blocks: Sequence[int], by: str) -> None:
+        """They may be evicted again."""
+        gone = [block for block in blocks if block in self._pool.pinned]
+        self._pool.unpin(gone)
+        if gone:
+            self._note(f"{_blocks(len(gone))} pinned by {by} may be evicted again")
+
+    def evict(self, blocks: Sequence[int], by: str) -> str:
+        """Idle cached blocks that are not pinned lose their prefix and are free."""
+        wanted = self._checked(blocks)
+        evictable = [block for block in wanted if self._pool.is_evictable(block)]
+        if not evictable:
+            raise BadInput(self._why_not_evicted(wanted))
+        num_sunk = self._scheduler.evict(evictable, by, time.monotonic_ns())
+        self._record()
+        parts = [_blocks(len(evictable)) + (" was" if len(evictable) == 1 else " were") + " evicted"]
+        parts += [f"{num_sunk} went to host memory"] if num_sunk else []
+        left = len(wanted) - len(evictable)
+        parts += [f"{left} others are in use, pinned or free"] if left else []
+        return "; ".join(parts)
+
+    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int, by: str) -> str:
+        """For the steps from now on; 0 leaves one as it is."""
+        now = self.limits
+        wanted = (max_num_seqs or now[0], max_num_batched_tokens or now[1])
+        for name, value, most in zip(("max_num_seqs", "max_num_batched_tokens"), wanted, self._most, strict=True):
+            if value > most:
+                raise BadInput(f"{name}={value} is not accepted: 1 to {most}, as this engine was started with")
+        self._scheduler.set_limits(*wanted)
+        words = f"max_num_seqs is {wanted[0]}, max_num_batched_tokens {wanted[1]}"
+        self._note(f"{by} changed the limits of the batch: {words}")
+        running = self._scheduler.num_running
+        return words + (f"; {running} run and end first" if running > wanted[0] else "")
+
+    def _running(self, number: int) -> Request:
+        request = self._scheduler.requests.get(number)
+        if request is None:
+            raise BadInput(f"request {number} has ended, or never came")
+        if request.state is not RequestState.RUNNING:
+            raise BadInput(f"request {number} waits: only a running one has blocks to give up")
+        return request
+
+    def _checked(self, blocks: Sequence[int]) -> list[int]:
+        """Each once. Raises BadInput for none, and for those that are not of the pool."""
+        wanted = list(dict.fromkeys(blocks))
+        if not wanted:
+            raise BadInput("no block was named: at least 1 is needed")
+        outside = [block for block in wanted if block >= self._pool.num_blocks]
+        if outside:
+            raise BadInput(f"block {outside[0]} is not of the pool: 0 to {self._pool.num_blocks - 1} are accepted")
+        return wanted
+
+    def _prefix_of(self, block: int) -> list[int]:
+        """A block and those before it in its text, as far as the pool has them."""
+        found, index = [block], self._pool.index
+        prefix = self._pool.prefix(block)
+        while index is not None and prefix is not None and prefix.parent:
+            before = index.get(prefix.parent)
+            if before is None:
+                break
+            found.append(before)
+            prefix = self._pool.prefix(before)
+        return found
+
+    def _why_not_evicted(self, blocks: list[int]) -> str:
+        pinned = sum(block in self._pool.pinned for block in blocks)
+        if pinned:
+            return f"{_named(blocks)} pinned: unpin first"
+        if any(self._pool.ref_count(block) for block in blocks):
+            return f"{_named(blocks)} in use: only cached blocks that nobody holds are evicted"
+        return f"{_named(blocks)} not cached: there is nothing to evict"
+
+    def _note(self, what: str) -> None:
+        self._scheduler.note(what, time.monotonic_ns())
+        self._record()
+
+
+def _named(blocks: list[int]) -> str:
+    return f"block {blocks[0]} is" if len(blocks) == 1 else f"these {len(blocks)} blocks are"
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"

@@ -1,0 +1,249 @@
+"""The debugger in the window: who may do what, the answers, the bar while the engine is held, menus and the sheet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QContextMenuEvent
+from PySide6.QtWidgets import QApplication, QMenu
+
+from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST
+from kvscope_app.debugger.limits_sheet import LimitsSheet
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import Abort, Control, Done, Evict, Failed, Pin, Preempt, SetLimits, Unpin
+from kvscope_telemetry.messages.telemetry import Heartbeat
+from kvscope_telemetry.source import SourceState, SourceStatus, Update
+
+
+def be(engine, session, state=SourceState.LIVE, reason="", role="operator", intervenes=True):
+    """The source is like this; 250 ms went by."""
+    engine.source.status = SourceStatus(state, reason, role=role, intervenes=intervenes)
+    session._status_told_ns = 0
+    session.poll()
+
+
+def answer(engine, session, kind=Done, **fields):
+    """The engine answers what it was told last."""
+    sent = [command for command in engine.source.sent if getattr(command, "tag", 0) >= 1 << 30]
+    asked = [command for command in sent if command.tag < 1 << 40]
+    engine.source.replies.append(kind(tag=asked[-1].tag, **fields))
+    session.poll()
+
+
+def beat(engine, poll, session, **fields):
+    told = Heartbeat(epoch=engine.epoch, time_ns=1, seq=engine.seq, step=engine.step, **fields)
+    engine.source.updates.append(Update(heartbeat=told))
+    poll(session)
+
+
+def pack(*blocks):
+    return np.array(blocks, "<u4").tobytes()
+
+
+@pytest.fixture
+def window(engine, session, make_window, poll):
+    """Request 3 runs on blocks 4 and 5; 8 and 9 are cached."""
+    window = make_window(session)
+    engine.ledger.hash[[4, 8, 9]] = (1, 2, 3)
+    engine.hold([4, 5], owner=3)
+    engine.hold([8, 9], owner=2, state=BlockState.CACHED, ref_count=0)
+    engine.request(3, blocks=(4, 5))
+    poll(session)
+    be(engine, session)
+    return window
+
+
+def choose(window, block):
+    window.page_map.canvas._cursor = block
+    window.session.status_changed.emit()
+
+
+def test_a_viewer_reads_why_it_may_do_nothing(engine, session, window):
+    be(engine, session, role="viewer")
+    for spec in window.actions_by_name.in_group(DEBUG):
+        action = window.actions_by_name[spec.name]
+        assert not action.isEnabled()
+        assert "viewer" in action.toolTip()
+
+
+def test_an_engine_that_does_not_know_how_can_still_be_held(engine, session, window):
+    be(engine, session, intervenes=False)
+    actions = window.actions_by_name
+    assert actions["hold"].isEnabled()
+    assert not actions["step"].isEnabled()
+    assert not actions["limits"].isEnabled()
+    assert "older" in actions["limits"].toolTip()
+
+
+def test_steps_are_for_an_engine_that_is_held(engine, session, window):
+    step = window.actions_by_name["step"]
+    assert not step.isEnabled()
+    assert "hold it first" in step.toolTip()
+    window.actions_by_name["hold"].trigger()
+    answer(engine, session)
+    be(engine, session, SourceState.PAUSED, "by ann")
+    assert step.isEnabled()
+    window.actions_by_name["step_more"].trigger()
+    command = engine.source.sent[-1]
+    assert isinstance(command, Control)
+    assert (command.action, command.num_steps) == ("step", 10)
+
+
+def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session, window):
+    bar = window.held
+    assert not bar.isVisible()
+    be(engine, session, SourceState.PAUSED, "by ann")
+    assert bar.isVisible()
+    assert bar.holder.text() == "Held by ann"
+    window.actions_by_name["hold"].trigger()
+    answer(engine, session)
+    be(engine, session, SourceState.PAUSED, "by ann, me")
+    assert bar.holder.text() == "Held by you"
+    window.actions_by_name["resume"].trigger()
+    answer(engine, session)
+    be(engine, session)
+    window.actions_by_name["hold"].trigger()
+    answer(engine, session)
+    be(engine, session)  # what it says of itself comes a little later
+    be(engine, session, SourceState.PAUSED, "by me")
+    assert bar.holder.text() == "Held by you"
+    step = next(button for button in bar.buttons if button.text() == "Step")
+    step.click()
+    answer(engine, session, what="step 12 ran")
+    assert bar.answer.text() == "Step 12 ran"
+    be(engine, session)
+    assert not bar.isVisible()
+
+
+def test_a_viewer_sees_the_bar_and_cannot_press_its_buttons(engine, session, window):
+    be(engine, session, SourceState.PAUSED, "by ann", role="viewer")
+    assert window.held.isVisible()
+    assert not any(button.isEnabled() for button in window.held.buttons)
+    assert all("viewer" in button.toolTip() for button in window.held.buttons)
+
+
+def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, window):
+    actions = window.actions_by_name
+    assert "No request is selected" in actions["preempt_swap"].toolTip()
+    session.select_request(3)
+    assert actions["preempt_swap"].text() == "Preempt request 3 by swap"
+    actions["preempt_swap"].trigger()
+    assert engine.source.sent[-1] == Preempt(number=3, how="swap", tag=engine.source.sent[-1].tag)
+    answer(engine, session, Failed, reason="request 3 cannot be swapped out: no lower tier")
+    assert window.statusBar().currentMessage().lower().startswith("request 3 cannot be swapped out")
+    actions["abort_request"].trigger()
+    assert engine.source.sent[-1] == Abort(request_id="chat-3", anyones=True)
+    engine.source.replies.append(Done(request_id="chat-3"))
+    session.poll()
+    assert window.statusBar().currentMessage() == "Request 3 was aborted"
+
+
+def test_what_waits_or_has_ended_cannot_be_preempted(engine, session, window, poll):
+    engine.request(5, state=0)
+    engine.request(6, state=3)
+    poll(session)
+    be(engine, session)
+    session.select_request(5)
+    assert "waits" in window.actions_by_name["preempt_swap"].toolTip()
+    assert window.actions_by_name["abort_request"].isEnabled()
+
+
+def test_a_block_is_pinned_unpinned_and_evicted(engine, session, window, poll):
+    actions = window.actions_by_name
+    choose(window, 8)
+    assert actions["evict_block"].text() == "Evict block 8 from the prefix cache"
+    actions["pin_prefix"].trigger()
+    assert engine.source.sent[-1] == Pin(blocks=(8,), with_prefix=True, tag=engine.source.sent[-1].tag)
+    answer(engine, session, what="1 block is pinned while you are here")
+    beat(engine, poll, session, pinned=pack(8), pinned_by="ann")
+    be(engine, session)
+    assert "pinned: unpin" in actions["evict_block"].toolTip()
+    assert ("Pinned", "by ann: not evicted") in window.page_map._facts(8).rows
+    actions["unpin_block"].trigger()
+    assert engine.source.sent[-1] == Unpin(blocks=(8,), anyones=True, tag=engine.source.sent[-1].tag)
+    beat(engine, poll, session)
+    choose(window, 9)
+    actions["evict_block"].trigger()
+    assert engine.source.sent[-1] == Evict(blocks=(9,), tag=engine.source.sent[-1].tag)
+    choose(window, 5)
+    assert "not in the prefix cache" in actions["pin_block"].toolTip()
+    assert "in use" in actions["evict_block"].toolTip()
+    choose(window, -1)
+    assert "No block is chosen" in actions["pin_block"].toolTip()
+
+
+def test_what_a_request_wrote_is_pinned_and_evicted_together(engine, session, window):
+    session.select_request(2)
+    window.actions_by_name["evict_request"].trigger()
+    assert engine.source.sent[-1].blocks == (8, 9)
+    session.select_request(3)
+    assert not window.actions_by_name["evict_request"].isEnabled()
+    window.actions_by_name["pin_request"].trigger()
+    assert engine.source.sent[-1].blocks == (4,)
+
+
+def test_pinned_blocks_are_marked_on_the_map(engine, session, window, poll):
+    canvas = window.page_map.canvas
+    window.page_map._refresh_slowly()
+    before = canvas.grab().toImage()
+    beat(engine, poll, session, pinned=pack(9), pinned_by="ann")
+    window.page_map._refresh_slowly()
+    after = canvas.grab().toImage()
+    rect = canvas.cell_rect(9)
+    ratio = after.devicePixelRatio()
+    marked = [
+        QPoint(x, y)
+        for x in range(after.width())
+        for y in range(after.height())
+        if before.pixel(x, y) != after.pixel(x, y)
+    ]
+    assert marked
+    assert all(rect.adjusted(-1, -1, 1, 1).contains(QPoint(int(p.x() / ratio), int(p.y() / ratio))) for p in marked)
+
+
+def test_the_past_is_not_acted_on(engine, session, window):
+    choose(window, 8)
+    session.select_request(3)
+    session.pause()
+    be(engine, session)
+    for name in (*OF_BLOCK, *OF_REQUEST):
+        assert "past" in window.actions_by_name[name].toolTip()
+    assert window.actions_by_name["hold"].isEnabled()
+
+
+@pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
+def test_the_map_s_menu_is_about_the_block_under_the_pointer(engine, session, window, qtbot):
+    canvas = window.page_map.canvas
+    position = canvas.cell_rect(8).center()
+    event = QContextMenuEvent(QContextMenuEvent.Reason.Mouse, position, canvas.mapToGlobal(position))
+    QApplication.sendEvent(canvas, event)
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu)
+    texts = [action.text() for action in menu.actions()]
+    assert "Pin block 8" in texts
+    assert canvas.current_block == 8
+    qtbot.keyClick(menu, Qt.Key.Key_Escape)
+
+
+def test_the_request_table_s_menu_goes_on_with_ours(session, make_window):
+    window = make_window(session, with_views=True)
+    assert window.actions_by_name["preempt_swap"] in window.views["requests"].table.actions()
+
+
+def test_the_sheet_changes_the_limits_and_shows_the_answer(engine, session, window, poll):
+    beat(engine, poll, session, max_num_seqs=8, max_num_batched_tokens=512)
+    window.actions_by_name["limits"].trigger()
+    sheet = next(w for w in QApplication.topLevelWidgets() if isinstance(w, LimitsSheet))
+    assert sheet.fields["max_num_seqs"].value() == 8
+    sheet.fields["max_num_seqs"].setValue(3)
+    sheet.apply()
+    command = engine.source.sent[-1]
+    assert (type(command), command.max_num_seqs, command.max_num_batched_tokens) == (SetLimits, 3, 512)
+    answer(engine, session, what="max_num_seqs is 3, max_num_batched_tokens 512")
+    assert sheet.answer.text() == "max_num_seqs is 3, max_num_batched_tokens 512"
+    sheet.apply()
+    sheet.close()
+    sheet.deleteLater()
+    answer(engine, session, Failed, reason="too late for the sheet")
+    assert window.statusBar().currentMessage().lower() == "too late for the sheet"

@@ -1,0 +1,250 @@
+"""A real engine on a tiny model, over real sockets: what a person does to it shows in its ledger and every mirror."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvscope_engine import Engine, EngineConfig
+from kvscope_engine.server.service import EngineService
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import (
+    Accepted,
+    Command,
+    Control,
+    Done,
+    Evict,
+    Failed,
+    Finished,
+    Pin,
+    Preempt,
+    Refused,
+    Reply,
+    SetLimits,
+    Submit,
+    Unpin,
+)
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.state.mirror import Mirror
+
+WAIT_S = 60.0
+SIZE = 4
+NUM_BLOCKS = 64
+
+
+class Person:
+    """Watches an engine through a mirror, and does things to it."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.source = LiveSource(endpoint)
+        self.mirror = Mirror()
+        self.causes: list[str] = []
+        self.replies: list[Reply] = []
+        self._tag = 0
+        self.wait(lambda: self.mirror.hello is not None)
+
+    def look(self) -> None:
+        self.replies += self.source.take_replies()
+        update = self.source.take()
+        if update is not None:
+            self.mirror.apply(update)
+            self.causes += [event.cause for event in update.events]
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
+            self.look()
+            return condition()
+
+        assert self.source.wait(holds, WAIT_S), "it did not happen"
+
+    def do(self, kind: type[Command], **fields: Any) -> Done | Failed:
+        self._tag += 1
+        self.source.send(kind(tag=self._tag, **fields))
+        found: list[Done | Failed] = []
+
+        def answered() -> bool:
+            found[:] = [r for r in self.replies if isinstance(r, Done | Failed) and r.tag == self._tag]
+            return bool(found)
+
+        self.wait(answered)
+        return found[0]
+
+    def what(self, kind: type[Command], **fields: Any) -> str:
+        reply = self.do(kind, **fields)
+        assert isinstance(reply, Done), reply
+        return reply.what
+
+    def why_not(self, kind: type[Command], **fields: Any) -> str:
+        reply = self.do(kind, **fields)
+        assert isinstance(reply, Failed), reply
+        return reply.reason
+
+    def submit(self, name: str, prompt: list[int], max_tokens: int) -> Accepted | Refused:
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+        self.source.send(Submit(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling))
+        self.wait(lambda: any(isinstance(r, Accepted | Refused) and r.request_id == name for r in self.replies))
+        return next(r for r in self.replies if isinstance(r, Accepted | Refused) and r.request_id == name)
+
+    def wait_finished(self, name: str) -> None:
+        self.wait(lambda: any(isinstance(r, Finished) and r.request_id == name for r in self.replies))
+
+    def state(self, number: int) -> RequestState | None:
+        row = self.mirror.requests.row_of(number)
+        return None if row is None else RequestState(self.mirror.requests.state[row])
+
+    def cached(self) -> list[int]:
+        return [block for block in range(NUM_BLOCKS) if self.mirror.ledger.state[block] == BlockState.CACHED]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="kv-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def served(folder: Path, tiny_model: Callable[..., str]) -> Iterator[Callable[..., tuple[Person, Engine]]]:
+    """A person at a new engine, and that engine to compare with."""
+    running: list[tuple[EngineService, threading.Thread]] = []
+    people: list[Person] = []
+
+    def make(**options: Any) -> tuple[Person, Engine]:
+        small = {"block_size": SIZE, "num_gpu_blocks_override": NUM_BLOCKS, "max_num_batched_tokens": 64}
+        config = {"model": tiny_model(), "dtype": "float32", "device": "cpu", "max_num_seqs": 8} | small | options
+        engines: list[Engine] = []
+
+        def build(progress: Any, publish: Any, messages_dropped: Any) -> Engine:
+            engines.append(Engine(EngineConfig(**config), progress=progress, publish=publish))
+            return engines[0]
+
+        service = EngineService(f"ipc://{folder}", build)
+        running.append((service, threading.Thread(target=service.run)))
+        running[-1][1].start()
+        people.append(Person(f"ipc://{folder}"))
+        return people[-1], engines[0]
+
+    yield make
+    for person in people:
+        person.source.close()
+    for service, thread in running:
+        service.stop()
+        thread.join(timeout=60)
+
+
+def test_a_held_engine_shows_each_intervention(served: Callable[..., tuple[Person, Engine]]) -> None:
+    person, engine = served(host_kv_memory_bytes=1 << 20)
+    person.what(Control, action="pause")
+    first = person.submit("a", list(range(1, 20)), 40)
+    second = person.submit("b", list(range(30, 49)), 40)
+    assert isinstance(first, Accepted)
+    assert isinstance(second, Accepted)
+    assert person.what(Control, action="step", num_steps=3) == "steps 1 to 3 ran"
+    person.wait(lambda: person.mirror.step == 3 and person.mirror.counters.num_running == 2)
+    told = person.what(Preempt, number=first.numbers[0], how="swap")
+    assert "moved to a lower tier" in told
+    person.wait(lambda: person.state(first.numbers[0]) is RequestState.PREEMPTED)
+    assert "waits" in person.why_not(Preempt, number=first.numbers[0])
+    assert "to be computed again" in person.what(Preempt, number=second.numbers[0], how="recompute")
+    assert "has ended" in person.why_not(Preempt, number=99)
+    person.wait(lambda: person.mirror.counters.preemptions == 2)
+    assert any("asked for it" in cause for cause in person.causes)
+    person.wait(lambda: person.mirror.seq == engine.last_seq)
+    whole = Mirror()
+    whole.reset(engine.snapshot())
+    assert person.mirror.ledger.equals(whole.ledger)
+    person.what(Control, action="resume")
+    person.wait_finished("a")
+    person.wait_finished("b")
+
+
+def test_a_preempted_request_says_the_same_as_one_that_was_left_alone(
+    served: Callable[..., tuple[Person, Engine]],
+) -> None:
+    person, _ = served(enable_prefix_caching=False, host_kv_memory_bytes=1 << 20)
+    person.submit("calm", list(range(1, 20)), 30)
+    person.wait_finished("calm")
+    person.what(Control, action="pause")
+    accepted = person.submit("harried", list(range(1, 20)), 30)
+    assert isinstance(accepted, Accepted)
+    for how in ("swap", "recompute", "", "swap"):
+        person.what(Control, action="step", num_steps=4)
+        person.what(Preempt, number=accepted.numbers[0], how=how)
+    person.what(Control, action="resume")
+    person.wait_finished("harried")
+
+    def said(name: str) -> list[int]:
+        return [i for r in person.replies if getattr(r, "request_id", "") == name for i in getattr(r, "token_ids", ())]
+
+    assert said("harried") == said("calm")
+
+
+def test_pinned_blocks_stay_and_a_request_that_does_not_fit_beside_them_is_told_so(
+    served: Callable[..., tuple[Person, Engine]],
+) -> None:
+    person, engine = served()
+    person.submit("a", list(range(1, 41)), 1)
+    person.wait_finished("a")
+    person.wait(lambda: len(person.cached()) == 10)
+    last = person.cached()[-1]
+    told = person.what(Pin, blocks=(last,), with_prefix=True)
+    pinned = engine.interventions.pinned
+    assert told == f"{len(pinned)} blocks are pinned while you are here"
+    assert len(pinned) == 10
+    person.wait(lambda: person.mirror.pinned == frozenset(pinned))
+    assert "pinned: unpin first" in person.why_not(Evict, blocks=(last,))
+    refused = person.submit("too long", [90] * 100, 4 * NUM_BLOCKS - 100 - 36)
+    assert isinstance(refused, Refused)
+    assert "are pinned, and 1 of those must be unpinned first" in refused.reason
+    for name in range(6):  # they take every other block, several times
+        person.submit(f"filler {name}", [100 + name] * 100, 40)
+        person.wait_finished(f"filler {name}")
+    assert set(pinned) <= set(person.cached())
+    assert isinstance(person.submit("same text", list(range(1, 45)), 4 * NUM_BLOCKS - 50), Accepted)
+    person.wait_finished("same text")
+    assert person.what(Unpin) == "10 blocks are unpinned"
+    person.wait(lambda: not person.mirror.pinned)
+    assert person.what(Evict, blocks=(last,)) == "1 block was evicted"
+    person.wait(lambda: last not in person.cached())
+    assert "nothing to evict" in person.why_not(Evict, blocks=(last,))
+
+
+def test_a_pin_that_would_leave_somebody_who_waits_too_little_is_refused(
+    served: Callable[..., tuple[Person, Engine]],
+) -> None:
+    person, _ = served()
+    person.submit("a", list(range(1, 41)), 1)
+    person.wait_finished("a")
+    person.wait(lambda: len(person.cached()) == 10)
+    person.what(Control, action="pause")
+    person.submit("large", [90] * 100, 4 * NUM_BLOCKS - 100)
+    assert "request 2 may need 64" in person.why_not(Pin, blocks=tuple(person.cached()))
+    assert "not of the pool" in person.why_not(Pin, blocks=(NUM_BLOCKS,))
+    free = next(block for block in range(NUM_BLOCKS) if block not in person.cached())
+    assert "not in the prefix cache" in person.why_not(Pin, blocks=(free,))
+
+
+def test_limits_hold_from_the_next_step_on(served: Callable[..., tuple[Person, Engine]]) -> None:
+    person, _ = served()
+    assert "1 to 8" in person.why_not(SetLimits, max_num_seqs=9)
+    assert person.what(SetLimits, max_num_seqs=2) == "max_num_seqs is 2, max_num_batched_tokens 64"
+    person.what(Control, action="pause")
+    for name in range(5):
+        person.submit(f"r{name}", [name + 1] * 20, 4)
+    person.what(Control, action="step", num_steps=3)
+    person.wait(lambda: person.mirror.step == 3)
+    assert person.mirror.counters.num_running == 2
+    assert "2 run and end first" in person.what(SetLimits, max_num_seqs=1, max_num_batched_tokens=16)
+    person.wait(lambda: person.mirror.limits == (1, 16))
+    person.what(Control, action="resume")
+    for name in range(5):
+        person.wait_finished(f"r{name}")
+    assert any("changed the limits of the batch" in cause for cause in person.causes)
