@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_every_moment_of_a_life_is_the_mirrors(record: Callable[..., Any], inter
         whole = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)
         third = (recording.end_ns - recording.start_ns) // 3
         cuts = [recording.start_ns, recording.start_ns + third, recording.end_ns - third, recording.end_ns]
-        parts = [read_part(recording, block, a, b, BLOCK_SIZE) for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [read_part(recording, block, a, b, BLOCK_SIZE) for a, b in pairwise(cuts)]
         pieced = joined(joined(parts[0], parts[1]), parts[2])
         for part in (whole, pieced, joined(parts[0], joined(parts[1], parts[2]))):
             assert all(at(part, time_ns) == rows[place] for time_ns, rows in expected)
