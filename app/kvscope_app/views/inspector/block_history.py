@@ -210,8 +210,10 @@ class BlockHistory(QObject):
 def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple[int, int]]:
     """Ranges of time that touch each other: before the cursor, after it, further before, …"""
     begin_ns = end_ns = cursor_ns
+    if first_ns == last_ns:
+        yield cursor_ns, cursor_ns
     for length_ns in _LENGTHS_NS:
-        if begin_ns > first_ns or begin_ns == end_ns:
+        if begin_ns > first_ns:
             from_ns = max(begin_ns - length_ns, first_ns)
             yield from_ns, begin_ns
             begin_ns = from_ns
