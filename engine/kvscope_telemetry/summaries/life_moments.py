@@ -46,7 +46,7 @@ class Kind(StrEnum):
     FREED = "freed"
     """It holds nothing."""
     REWRITTEN = "rewritten"
-    """Another request writes to it."""
+    """It went from one request to another within a step."""
     MAPPED = "mapped"
     UNMAPPED = "unmapped"
 

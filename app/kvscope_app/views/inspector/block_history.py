@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
@@ -27,6 +28,8 @@ _LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (10, 30, 80, 180
 MAX_WORK_S: Final = 30.0
 _LOOK_MS: Final = 80
 _NEAR_NS: Final = 1_000_000_000
+_STEP_NS: Final = 250_000_000
+"""How often the end of a life that goes on is moved."""
 NOT_KEPT: Final = "What was before is not kept"
 
 
@@ -75,6 +78,8 @@ class BlockHistory(QObject):
         if self._whole is None:
             live = self._live_life()
             self._whole = live if self._read is None else self._read if live is None else joined(self._read, live)
+        elif self._live is not None and self._now_ns() - self._whole.end_ns > _STEP_NS:
+            self._whole = replace(self._whole, end_ns=self._now_ns())
         return self._whole
 
     def show(self, block: int | None) -> None:
@@ -136,9 +141,14 @@ class BlockHistory(QObject):
         if self._live is None or mirror.hello is None:
             return None
         if self._live_part is None:
-            end_ns = max(_wall_ns(mirror), self._live_begin_ns)
-            self._live_part = part_of(self._live, self._live_begin_ns, end_ns, mirror.hello.cache.block_size)
+            size = mirror.hello.cache.block_size
+            self._live_part = part_of(self._live, self._live_begin_ns, self._now_ns(), size)
         return self._live_part
+
+    def _now_ns(self) -> int:
+        """Until when nothing else happened; an engine that does nothing says nothing."""
+        cursor_ns = 0 if self._session.paused else self._session.cursor_ns
+        return max(_wall_ns(self._session.live_mirror), self._live_begin_ns, cursor_ns)
 
     # What was
 

@@ -22,7 +22,7 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None) 
     facts = block_facts(mirror, block, size)
     return page(
         facts.title,
-        ("State", _state(mirror, facts)),
+        ("Block", _state(mirror, facts)),
         ("In block tables", _tables(mirror, facts, size)),
         ("Next to it in memory", _neighbours(mirror, block, size)),
         ("Text", _text(content)),

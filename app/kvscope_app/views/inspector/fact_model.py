@@ -87,7 +87,7 @@ class FactModel(QAbstractTableModel):
             return sans(weight=QFont.Weight.DemiBold)
         if role == _ROLES.ForegroundRole:
             return self.theme.color("text")
-        return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignBottom if role == _ROLES.TextAlignmentRole else None
+        return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter if role == _ROLES.TextAlignmentRole else None
 
 
 def _name(row: Fact | Group) -> str:

@@ -16,6 +16,7 @@ _NAME_SHARE: Final = 0.36
 _NAME_MOST: Final = 190
 _SHORT: Final = 22
 """Values of so few letters take one line."""
+_HEADING_PAD: Final = 14
 
 
 class FactTable(QTableView):
@@ -31,6 +32,7 @@ class FactTable(QTableView):
         self.facts.setParent(self)
         self.setAccessibleName("Facts")
         self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setStyleSheet("QTableView { padding-left: 10px; padding-right: 4px; }")
         self.setShowGrid(False)
         self.setWordWrap(True)
         self.setMouseTracking(True)
@@ -108,7 +110,7 @@ class FactTable(QTableView):
         for row in rows:
             fact = self.facts.fact_at(row)
             if fact is None:
-                self.setRowHeight(row, line + (8 if row == 0 else 16))
+                self.setRowHeight(row, line + _HEADING_PAD)
             elif len(fact.value) <= _SHORT and len(fact.name) <= _SHORT and "\n" not in fact.value:
                 self.setRowHeight(row, line + 6)
             else:

@@ -85,8 +85,7 @@ class LifeStrip(QWidget):
         part = self.part
         if part is None:
             return TimeSpan(0, _SHORTEST_NS)
-        end_ns = max(part.end_ns, self._cursor_ns if self._cursor_ns - part.end_ns < 60 * _SHORTEST_NS else 0)
-        return TimeSpan(min(part.begin_ns, end_ns - _SHORTEST_NS), end_ns)
+        return TimeSpan(min(part.begin_ns, part.end_ns - _SHORTEST_NS), part.end_ns)
 
     def x_of(self, time_ns: int) -> float:
         """Where a moment is."""

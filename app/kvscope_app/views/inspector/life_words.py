@@ -50,7 +50,7 @@ def moment_text(moment: Moment) -> str:
         Kind.IDLE: "Let go, kept for its prefix",
         Kind.EVICTED: "Evicted",
         Kind.FREED: "Freed",
-        Kind.REWRITTEN: f"Written by {who}" if who else "Written by another",
+        Kind.REWRITTEN: f"Taken over by {who}" if who else "Taken over by another",
         Kind.MAPPED: "Memory was mapped behind it",
         Kind.UNMAPPED: "Its memory was taken away",
     }[moment.kind]

@@ -29,7 +29,7 @@ def request_page(mirror: Mirror, history: History, number: int) -> Page | None:
     events = history.events.of_request(mirror.hello.epoch, number)
     return page(
         f"Request #{count(number)}",
-        ("State", _columns(mirror, history, row)),
+        ("Request", _columns(mirror, history, row)),
         ("Times", _times(mirror, history, mirror.hello, row)),
         ("Blocks", _blocks(mirror, mirror.hello, number)),
         ("Prefix", _reuse(mirror, number, events)),

@@ -15,7 +15,6 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
-
 pytestmark = pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
 
 
