@@ -20,7 +20,7 @@ from kvscope_telemetry.recorded import Recorded, StoredMessage
 from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
 from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, STATE
 from kvscope_telemetry.summaries.block_life import LIFE, BlockLife, How, Rows
-from kvscope_telemetry.summaries.life_moments import Moment, moments
+from kvscope_telemetry.summaries.life_moments import Moment, Told, moments, told_of
 
 _LOOK_EVERY: Final = 64
 
@@ -42,9 +42,14 @@ class LifePart:
     begin_ns: int
     end_ns: int
     rows: Rows = field(default_factory=lambda: np.zeros(0, LIFE))
-    moments: tuple[Moment, ...] = ()
+    told: Told = field(default_factory=Told)
     num_forgotten: int = 0
     """Rows that were more than are kept: what is known begins later."""
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """What happened, oldest first."""
+        return self.told.moments
 
 
 def read_part(
@@ -72,24 +77,54 @@ def part_of(life: BlockLife, begin_ns: int, end_ns: int, block_size: int) -> Lif
     rows = life.rows.copy()
     if life.num_forgotten and rows.size:
         begin_ns = int(rows["time_ns"][0])
-    return LifePart(begin_ns, end_ns, rows, tuple(moments(rows, block_size)), life.num_forgotten)
+    return LifePart(begin_ns, end_ns, rows, told_of(moments(rows, block_size)), life.num_forgotten)
+
+
+class GrowingLife:
+    """A life that goes on, and what happened in it: told as it comes, whatever went before."""
+
+    def __init__(self, block: int, block_size: int) -> None:
+        self.life = BlockLife(block)
+        self._block_size = block_size
+        self._told = Told()
+        self._num_rows = 0
+        """Rows that are told, those forgotten since as well."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is more than `part` gave."""
+        return self._num_rows < self.life.num_forgotten + self.life.rows.size
+
+    def part(self, begin_ns: int, end_ns: int) -> LifePart:
+        """All of it."""
+        rows, forgotten = self.life.rows, self.life.num_forgotten
+        first = self._num_rows - forgotten  # the first row that is not told
+        if first < rows.size:
+            fresh = told_of(moments(rows[max(first - 1, 0) :], self._block_size))
+            self._told = self._told.followed_by(fresh.after(1) if first > 0 else fresh)
+            self._num_rows = forgotten + rows.size
+        if forgotten:
+            begin_ns = int(rows["time_ns"][0])
+            self._told = self._told.after(int(np.searchsorted(self._told.times_ns, begin_ns)))
+        return LifePart(begin_ns, end_ns, rows.copy(), self._told, forgotten)
 
 
 def joined(older: LifePart, newer: LifePart) -> LifePart:
     """Both as one. What lies between them is not known."""
     if not older.rows.size or not newer.rows.size:
         rows = older.rows if older.rows.size else newer.rows
-        told = older.moments or newer.moments
+        told = older.told if older.moments else newer.told
         return LifePart(older.begin_ns, newer.end_ns, rows, told, older.num_forgotten + newer.num_forgotten)
     middle = np.zeros(0, LIFE)
-    after, told = newer.rows, newer.moments
+    after, told = newer.rows, newer.told
     if newer.begin_ns - older.end_ns > 1 and older.rows["how"][-1] != How.LOST:
         middle = np.zeros(1, LIFE)
         middle["time_ns"], middle["how"], middle["epoch"] = older.end_ns, How.LOST, older.rows["epoch"][-1]
     elif _goes_on(older.rows[-1], after[0]):
-        after, told = after[1:], told[1:]
+        after, told = after[1:], told.after(1)
     rows = np.concatenate((older.rows, middle, after))
-    return LifePart(older.begin_ns, newer.end_ns, rows, older.moments + told, older.num_forgotten + newer.num_forgotten)
+    told, num_forgotten = older.told.followed_by(told), older.num_forgotten + newer.num_forgotten
+    return LifePart(older.begin_ns, newer.end_ns, rows, told, num_forgotten)
 
 
 def _goes_on(last: np.void, first: np.void) -> bool:

@@ -5,10 +5,13 @@ Owns which change of a row means what.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.summaries.block_life import How, Moved, Rows
@@ -66,7 +69,37 @@ class Moment:
     epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Moments in the order of time, and in columns when and what they were, for who draws them."""
+
+    moments: tuple[Moment, ...] = ()
+    times_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    kinds: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    """Places in `KINDS`."""
+
+    def after(self, count: int) -> Told:
+        """Without the first `count`."""
+        return Told(self.moments[count:], self.times_ns[count:], self.kinds[count:])
+
+    def followed_by(self, later: Told) -> Told:
+        """Both."""
+        times_ns = np.concatenate((self.times_ns, later.times_ns))
+        return Told(self.moments + later.moments, times_ns, np.concatenate((self.kinds, later.kinds)))
+
+
 _HOLDS_NOTHING = (BlockState.FREE, BlockState.UNMAPPED)
+
+
+KINDS: Final = tuple(Kind)
+_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+
+
+def told_of(moments: Sequence[Moment]) -> Told:
+    """With their columns."""
+    times_ns = np.fromiter((moment.time_ns for moment in moments), np.int64, len(moments))
+    kinds = np.fromiter((_CODES[moment.kind] for moment in moments), np.uint8, len(moments))
+    return Told(tuple(moments), times_ns, kinds)
 
 
 def moments(rows: Rows, block_size: int) -> list[Moment]:

@@ -12,7 +12,7 @@ import pytest
 
 from kvscope_telemetry.ledger import COLUMNS
 from kvscope_telemetry.messages.telemetry import Frame
-from kvscope_telemetry.recordings.block_history import LifePart, joined, part_of, read_part
+from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, part_of, read_part
 from kvscope_telemetry.recordings.effort import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.coalesce import coalesce
@@ -167,3 +167,18 @@ def test_moves_are_told_beside_the_row() -> None:
     assert life.rows["time_ns"][is_evicted].tolist() == told
     kinds = [moment.kind for moment in part_of(life, 0, 1, BLOCK_SIZE).moments]
     assert kinds.count(Kind.EVICTED) >= len(told)
+
+
+def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callable[..., Any]) -> None:
+    _, snapshot, *frames = make_messages(400)
+    block = busy_blocks(frames, 2)[0]
+    growing = GrowingLife(block, BLOCK_SIZE)
+    growing.life.feed(snapshot, snapshot.time_ns)
+    for frame in frames:
+        growing.life.feed(frame, frame.time_ns)
+        if growing.has_news:
+            part = growing.part(0, frame.time_ns)
+            assert not growing.has_news
+    at_once = part_of(growing.life, 0, frames[-1].time_ns, BLOCK_SIZE)
+    assert part.moments == at_once.moments
+    assert part.told.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]

@@ -17,19 +17,20 @@ from kvscope_app.look.number_text import seconds
 from kvscope_app.session.background import Background
 from kvscope_app.session.own_handle import OwnHandle
 from kvscope_app.session.session import Session
-from kvscope_telemetry.recordings.block_history import LifePart, joined, part_of, read_part
+from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, read_part
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.block_life import BlockLife
 
-_LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (10, 30, 80, 180, 300))
+_LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (20, 100, 480))
 """What is read at a time, first near the cursor: ten minutes to either side in all."""
 MAX_WORK_S: Final = 30.0
 _LOOK_MS: Final = 80
 _NEAR_NS: Final = 1_000_000_000
 _STEP_NS: Final = 250_000_000
 """How often the end of a life that goes on is moved."""
+_QUIET_NS: Final = 600_000_000_000
+"""How long an engine may do nothing; a clock that is further ahead is another machine's."""
 NOT_KEPT: Final = "What was before is not kept"
 
 
@@ -45,9 +46,8 @@ class BlockHistory(QObject):
         self._block: int | None = None
         self._handle: OwnHandle | None = None
         self._read: LifePart | None = None
-        self._live: BlockLife | None = None
+        self._live: GrowingLife | None = None
         self._live_begin_ns = 0
-        self._live_part: LifePart | None = None
         self._whole: LifePart | None = None
         self._asked_ns = 0
         self._is_wanted = False
@@ -87,7 +87,7 @@ class BlockHistory(QObject):
         if block == self._block:
             return
         self._give_up()
-        self._block, self._read, self._live, self._live_part, self._whole = block, None, None, None, None
+        self._block, self._read, self._live, self._whole = block, None, None, None
         self.failure = ""
         if block is not None:
             self._begin_live(block)
@@ -120,35 +120,32 @@ class BlockHistory(QObject):
         mirror = self._session.live_mirror
         if self._session.is_file or mirror.hello is None:
             return
-        self._live, self._live_begin_ns = BlockLife(block), _wall_ns(mirror)
-        self._live.know(mirror.ledger, self._live_begin_ns, mirror.hello.epoch, mirror.step)
+        self._live, self._live_begin_ns = GrowingLife(block, mirror.hello.cache.block_size), _wall_ns(mirror)
+        self._live.life.know(mirror.ledger, self._live_begin_ns, mirror.hello.epoch, mirror.step)
 
     def _extend(self, update: Update | None) -> None:
         mirror = self._session.live_mirror
         if self._live is None or update is None or mirror.hello is None:
             return
-        before = (self._live.rows.size, self._live.num_forgotten)
+        life = self._live.life
         if update.snapshot is not None:
-            self._live.know(mirror.ledger, _wall_ns(mirror), mirror.hello.epoch, mirror.step)
+            life.know(mirror.ledger, _wall_ns(mirror), mirror.hello.epoch, mirror.step)
         else:
-            self._live.take(update, mirror.hello.wall_time_ns - mirror.hello.time_ns)
-        if before != (self._live.rows.size, self._live.num_forgotten):
-            self._live_part = self._whole = None
+            life.take(update, mirror.hello.wall_time_ns - mirror.hello.time_ns)
+        if self._live.has_news:
+            self._whole = None
             self.changed.emit()
 
     def _live_life(self) -> LifePart | None:
-        mirror = self._session.live_mirror
-        if self._live is None or mirror.hello is None:
+        if self._live is None:
             return None
-        if self._live_part is None:
-            size = mirror.hello.cache.block_size
-            self._live_part = part_of(self._live, self._live_begin_ns, self._now_ns(), size)
-        return self._live_part
+        return self._live.part(self._live_begin_ns, self._now_ns())
 
     def _now_ns(self) -> int:
         """Until when nothing else happened; an engine that does nothing says nothing."""
-        cursor_ns = 0 if self._session.paused else self._session.cursor_ns
-        return max(_wall_ns(self._session.live_mirror), self._live_begin_ns, cursor_ns)
+        told_ns = max(_wall_ns(self._session.live_mirror), self._live_begin_ns)
+        cursor_ns = told_ns if self._session.paused else self._session.cursor_ns
+        return cursor_ns if 0 < cursor_ns - told_ns < _QUIET_NS else told_ns
 
     # What was
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PySide6.QtGui import QColor
 
-from kvscope_app.look.theme import Theme, mix
+from kvscope_app.look.theme import NUM_OWNER_COLORS, Theme, mix, owner_colors
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.summaries.block_life import How, Rows
@@ -29,6 +29,7 @@ class LifePicture:
         names = ("block_free", "block_active", "block_shared", "block_cached", "block_unmapped")
         lower = ("block_host", "block_disk")
         self._inks = np.array([QColor(str(getattr(theme, name))).rgba() for name in (*names, *lower)], np.uint32)
+        self._owners = np.array([QColor(color).rgba() for color in owner_colors(theme)], np.uint32)
         self._kind: npt.NDArray[np.int64] = _NOTHING
         self._share: npt.NDArray[np.float64] = np.empty(0)
         self._owner: npt.NDArray[np.int64] = _NOTHING
@@ -61,14 +62,20 @@ class LifePicture:
             pixels[:, unknown] = hatched[:, unknown]
         return np.ascontiguousarray(pixels)
 
-    def owner_runs(self) -> list[tuple[int, int, int]]:
-        """First column, end and number of each owner in turn."""
+    def owner_pixels(self) -> Pixels:
+        """The owner's colour in each column; clear where there is none."""
+        pixels: Pixels = np.where(self._owner < 0, np.uint32(0), self._owners[self._owner % NUM_OWNER_COLORS])
+        return pixels.astype(np.uint32)
+
+    def owner_runs(self, least: int) -> list[tuple[int, int, int]]:
+        """First column, end and number of each owner in turn that has at least so many columns."""
         if not self._owner.size:
             return []
         cuts = np.flatnonzero(np.diff(self._owner)) + 1
         begins, ends = np.concatenate(([0], cuts)), np.concatenate((cuts, [self._owner.size]))
-        runs = zip(begins.tolist(), ends.tolist(), self._owner[begins].tolist(), strict=True)
-        return [(begin, end, owner) for begin, end, owner in runs if owner != NO_OWNER]
+        wide = (ends - begins >= least) & (self._owner[begins] != NO_OWNER)
+        begins, ends = begins[wide], ends[wide]
+        return list(zip(begins.tolist(), ends.tolist(), self._owner[begins].tolist(), strict=True))
 
 
 _KINDS: Final = np.array([0, 1, 3, 4, 0])

@@ -5,7 +5,6 @@ Owns the span of time that is seen. A click goes there; the wheel zooms, draggin
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import Final
 
 import numpy as np
@@ -21,7 +20,7 @@ from kvscope_app.views.inspector.life_words import KIND_COLORS, row_text
 from kvscope_app.views.timeline.time_axis import axis_times
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.recordings.block_history import LifePart
-from kvscope_telemetry.summaries.life_moments import Kind
+from kvscope_telemetry.summaries.life_moments import KINDS, Kind
 
 _OWNERS: Final = 16
 """Height of who owned it; below it how it was, what happened, the time."""
@@ -32,6 +31,8 @@ _ZOOM: Final = 0.8
 _DRAG_FROM: Final = 4
 _NEAR: Final = 5
 _MARKED: Final = (Kind.EVICTED, Kind.COPIED, Kind.SAVED, Kind.LOADED, Kind.REUSED, Kind.SHARED, Kind.BORN)
+_IS_MARKED: Final = np.array([kind in _MARKED for kind in KINDS])
+_NO_TIMES: Final = np.empty(0, np.int64)
 _SHORTEST_NS: Final = 1_000_000_000
 
 
@@ -49,7 +50,7 @@ class LifeStrip(QWidget):
         """None: all there is."""
         self._block_size = 1
         self._cursor_ns = 0
-        self._times: list[int] = []
+        self._times = _NO_TIMES
         self._picture = LifePicture(DARK)
         self._press: QPointF | None = None
         self._dragged_to: QPointF | None = None
@@ -62,7 +63,7 @@ class LifeStrip(QWidget):
         if part is self.part and cursor_ns == self._cursor_ns:
             return
         self.part, self._block_size, self._cursor_ns = part, block_size, cursor_ns
-        self._times = [] if part is None else [moment.time_ns for moment in part.moments]
+        self._times = _NO_TIMES if part is None else part.told.times_ns
         self.update()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -162,13 +163,13 @@ class LifeStrip(QWidget):
         self.fit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        place = {Qt.Key.Key_Left: bisect_left(self._times, self._cursor_ns) - 1}.get(Qt.Key(event.key()))
-        if event.key() == Qt.Key.Key_Right:
-            place = bisect_right(self._times, self._cursor_ns)
-        if place is None or event.modifiers():
+        if event.modifiers() or event.key() not in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             super().keyPressEvent(event)
-        elif 0 <= place < len(self._times):
-            self.chosen.emit(self._times[place])
+            return
+        is_next = event.key() == Qt.Key.Key_Right
+        place = int(np.searchsorted(self._times, self._cursor_ns, "right" if is_next else "left")) - (not is_next)
+        if 0 <= place < self._times.size:
+            self.chosen.emit(int(self._times[place]))
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
@@ -179,8 +180,8 @@ class LifeStrip(QWidget):
     def _time_near(self, x: float) -> int:
         """The moment drawn at `x`: one when something happened, where one is near."""
         time_ns = self.seen.time_at(x / max(self.width(), 1))
-        place = bisect_left(self._times, time_ns)
-        near = [self._times[at] for at in (place - 1, place) if 0 <= at < len(self._times)]
+        place = int(np.searchsorted(self._times, time_ns))
+        near: list[int] = self._times[max(place - 1, 0) : place + 1].tolist()
         close = min(near, key=lambda at: abs(at - time_ns), default=time_ns)
         return close if abs(self.x_of(close) - x) <= _NEAR else time_ns
 
@@ -192,26 +193,30 @@ class LifeStrip(QWidget):
         painter.drawImage(QRect(0, _OWNERS, self.width(), _STATE), image)  # drawn before `pixels` goes
 
     def _draw_owners(self, painter: QPainter, ratio: float) -> None:
+        pixels = self._picture.owner_pixels()
+        image = QImage(pixels.data, pixels.size, 1, pixels.nbytes, QImage.Format.Format_ARGB32_Premultiplied)
+        painter.drawImage(QRect(0, 1, self.width(), _OWNERS - 3), image)  # drawn before `pixels` goes
         painter.setFont(sans(0.82))
-        for begin, end, owner in self._picture.owner_runs():
-            box = QRect(round(begin / ratio), 1, max(round((end - begin) / ratio), 1), _OWNERS - 3)
-            color = owner_color(owner, self.theme)
-            painter.fillRect(box, color)
-            text = f"#{owner}"
+        least = painter.fontMetrics().horizontalAdvance("#0")
+        for begin, end, owner in self._picture.owner_runs(round(least * ratio)):
+            box, text = QRect(round(begin / ratio), 1, round((end - begin) / ratio), _OWNERS - 3), f"#{owner}"
             if painter.fontMetrics().horizontalAdvance(text) + 4 <= box.width():
-                painter.setPen(QColor("#0d0f13") if color.lightnessF() > 0.45 else QColor("#f4f6fa"))
+                is_light = owner_color(owner, self.theme).lightnessF() > 0.45
+                painter.setPen(QColor("#0d0f13" if is_light else "#f4f6fa"))
                 painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
 
     def _draw_marks(self, painter: QPainter) -> None:
+        """One a pixel, the last of its place."""
         assert self.part is not None, "there are marks to draw"
-        first, last = bisect_left(self._times, self.seen.begin_ns), bisect_right(self._times, self.seen.end_ns)
-        drawn: dict[int, str] = {}
-        for moment in self.part.moments[max(first, last - 4000) : last]:
-            if moment.kind in _MARKED:
-                drawn[round(self.x_of(moment.time_ns))] = KIND_COLORS[moment.kind]
-        top = _OWNERS + _STATE + 1
-        for x, color in drawn.items():
-            painter.fillRect(x - 1, top, 2, _MARKS - 3, self.theme.color(color))
+        seen, told = self.seen, self.part.told
+        part = slice(*np.searchsorted(told.times_ns, (seen.begin_ns, seen.end_ns)).tolist())
+        kinds = told.kinds[part]
+        x = ((told.times_ns[part] - seen.begin_ns) * (self.width() / seen.length_ns)).astype(np.int64)
+        marked = _IS_MARKED[kinds]
+        drawn = dict(zip(x[marked].tolist(), kinds[marked].tolist(), strict=True))
+        for at, kind in drawn.items():
+            color = self.theme.color(KIND_COLORS[KINDS[kind]])
+            painter.fillRect(at - 1, _OWNERS + _STATE + 1, 2, _MARKS - 3, color)
 
     def _draw_axis(self, painter: QPainter) -> None:
         painter.setFont(sans(0.8))

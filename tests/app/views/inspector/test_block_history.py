@@ -218,8 +218,8 @@ def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
 
 def test_what_is_near_the_cursor_is_read_first():
     order = list(reading_order(100 * SECOND_NS, 0, 130 * SECOND_NS))
-    assert order[0] == (90 * SECOND_NS, 100 * SECOND_NS)
-    assert order[1] == (100 * SECOND_NS, 110 * SECOND_NS)
+    assert order[0] == (80 * SECOND_NS, 100 * SECOND_NS)
+    assert order[1] == (100 * SECOND_NS, 120 * SECOND_NS)
     assert min(begin for begin, _ in order) == 0
     assert max(end for _, end in order) == 130 * SECOND_NS
     assert list(reading_order(5, 5, 5)) == [(5, 5)]
