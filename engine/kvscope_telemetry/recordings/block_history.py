@@ -66,9 +66,9 @@ def read_part(
     for count, stored in enumerate(recorded.raw_messages(from_ns, until_ns)):
         if count % _LOOK_EVERY == 0:
             _look(watch, (stored.log_time_ns - from_ns) / length_ns)
-        message = _message(stored, life)
-        if message is not None:
-            life.feed(message, stored.log_time_ns)
+        told = _message(stored, life)
+        if told is not None:
+            life.feed(told, stored.log_time_ns)
     return part_of(life, from_ns, until_ns, block_size)
 
 
