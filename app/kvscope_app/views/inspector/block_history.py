@@ -232,7 +232,8 @@ def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple
 
 def known_text(part: LifePart) -> str:
     """How much of a life is known."""
-    return f"{seconds((part.end_ns - part.begin_ns) / 1e9)} known"
+    begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.end_ns
+    return f"{seconds((part.end_ns - begin_ns) / 1e9)} known"
 
 
 def _read_pieces(

@@ -86,7 +86,8 @@ class LifeStrip(QWidget):
         part = self.part
         if part is None:
             return TimeSpan(0, _SHORTEST_NS)
-        return TimeSpan(min(part.begin_ns, part.end_ns - _SHORTEST_NS), part.end_ns)
+        begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.begin_ns
+        return TimeSpan(min(begin_ns, part.end_ns - _SHORTEST_NS), part.end_ns)
 
     def x_of(self, time_ns: int) -> float:
         """Where a moment is."""
