@@ -19,7 +19,7 @@ from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Goal, Link, Page
 from kvscope_app.views.inspector.life_panel import LifePanel
-from kvscope_app.views.inspector.request_page import request_page
+from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
 from kvscope_app.views.inspector.step_page import Series, step_page
 from kvscope_app.views.inspector.step_reader import StepReader
 from kvscope_app.views.page_map.block_facts import block_facts
@@ -76,7 +76,8 @@ class InspectorView(View):
     def refresh(self) -> None:
         page = self._page()
         is_block = page is not None and self.subject == BLOCK
-        self.life.show_block(self.session.selected_block if is_block else None)
+        if is_block or self.session.selected_block != self.life.history.block:
+            self.life.show_block(self.session.selected_block if is_block else None)
         self._stack.setCurrentIndex(1 if page is not None else 0)
         self.copy_button.setEnabled(page is not None)
         self.life.setVisible(is_block)
@@ -120,8 +121,9 @@ class InspectorView(View):
     def _step_page(self) -> Page:
         session, mirror = self.session, self.session.mirror
         why, frame = _PAUSE_FIRST, None
-        if not session.is_playing and mirror.epoch is not None:
-            frame = self.steps.frame((mirror.epoch, mirror.seq), session.cursor_ns)
+        if not session.is_playing and mirror.hello is not None:
+            at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # perhaps long ago: the engine did nothing since
+            frame = self.steps.frame((mirror.hello.epoch, mirror.seq), at_ns)
             why = "reading…" if self.steps.is_reading else "not kept"
         can_step = session.timeline_range_ns is not None
         return step_page(mirror, frame, self._newest, why, can_step=can_step)

@@ -169,6 +169,28 @@ def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):
     assert sum(sizes) == frame.batch.num_decode_tokens + frame.batch.num_prefill_tokens
 
 
+def test_a_step_after_which_nothing_happened_is_found(recording, played, show, qtbot):
+    """The cursor may stand long after the newest frame."""
+    view = show(played)
+    played.go_to(recording[0].end_ns)
+    qtbot.waitUntil(lambda: played.mirror.seq == 500, timeout=WAIT_MS)
+    asked = []
+    view.steps.frame = lambda place, at_ns: asked.append((place, at_ns))
+    view.show_subject(STEP)
+    hello, mirror = played.mirror.hello, played.mirror
+    assert asked[0] == ((1, 500), mirror.time_ns + hello.wall_time_ns - hello.time_ns)
+
+
+def test_a_life_is_not_read_again_for_a_look_at_the_step(recording, played, show, qtbot):
+    view = show(played)
+    played.select_block(recording[1])
+    part = read(view, qtbot)
+    view.show_subject(STEP)
+    view.show_subject(BLOCK)
+    assert view.life.history.part is part
+    assert not view.life.history.is_reading
+
+
 def test_without_a_ring_it_begins_where_one_looks(engine, session, show, poll):
     engine.hold([7], owner=2)
     poll(session)
