@@ -106,6 +106,8 @@ class LifePanel(QWidget):
         part, cursor_ns = self.history.part, self._session.cursor_ns
         self.strip.show_part(part, mirror.hello.cache.block_size, cursor_ns)
         self.model.show_moments(() if part is None else part.moments)
+        if self.model.show_cursor(cursor_ns) and not self.table.hasFocus():
+            self.table.scrollTo(self.model.index(self.model.now_row, 0))
         self.note.setText(self._note())
 
     def apply_theme(self, theme: Theme) -> None:

@@ -6,7 +6,9 @@ from bisect import bisect_right
 from typing import Any, Final
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QFont
 
+from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.events.event_entries import clock_text
@@ -24,7 +26,17 @@ class MomentModel(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
+        self.now_row = -1
+        """Of what happened last by the cursor."""
         self._moments: tuple[Moment, ...] = ()
+
+    def show_cursor(self, time_ns: int) -> bool:
+        """Mark what happened last by then; whether that is another row."""
+        before, self.now_row = self.now_row, self.row_at(time_ns)
+        for row in {before, self.now_row} if before != self.now_row else ():
+            if 0 <= row < len(self._moments):
+                self.dataChanged.emit(self.index(row, 0), self.index(row, len(HEADERS) - 1))
+        return before != self.now_row
 
     def show_moments(self, moments: tuple[Moment, ...]) -> None:
         """Tell these, oldest first in `moments`."""
@@ -74,6 +86,8 @@ class MomentModel(QAbstractTableModel):
             return None
         if role == Qt.ItemDataRole.DisplayRole:
             return self.text(moment, index.column())
+        if role == Qt.ItemDataRole.FontRole and index.row() == self.now_row:
+            return sans(weight=QFont.Weight.DemiBold)
         if role == Qt.ItemDataRole.ToolTipRole and index.column() == WHAT:
             return moment_text(moment)
         if role == Qt.ItemDataRole.ForegroundRole:

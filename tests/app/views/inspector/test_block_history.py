@@ -126,6 +126,20 @@ def test_a_click_in_the_list_and_on_the_strip_goes_there(recording, played, show
     assert view.life.history.part is part  # going about in it reads nothing anew
 
 
+def test_the_list_marks_where_the_cursor_is(recording, played, show, qtbot):
+    view = show(played)
+    played.select_block(recording[1])
+    part = read(view, qtbot)
+    middle = part.moments[len(part.moments) // 2]
+    played.go_to(middle.time_ns)
+    qtbot.waitUntil(lambda: abs(played.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
+    view.refresh()
+    marked = view.life.model.moment_at(view.life.model.now_row)
+    assert marked.time_ns <= played.cursor_ns + 1000
+    assert view.life.model.row_at(part.begin_ns - 1) == -1
+    assert view.life.table.visualRect(view.life.model.index(view.life.model.now_row, 0)).isValid()
+
+
 def test_the_list_is_copied_oldest_first(recording, played, show, qtbot):
     view = show(played)
     played.select_block(recording[1])
