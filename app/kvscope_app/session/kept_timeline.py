@@ -78,13 +78,19 @@ class KeptTimeline:
 
     def open_tape(self) -> Background[Tape]:
         """What the ring has now, to be read; it grows."""
-        return Background(self._tape, "kvscope-tape")
+
+        def work(watch: Watch) -> Tape:
+            self.ring.flush()
+            return self.tape(watch)
+
+        return Background(work, "kvscope-tape")
 
     def save(self, path: Path, seconds: float) -> Background[bool]:
         """Write the last `seconds` of the ring to `path`."""
 
         def work(watch: Watch) -> bool:
-            tape = self._tape(watch)
+            self.ring.flush()
+            tape = self.tape(watch)
             return save(tape, path, max(tape.first_s, tape.info.duration_s - seconds), watch=watch)
 
         return Background(work, "kvscope-save")
@@ -117,6 +123,6 @@ class KeptTimeline:
             ending.wait(_END_S)
         self.ring.close()
 
-    def _tape(self, watch: Watch) -> Tape:
-        self.ring.flush()
+    def tape(self, watch: Watch) -> Tape:
+        """What of the ring is written; whoever calls waits, and reads it alone."""
         return Tape.open(self.ring.folder, self.ring.origin_ns, watch)

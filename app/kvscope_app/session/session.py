@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
@@ -21,6 +22,7 @@ from PySide6.QtCore import QObject, Qt, QTimer, Signal
 from kvscope_app.session.cursor import Cursor
 from kvscope_app.session.history import History
 from kvscope_app.session.links import Player, link_of, player_of
+from kvscope_app.session.own_handle import OwnHandle
 from kvscope_app.session.viewpoint import Viewpoint
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Command
@@ -79,6 +81,8 @@ class Session(QObject):
         self._reading: CourseReading | None = None
         self.status: SourceStatus = source.status
         self.selected_request: int | None = None
+        self.selected_block: int | None = None
+        """A row of the ledger shown."""
         self._frozen: Mirror | None = None
         self._is_away = False
         self._paused_at_ns = 0
@@ -317,6 +321,27 @@ class Session(QObject):
         self.selected_request = number
         self.selection_changed.emit()
 
+    def select_block(self, block: int | None) -> None:
+        """Select a row of the ledger in every view, or nothing."""
+        if block == self.selected_block:
+            return
+        self.selected_block = block
+        self.selection_changed.emit()
+
+    def clear_selection(self) -> None:
+        """Nothing is selected any more."""
+        self.select_block(None)
+        self.select_request(None)
+
+    def own_handle(self) -> OwnHandle | None:
+        """On what was recorded, for a thread of one's own; None where nothing is."""
+        player = self._end.player
+        if player is not None:
+            recording = player.recording
+            open_it = partial(type(recording).open, recording.path)  # type: ignore[attr-defined]
+            return OwnHandle(lambda watch: open_it(watch=watch), lambda: None)
+        return None if self.kept is None else OwnHandle(self.kept.tape, self.kept.ring.flush)
+
     @property
     def takes_commands(self) -> bool:
         """Whether the other end can be asked and told things."""
@@ -387,6 +412,7 @@ class Session(QObject):
         if epoch != self._shown_epoch:
             self._shown_epoch = epoch
             self.select_request(None)
+            self.select_block(None)
 
     def _leave(self, time_ns: int) -> None:
         """Show `time_ns` on the cursor's mirror; it is made when there is none yet."""

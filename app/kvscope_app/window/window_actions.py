@@ -14,6 +14,7 @@ from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug
 from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
+from kvscope_app.views.inspector.inspector_actions import inspector_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.layout import DOCKS
@@ -54,6 +55,7 @@ def add_actions(window: WindowBody, actions: Actions) -> None:
         *time,
         *_engine(window),
         *debug_actions(window),
+        *inspector_actions(window, VIEW),
         *_view(window),
         *_map(window),
         *_panels(window),
@@ -109,7 +111,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
 def _view(window: WindowBody) -> list[ActionSpec]:
     session = window.session
     return [
-        ActionSpec("clear", "Clear selection", VIEW, partial(session.select_request, None), ("Esc",)),
+        ActionSpec("clear", "Clear selection", VIEW, session.clear_selection, ("Esc",)),
         ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
     ]
 
@@ -145,7 +147,7 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
             f"Go to {spec.title.lower()}",
             PANELS,
             partial(window.focus_view, spec.name),
-            (f"Ctrl+{index}",),
+            (f"Ctrl+{index}",) if index < 10 else (),
             spec.icon,
         )
         for index, spec in enumerate(DOCKS, start=2)

@@ -11,6 +11,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.session import Session
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText, Reply
+from kvscope_telemetry.state.mirror import Mirror
 
 MAX_KEPT: Final = 512
 ASK_EVERY_MS: Final = 60
@@ -29,20 +30,27 @@ class Stamp:
     hash: int
 
 
+def stamp_of(mirror: Mirror, block: int) -> Stamp:
+    """Of a block, 0 <= block < mirror.num_rows."""
+    ledger = mirror.ledger
+    return Stamp(mirror.epoch or 0, int(ledger.owner[block]), int(ledger.filled[block]), int(ledger.hash[block]))
+
+
 class BlockTexts(QObject):
     """Cache of block contents by block and stamp."""
 
     arrived = Signal(int)
     """The content of this block is there now."""
 
-    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+    def __init__(self, session: Session, parent: QObject | None = None, first_tag: int = _FIRST_TAG) -> None:
+        """`first_tag`: who asks beside others on the same session has tags of its own."""
         super().__init__(parent)
         self._session = session
         self._kept: OrderedDict[tuple[int, Stamp], BlockContent] = OrderedDict()
         self._asked: tuple[int, Stamp] | None = None
         self._wanted: tuple[int, Stamp] | None = None
         self._tag = 0
-        self._tags = itertools.count(_FIRST_TAG)
+        self._tags = itertools.count(first_tag)
         self._timer = QTimer(self, singleShot=True, interval=ASK_EVERY_MS)
         self._timer.timeout.connect(self._ask)
         self._give_up = QTimer(self, singleShot=True, interval=GIVE_UP_MS)
@@ -55,11 +63,19 @@ class BlockTexts(QObject):
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        if key != self._asked and self._session.may_operate:
+        if key != self._asked and self.may_ask(block, stamp):
             self._wanted = key
             if not self._timer.isActive() and self._asked is None:
                 self._timer.start()
         return None
+
+    def may_ask(self, block: int, stamp: Stamp) -> bool:
+        """Whether there is somebody who may be asked, and the block at the engine is still what is shown: away from
+        the end it may hold another's text."""
+        live = self._session.live_mirror
+        if not self._session.may_operate:
+            return False
+        return live is self._session.mirror or (block < live.num_rows and stamp_of(live, block) == stamp)
 
     def _ask(self) -> None:
         if self._wanted is None or self._asked is not None:

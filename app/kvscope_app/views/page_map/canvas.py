@@ -36,6 +36,8 @@ ZOOM_STEP: Final = 1.25
 FADE_MS: Final = 40
 _DRAG_FROM: Final = 4
 _HEADING_PAD: Final = 5
+_RING: Final = 12
+"""Pixels of the ring around a small block."""
 _ARROWS: Final = {
     Qt.Key.Key_Left: (-1, 0),
     Qt.Key.Key_Right: (1, 0),
@@ -55,6 +57,8 @@ class Canvas(QWidget):
     """This block was clicked, or Enter was pressed on it."""
     menu_wanted = Signal(QPoint)
     """A person asks what can be done with `current_block`; where on the screen."""
+    inspect_wanted = Signal()
+    """A block was double-clicked; the first click chose it."""
     dismissed = Signal()
     """Escape, or a click beside all blocks."""
 
@@ -63,6 +67,7 @@ class Canvas(QWidget):
         self.scene = scene
         self.theme: Theme = DARK
         self.pointed_block = -1
+        self._selected = -1
         self._headings: tuple[Heading, ...] = ()
         self._cursor = -1
         self._pinned: frozenset[int] = frozenset()
@@ -114,6 +119,16 @@ class Canvas(QWidget):
         )
         if span is not None:
             self.update()
+
+    def show_selected(self, block: int | None) -> None:
+        """Ring this block; one that is out of sight is brought into it."""
+        wanted = -1 if block is None or self.scene.cells is None or block >= self.scene.grid.num_blocks else block
+        if wanted == self._selected:
+            return
+        self._selected = wanted
+        if wanted >= 0:
+            self.show_span(self.scene.reveal(wanted))
+        self.update()
 
     def show_headings(self, headings: tuple[Heading, ...]) -> None:
         """What stands above each section, one each; none when there is one section."""
@@ -199,6 +214,10 @@ class Canvas(QWidget):
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if event.button() in (Qt.MouseButton.LeftButton, Qt.MouseButton.MiddleButton):
             self._press = event.position()
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        if event.button() == Qt.MouseButton.LeftButton and self._block_at(event.position()) >= 0:
+            self.inspect_wanted.emit()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._press is not None and self._is_drag(event.position()):
@@ -304,9 +323,19 @@ class Canvas(QWidget):
 
     def _draw_pointer(self, painter: QPainter) -> None:
         painter.setBrush(Qt.BrushStyle.NoBrush)
+        if 0 <= self._selected < self.scene.grid.num_blocks:
+            self._draw_ring(painter, self.cell_rect(self._selected))
         if self.pointed_block >= 0:
             painter.setPen(QPen(self.theme.color("text"), 1.5))
             painter.drawRect(self.cell_rect(self.pointed_block).adjusted(-2, -2, 1, 1))
         if self._cursor >= 0 and self.hasFocus():
             painter.setPen(QPen(self.theme.color("accent"), 2))
             painter.drawRect(self.cell_rect(self._cursor).adjusted(-3, -3, 2, 2))
+
+    def _draw_ring(self, painter: QPainter, cell: QRect) -> None:
+        """Around the selected block; large enough to be seen where cells are single pixels."""
+        grow = max(2, (_RING - cell.width()) // 2)
+        ring = QRectF(cell.adjusted(-grow, -grow, grow - 1, grow - 1))
+        for color, width in (("base", 4), ("selection", 2)):  # seen on every ground
+            painter.setPen(QPen(self.theme.color(color), width))
+            painter.drawRoundedRect(ring, 3, 3)

@@ -56,6 +56,8 @@ class PageMapView(View):
     refresh_hz = 60.0
 
     mode_changed = Signal(object)
+    inspect_wanted = Signal()
+    """A person wants to know all about what is selected."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
@@ -181,7 +183,8 @@ class PageMapView(View):
             button.clicked.connect(slot)
         self.canvas.pointed.connect(self._show_card)
         self.canvas.chosen.connect(self._choose)
-        self.canvas.dismissed.connect(lambda: self.session.select_request(None))
+        self.canvas.inspect_wanted.connect(self.inspect_wanted)
+        self.canvas.dismissed.connect(self.session.clear_selection)
         self._texts.arrived.connect(self._text_arrived)
 
     def _remember(self, update: Update) -> None:
@@ -213,6 +216,7 @@ class PageMapView(View):
         self._refresh_slowly()
 
     def _show_selection(self) -> None:
+        self.canvas.show_selected(self.session.selected_block)
         number = self.session.selected_request
         table = None if number is None else self._blocks_of(number)
         if table is not None and not table.size:
@@ -267,7 +271,7 @@ class PageMapView(View):
             self._card.hide()
             return
         content = None if facts.stamp is None else self._texts.get(block, facts.stamp)
-        waiting = facts.stamp is not None and content is None and self.session.may_operate
+        waiting = facts.stamp is not None and content is None and self._texts.may_ask(block, facts.stamp)
         self._card.show_block(facts, content, waiting)
         self._card.place(self.canvas.cell_rect(block), self.canvas.rect())
         if self.canvas.hasFocus():
@@ -278,8 +282,9 @@ class PageMapView(View):
             self._show_card(block)
 
     def _choose(self, block: int) -> None:
-        """Select who holds the block; another click on a shared block goes on to its next holder."""
-        candidates = self._candidates(self._facts(block))
+        """Select the block and who holds it; another click on a shared block goes on to its next holder."""
+        facts = self._facts(block)
+        candidates = self._candidates(facts)
         selected = self.session.selected_request
         if not candidates:
             self.session.select_request(None)
@@ -287,6 +292,7 @@ class PageMapView(View):
             self.session.select_request(candidates[(candidates.index(selected) + 1) % len(candidates)])
         else:
             self.session.select_request(candidates[0])
+        self.session.select_block(None if facts is None else block)
 
     @staticmethod
     def _candidates(facts: BlockFacts | None) -> tuple[int, ...]:

@@ -63,23 +63,23 @@ class RequestColumns:
         return len(self.request_ids)
 
 
-def read_columns(mirror: Mirror, times: RequestTimes) -> RequestColumns:
-    """The table's columns as the mirror stands."""
+def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None)) -> RequestColumns:
+    """The table's columns as the mirror stands, or some rows of them."""
     requests = mirror.requests
-    number = requests.number.astype(np.int64)
+    number = requests.number[part].astype(np.int64)
     first, last = times.first_token_ns(number), times.last_token_ns(number)
-    arrival, finished = requests.arrival_ns, requests.finished_ns
+    arrival, finished = requests.arrival_ns[part], requests.finished_ns[part]
     end = np.where(finished >= 0, finished, np.maximum(mirror.time_ns, arrival))
     counted = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
     others = ("state", "max_tokens", "num_blocks", "num_preemptions")
     return RequestColumns(
-        request_ids=list(requests.request_ids),
+        request_ids=requests.request_ids[part],
         number=number,
-        tokens_per_s=_speed(requests.num_output_tokens, first, last),
+        tokens_per_s=_speed(requests.num_output_tokens[part], first, last),
         ttft_s=np.where(first >= 0, np.maximum(first - arrival, 0) / 1e9, np.nan),
-        queue_s=_queued(times.started_ns(number), requests.state, arrival, end),
+        queue_s=_queued(times.started_ns(number), requests.state[part], arrival, end),
         time_s=np.maximum(end - arrival, 0) / 1e9,
-        **{name: getattr(requests, name).astype(np.int64) for name in counted + others},
+        **{name: getattr(requests, name)[part].astype(np.int64) for name in counted + others},
     )
 
 

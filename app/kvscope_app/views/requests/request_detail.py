@@ -7,16 +7,14 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabWidget, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import label
-from kvscope_app.look.number_text import count, num_bytes, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
 from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
-from kvscope_app.views.places import is_swapped_out, num_by_tier, places_text
-from kvscope_app.views.requests.block_strip import BlockStrip, IntArray
+from kvscope_app.views.requests.block_strip import BlockStrip
+from kvscope_app.views.requests.blocks_words import blocks_sentence
 from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
-from kvscope_telemetry.ledger import BlockState
 
 NOTHING_SELECTED = "Select a request to see its blocks."
 
@@ -75,25 +73,7 @@ class RequestDetail(QTabWidget):
         filled = mirror.ledger.filled[ids].astype(np.int64)
         cache = mirror.hello.cache
         self.strip.show_blocks(ids, filled, mirror.ledger.ref_count[ids].astype(np.int64), cache.block_size, cache)
-        self.summary.setText(self._summary(number, ids, int(filled.sum())))
-
-    def _summary(self, number: int, ids: IntArray, num_tokens: int) -> str:
-        mirror = self._session.mirror
-        assert mirror.hello is not None, "a request is shown only once there is an engine"
-        cache, num_blocks = mirror.hello.cache, ids.size
-        if not num_blocks:
-            left = int(np.count_nonzero((mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)))
-            cached = f" {plural(left, 'block')} it left {'is' if left == 1 else 'are'} still cached." if left else ""
-            return f"Request #{count(number)} holds no blocks now.{cached}"
-        size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
-        slots = f"{count(num_tokens)} of {count(num_blocks * cache.block_size)} slots filled"
-        name = f"Request #{count(number)}"
-        lower = places_text(num_by_tier(cache, ids))
-        if not lower:
-            return f"{name}: {plural(num_blocks, 'block')}{size}, {slots}"
-        if is_swapped_out(mirror, number):
-            return f"{name} is swapped out: {lower}{size}, {slots}"
-        return f"{name}: {plural(num_blocks, 'block')} ({lower}){size}, {slots}"
+        self.summary.setText(blocks_sentence(mirror, number))
 
     def _show_own_events(self) -> None:
         history, number = self._session.history, self._session.selected_request

@@ -1,0 +1,32 @@
+"""A handle of one's own on what was recorded so far, for work on a thread beside the session's.
+
+Owns when it is opened and looked at anew. Used by one thread at a time. Knows no Qt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recorded import Recorded
+    from kvscope_telemetry.recordings.effort import Watch
+
+
+class OwnHandle:
+    """`open_it` opens it; `flush` has what is kept in memory written."""
+
+    def __init__(self, open_it: Callable[[Watch], Recorded], flush: Callable[[], object]) -> None:
+        self._open_it = open_it
+        self._flush = flush
+        self._recorded: Recorded | None = None
+
+    def get(self, watch: Watch) -> Recorded:
+        """With all that was recorded until now. Waits; raises BadInput where it cannot be read."""
+        if self._recorded is None:
+            self._flush()
+            self._recorded = self._open_it(watch)
+        elif self._recorded.may_grow:
+            self._flush()
+            self._recorded.grow()
+        return self._recorded

@@ -1,0 +1,1 @@
+"""Everything about the selected block, request or step; the life of the block; and finding them."""

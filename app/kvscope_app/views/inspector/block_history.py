@@ -1,0 +1,263 @@
+"""The life of the selected block: what was recorded, read on a thread around the cursor, and what comes, as it comes.
+
+Owns which block it is of and what is known of it. Bounded in time, rows and work; given up when another is selected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.look.number_text import seconds
+from kvscope_app.session.background import Background
+from kvscope_app.session.own_handle import OwnHandle
+from kvscope_app.session.session import Session
+from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, read_part
+from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.mirror import Mirror
+
+_LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (20, 100, 480))
+"""What is read at a time, first near the cursor: ten minutes to either side in all."""
+MAX_WORK_S: Final = 30.0
+_LOOK_MS: Final = 80
+_NEAR_NS: Final = 1_000_000_000
+_STEP_NS: Final = 250_000_000
+"""How often the end of a life that goes on is moved."""
+_QUIET_NS: Final = 600_000_000_000
+"""How long an engine may do nothing; a clock that is further ahead is another machine's."""
+NOT_KEPT: Final = "What was before is not kept"
+
+
+class BlockHistory(QObject):
+    """Of no block before `show`."""
+
+    changed = Signal()
+
+    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.failure = ""
+        self._session = session
+        self._block: int | None = None
+        self._handle: OwnHandle | None = None
+        self._read: LifePart | None = None
+        self._live: GrowingLife | None = None
+        self._live_begin_ns = 0
+        self._whole: LifePart | None = None
+        self._asked_ns = 0
+        self._is_wanted = False
+        self._work: Background[None] | None = None
+        self._parts: deque[LifePart] = deque()
+        self._timer = QTimer(self, interval=_LOOK_MS)
+        self._timer.timeout.connect(self._look)
+        session.updated.connect(self._extend)
+
+    @property
+    def block(self) -> int | None:
+        """Whose life it is."""
+        return self._block
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether more of it comes."""
+        return self._work is not None or self._is_wanted
+
+    @property
+    def share(self) -> float:
+        """What is done of the reading, 0 to 1."""
+        return 0.0 if self._work is None else self._work.share
+
+    @property
+    def part(self) -> LifePart | None:
+        """All that is known; None before anything is."""
+        if self._whole is None:
+            live = self._live_life()
+            self._whole = live if self._read is None else self._read if live is None else joined(self._read, live)
+        elif self._live is not None and self._now_ns() - self._whole.end_ns > _STEP_NS:
+            self._whole = replace(self._whole, end_ns=self._now_ns())
+        return self._whole
+
+    def show(self, block: int | None) -> None:
+        """Be of `block` from now on."""
+        if block == self._block:
+            return
+        self._give_up()
+        self._block, self._read, self._live, self._whole = block, None, None, None
+        self.failure = ""
+        if block is not None:
+            self._begin_live(block)
+            self._read_around(self._session.cursor_ns)
+        self.changed.emit()
+
+    def follow_cursor(self) -> None:
+        """The cursor may be where nothing was read."""
+        cursor_ns, known, around = self._session.cursor_ns, self._read, self._session.timeline_range_ns
+        if self._block is None or self.is_reading or known is None or around is None:
+            return
+        is_before = cursor_ns < known.begin_ns - _NEAR_NS and known.begin_ns > around[0] + _NEAR_NS
+        last_ns = self._last_ns(around)
+        is_after = known.end_ns + _NEAR_NS < min(cursor_ns, last_ns)
+        if (is_before or is_after) and abs(cursor_ns - self._asked_ns) > _NEAR_NS:
+            self._read_around(cursor_ns)
+
+    def close(self) -> None:
+        """No more."""
+        work = self._work
+        self._give_up()
+        self._is_wanted = False
+        self._timer.stop()
+        if work is not None:
+            work.wait(2.0)
+
+    # What comes
+
+    def _begin_live(self, block: int) -> None:
+        mirror = self._session.live_mirror
+        if self._session.is_file or mirror.hello is None:
+            return
+        self._live, self._live_begin_ns = GrowingLife(block, mirror.hello.cache.block_size), _wall_ns(mirror)
+        self._live.life.know(mirror.ledger, self._live_begin_ns, mirror.hello.epoch, mirror.step)
+
+    def _extend(self, update: Update | None) -> None:
+        mirror = self._session.live_mirror
+        if self._live is None or update is None or mirror.hello is None:
+            return
+        life = self._live.life
+        if update.snapshot is not None:
+            life.know(mirror.ledger, _wall_ns(mirror), mirror.hello.epoch, mirror.step)
+        else:
+            life.take(update, mirror.hello.wall_time_ns - mirror.hello.time_ns)
+        if self._live.has_news:
+            self._whole = None
+            self.changed.emit()
+
+    def _live_life(self) -> LifePart | None:
+        if self._live is None:
+            return None
+        return self._live.part(self._live_begin_ns, self._now_ns())
+
+    def _now_ns(self) -> int:
+        """Until when nothing else happened; an engine that does nothing says nothing."""
+        told_ns = max(_wall_ns(self._session.live_mirror), self._live_begin_ns)
+        cursor_ns = told_ns if self._session.paused else self._session.cursor_ns
+        return cursor_ns if 0 < cursor_ns - told_ns < _QUIET_NS else told_ns
+
+    # What was
+
+    def _read_around(self, cursor_ns: int) -> None:
+        """Once the thread that reads now has ended."""
+        self._handle = self._handle or self._session.own_handle()
+        if self._handle is None:
+            self.failure = NOT_KEPT
+            return
+        self._give_up()
+        self._asked_ns, self._is_wanted = cursor_ns, True
+        self._timer.start()
+
+    def _last_ns(self, around: tuple[int, int]) -> int:
+        """Until when there is something to read."""
+        return around[1] if self._live is None else self._live_begin_ns
+
+    def _start(self) -> None:
+        around, mirror = self._session.timeline_range_ns, self._session.mirror
+        handle, block = self._handle, self._block
+        if around is None or handle is None or block is None or mirror.hello is None:
+            return
+        self._is_wanted, self._read, self._parts = False, None, deque()
+        first_ns, last_ns = around[0], max(self._last_ns(around), around[0])
+        cursor_ns = min(max(self._asked_ns, first_ns), last_ns)
+        pieces = list(reading_order(cursor_ns, first_ns, last_ns))
+        parts, size = self._parts, mirror.hello.cache.block_size
+
+        def work(watch: Watch) -> None:
+            _read_pieces(handle, block, size, pieces, parts, watch)
+
+        self._work = Background(work, "kvscope-block-history")
+
+    def _look(self) -> None:
+        """Called while something is read."""
+        if self._work is None and self._is_wanted:
+            self._start()
+        has_more = bool(self._parts)
+        while self._parts:
+            self._add(self._parts.popleft())
+        work = self._work
+        if work is not None and work.is_over and not self._parts:
+            if not work.is_unwanted:
+                self.failure = work.failure
+            self._work = None
+            has_more = True
+        if self._work is None and not self._is_wanted:
+            self._timer.stop()
+        if has_more:
+            self.changed.emit()
+
+    def _add(self, part: LifePart) -> None:
+        known = self._read
+        if known is None:
+            self._read = part
+        elif part.end_ns <= known.begin_ns:
+            self._read = joined(part, known)
+        else:
+            self._read = joined(known, part)
+        self._whole = None
+
+    def _give_up(self) -> None:
+        """What is still read is of no use."""
+        self._parts = deque()
+        if self._work is not None:
+            self._work.cancel()
+
+
+def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple[int, int]]:
+    """Ranges of time that touch each other: before the cursor, after it, further before, …"""
+    begin_ns = end_ns = cursor_ns
+    if first_ns == last_ns:
+        yield cursor_ns, cursor_ns
+    for length_ns in _LENGTHS_NS:
+        if begin_ns > first_ns:
+            from_ns = max(begin_ns - length_ns, first_ns)
+            yield from_ns, begin_ns
+            begin_ns = from_ns
+        if end_ns < last_ns:
+            until_ns = min(end_ns + length_ns, last_ns)
+            yield end_ns, until_ns
+            end_ns = until_ns
+
+
+def known_text(part: LifePart) -> str:
+    """How much of a life is known."""
+    begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.end_ns
+    return f"{seconds((part.end_ns - begin_ns) / 1e9)} known"
+
+
+def _read_pieces(
+    handle: OwnHandle,
+    block: int,
+    block_size: int,
+    pieces: list[tuple[int, int]],
+    parts: deque[LifePart],
+    watch: Watch,
+) -> None:
+    until_s = time.monotonic() + MAX_WORK_S
+    recorded = handle.get(watch)
+    for place, (from_ns, until_ns) in enumerate(pieces):
+
+        def look(share: float, place: int = place) -> bool:
+            time.sleep(0)  # the window's thread has its turn
+            return watch((place + share) / len(pieces)) and time.monotonic() < until_s
+
+        part = read_part(recorded, block, from_ns, until_ns, block_size, look)
+        parts.append(part)
+        if part.num_forgotten:  # what is before would not touch it
+            return
+
+
+def _wall_ns(mirror: Mirror) -> int:
+    assert mirror.hello is not None, "time begins with an engine"
+    return mirror.time_ns + mirror.hello.wall_time_ns - mirror.hello.time_ns

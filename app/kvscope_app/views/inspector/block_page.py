@@ -1,0 +1,87 @@
+"""All about one block: its row, who holds it and where, its neighbours, its text. Reads a mirror; knows no Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.views.inspector.facts import Fact, Page, block_link, page, request_link
+from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.state.mirror import Mirror
+
+_MAX_TEXT: Final = 2_000
+_OWNER_ROWS: Final = ("Owner", "Holds")
+
+
+def block_page(mirror: Mirror, block: int, content: BlockContent | None = None) -> Page:
+    """Of `block`, 0 <= block < mirror.num_rows; `content`: what its tokens are, where that is known."""
+    assert mirror.hello is not None, "there are blocks only once there is an engine"
+    size = mirror.hello.cache.block_size
+    facts = block_facts(mirror, block, size)
+    return page(
+        facts.title,
+        ("Block", _state(mirror, facts)),
+        ("In block tables", _tables(mirror, facts, size)),
+        ("Next to it in memory", _neighbours(mirror, block, size)),
+        ("Text", _text(content)),
+    )
+
+
+def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
+    assert mirror.hello is not None, "there are blocks only once there is an engine"
+    cache, ledger, block = mirror.hello.cache, mirror.ledger, facts.block
+    yield Fact("State", facts.state, tip=facts.empty)
+    for name, value in facts.rows:
+        if name == "Hash":
+            yield Fact(name, f"{int(ledger.hash[block]):016x}", tip="Low 64 bits of the chained hash of its prefix")
+        else:
+            is_owner = name in _OWNER_ROWS and facts.owner is not None
+            yield Fact(name, value, request_link(facts.owner) if is_owner and facts.owner is not None else None)
+    if facts.empty:
+        yield Fact("Holds", facts.empty)
+    elif int(ledger.filled[block]) < cache.block_size:
+        yield Fact(
+            "Empty slots", f"{cache.block_size - int(ledger.filled[block])} of {plural(cache.block_size, 'slot')}"
+        )
+    yield Fact("References", count(int(ledger.ref_count[block])), tip="How many block tables hold it")
+    if cache.block_bytes:
+        yield Fact("Size", num_bytes(cache.block_bytes), tip="K and V of its tokens in all layers")
+    yield Fact("Row of the ledger", count(block))
+
+
+def _tables(mirror: Mirror, facts: BlockFacts, block_size: int) -> Iterator[Fact]:
+    for number in facts.holders:
+        index = mirror.requests.index_in_table(number, facts.block)
+        if index is None:
+            continue
+        table = mirror.requests.table(number)
+        first = index * block_size
+        tokens = f"tokens {count(first)} to {count(first + block_size - 1)}"
+        where = f"{count(index + 1)} of {plural(len(table), 'block')}, {tokens}"
+        yield Fact(f"Request #{count(number)}", where, request_link(number))
+        for name, at in (("Block before it", index - 1), ("Block after it", index + 1)):
+            if 0 <= at < len(table):
+                other = int(table[at])
+                yield Fact(name, _brief(mirror, other, block_size), block_link(other))
+
+
+def _neighbours(mirror: Mirror, block: int, block_size: int) -> Iterator[Fact]:
+    for name, other in (("Before", block - 1), ("After", block + 1)):
+        if 0 <= other < mirror.num_rows:
+            yield Fact(name, _brief(mirror, other, block_size), block_link(other))
+
+
+def _brief(mirror: Mirror, block: int, block_size: int) -> str:
+    facts = block_facts(mirror, block, block_size)
+    owner = f", request {facts.owner}" if facts.owner is not None else ""
+    return f"{facts.title}: {facts.state}{owner}"
+
+
+def _text(content: BlockContent | None) -> Iterator[Fact]:
+    if content is None or not content.token_ids:
+        return
+    yield Fact("Text", content.text[:_MAX_TEXT].replace("\n", "⏎\n") or "(no printable text)")
+    yield Fact("Tokens", f"{count(content.start)} to {count(content.start + len(content.token_ids) - 1)}")
+    yield Fact("Token ids", " ".join(map(str, content.token_ids)))

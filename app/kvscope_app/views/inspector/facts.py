@@ -1,0 +1,79 @@
+"""What the inspector tells: names and values in groups, some of which lead somewhere. Knows no Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Goal(Enum):
+    """What a link leads to, and what its number is."""
+
+    BLOCK = auto()
+    """A row of the ledger."""
+    REQUEST = auto()
+    TIME = auto()
+    """Nanoseconds since 1970."""
+    FRAMES = auto()
+    """So many frames further, or back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Where a value leads."""
+
+    goal: Goal
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A name and its value, with its unit."""
+
+    name: str
+    value: str
+    link: Link | None = None
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Facts under a heading."""
+
+    title: str
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All about one thing."""
+
+    title: str
+    groups: tuple[Group, ...]
+
+
+def page(title: str, *groups: tuple[str, Iterable[Fact]]) -> Page:
+    """Without the groups that are empty."""
+    made = (Group(name, tuple(facts)) for name, facts in groups)
+    return Page(title, tuple(group for group in made if group.facts))
+
+
+def block_link(block: int) -> Link:
+    """To a block."""
+    return Link(Goal.BLOCK, block)
+
+
+def request_link(number: int) -> Link:
+    """To a request."""
+    return Link(Goal.REQUEST, number)
+
+
+def time_link(time_ns: int) -> Link:
+    """To a moment."""
+    return Link(Goal.TIME, time_ns)
+
+
+def as_text(facts: Iterable[Fact]) -> str:
+    """Tab separated, a line each."""
+    return "\n".join(f"{fact.name}\t{' '.join(fact.value.split())}" for fact in facts)

@@ -1,0 +1,126 @@
+"""Find: type a number, an id or words, press Enter: what is chosen is selected in every view."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt
+from PySide6.QtGui import QCloseEvent, QKeyEvent, QShowEvent
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label
+from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.views.inspector.finder import Finder
+from kvscope_app.views.inspector.findings import Finding
+
+_WIDTH: Final = 560
+_ROW: Final = 34
+_MAX_ROWS: Final = 11
+_MOST: Final = 24
+_HELP: Final = "A block: 17, H3 in host memory, D3 on disk. A request: #12 or its id. A step. Words that blocks hold."
+_NOTHING: Final = "Nothing is called that at this moment."
+
+
+class FindSheet(QFrame):
+    """Closes when it loses the focus."""
+
+    def __init__(self, parent: QWidget, finder: Finder) -> None:
+        super().__init__(parent, Qt.WindowType.Popup)
+        self.setProperty("look", "card")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.line, self.list = QLineEdit(), QListWidget()
+        self.note = label(_HELP, "muted", wraps=True)
+        self._window, self._finder = parent, finder
+        self.line.setPlaceholderText("Find a block, a request, a step or text")
+        self.line.setAccessibleName("Find")
+        self.line.setClearButtonEnabled(True)
+        self.list.setProperty("look", "palette")
+        self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.note.setContentsMargins(6, 2, 6, 2)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(8, 8, 8, 8)
+        column.addWidget(self.line)
+        column.addWidget(self.list)
+        column.addWidget(self.note)
+        self.line.textChanged.connect(self._on_typed)
+        self.line.installEventFilter(self)
+        self.list.itemClicked.connect(lambda _: self._choose())
+        finder.texts.found.connect(self._add)
+        finder.texts.changed.connect(self._show_note)
+
+    def show_above(self) -> None:
+        """Over the window, empty."""
+        window = self._window
+        self.setFixedWidth(min(_WIDTH, max(240, window.width() - 40)))
+        self._fit()
+        self.move(window.mapToGlobal(QPoint((window.width() - self.width()) // 2, min(90, window.height() // 6))))
+        self.show()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.line.setFocus()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        self._finder.texts.search("")
+        super().closeEvent(event)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if watched is self.line and isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
+            step = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1}.get(Qt.Key(event.key()))
+            if step is not None and self.list.count():
+                self.list.setCurrentRow((self.list.currentRow() + step) % self.list.count())
+                return True
+            if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+                self._choose()
+                return True
+        return super().eventFilter(watched, event)
+
+    def _on_typed(self, typed: str) -> None:
+        self.list.clear()
+        for finding in self._finder.look(typed):
+            self._add(finding)
+        self._show_note()
+
+    def _add(self, finding: Finding) -> None:
+        if self.list.count() >= _MOST:
+            return
+        item = QListWidgetItem(self.list)
+        item.setData(Qt.ItemDataRole.UserRole, finding)
+        item.setData(Qt.ItemDataRole.AccessibleTextRole, f"{finding.text}, {finding.detail}")
+        row = QWidget()
+        line = QHBoxLayout(row)
+        line.setContentsMargins(8, 0, 8, 0)
+        detail = ElidedLabel(finding.detail)
+        detail.setProperty("look", "muted")
+        line.addWidget(PlainLabel(finding.text))
+        line.addWidget(detail, 1)
+        hint = row.sizeHint()
+        hint.setHeight(_ROW)
+        item.setSizeHint(hint)
+        self.list.setItemWidget(item, row)
+        if self.list.count() == 1:
+            self.list.setCurrentRow(0)
+        self._fit()
+
+    def _show_note(self) -> None:
+        typed, note = self.line.text().strip(), self._finder.texts.note
+        nothing = _NOTHING if typed and not self.list.count() else ""
+        self.note.setText(" ".join(filter(None, (nothing, note))) if typed else _HELP)
+        self.note.setVisible(bool(self.note.text()))
+        self._fit()
+
+    def _fit(self) -> None:
+        self.list.setVisible(self.list.count() > 0)
+        self.list.setFixedHeight(_ROW * min(_MAX_ROWS, max(1, self.list.count())) + 4)
+        self.adjustSize()
+
+    def _choose(self) -> None:
+        item = self.list.currentItem()
+        if item is None:
+            return
+        finding = item.data(Qt.ItemDataRole.UserRole)
+        self.close()
+        if isinstance(finding, Finding):
+            self._finder.choose(finding)

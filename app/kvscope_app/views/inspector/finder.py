@@ -1,0 +1,54 @@
+"""Takes what was found to all views: selects it, and goes to when it was.
+
+Owns the wish to select a request of a time that is not shown yet.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+
+from kvscope_app.session.session import Session
+from kvscope_app.views.inspector.findings import Finding, findings
+from kvscope_app.views.inspector.text_search import TextSearch
+from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.timed_session import Choice
+
+
+class Finder(QObject):
+    """Of one session."""
+
+    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.session = session
+        self.texts = TextSearch(session, self)
+        self._choice = Choice(session)
+        session.shown.connect(self._settle)
+
+    def look(self, typed: str) -> list[Finding]:
+        """What there is at once; texts come by `texts.found`."""
+        self.texts.search(typed)
+        return findings(typed, self.session.mirror, self.session.course)
+
+    def choose(self, finding: Finding) -> None:
+        """Select it in every view."""
+        if finding.block is not None:
+            self._choose_block(finding.block)
+        elif finding.time_ns is not None:
+            self._choice.choose(finding.time_ns, finding.epoch, finding.request or 0)
+        elif finding.request is not None:
+            self.session.select_block(None)
+            self.session.select_request(finding.request)
+
+    def _choose_block(self, block: int) -> None:
+        """And who holds it, as a click in the page map does."""
+        mirror = self.session.mirror
+        if mirror.hello is None or block >= mirror.num_rows:
+            return
+        facts = block_facts(mirror, block, mirror.hello.cache.block_size)
+        holders = facts.holders or ((facts.owner,) if facts.owner is not None else ())
+        if self.session.selected_request not in holders:
+            self.session.select_request(holders[0] if holders else None)
+        self.session.select_block(block)
+
+    def _settle(self, _: object) -> None:
+        self._choice.settle()

@@ -1,0 +1,110 @@
+"""What a person may mean by what they typed: a block, a request, a step. Reads mirror and course; knows no Qt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.number_text import count, plural
+from kvscope_app.views.events.event_entries import clock_text
+from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.places import section_sizes, tier_rows
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.course import Course
+
+MAX_IDS: Final = 8
+MAX_STARTS: Final = 4
+_NUMBER: Final = re.compile(r"(#|h|d|host|disk|block|request|step)?\s*(\d{1,18})", re.IGNORECASE)
+_TIERS: Final = {"h": Tier.HOST, "host": Tier.HOST, "d": Tier.DISK, "disk": Tier.DISK, "block": Tier.HBM}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that was found. With a `time_ns` it is of that time, not of what is shown."""
+
+    text: str
+    detail: str
+    block: int | None = None
+    request: int | None = None
+    epoch: int = 0
+    time_ns: int | None = None
+
+
+def findings(typed: str, mirror: Mirror, course: Course) -> list[Finding]:
+    """The likeliest first."""
+    typed = typed.strip()
+    if not typed or mirror.hello is None:
+        return []
+    found: list[Finding] = []
+    number = _NUMBER.fullmatch(re.sub(r"(?<=\d)[\s,\u202f](?=\d)", "", typed))
+    if number is not None:
+        kind, value = (number[1] or "").lower(), int(number[2])
+        if kind in ("", *_TIERS):
+            found += _blocks(mirror, value, _TIERS.get(kind))
+        if kind in ("", "#", "request"):
+            found += _request(mirror, course, value)
+        if kind in ("", "step"):
+            found += _step(mirror, course, value)
+    if number is None or not number[1]:
+        known = {finding.request for finding in found}
+        found += [finding for finding in _by_id(mirror, typed.casefold()) if finding.request not in known]
+    return found
+
+
+def _blocks(mirror: Mirror, number: int, tier: Tier | None) -> Iterator[Finding]:
+    assert mirror.hello is not None, "there are blocks only once there is an engine"
+    cache = mirror.hello.cache
+    for each, size in section_sizes(cache).items():
+        row = tier_rows(cache, each).start + number
+        if tier in (None, each) and number < size and row < mirror.num_rows:
+            facts = block_facts(mirror, row, cache.block_size)
+            whose = f", request {count(facts.owner)}" if facts.owner is not None else ""
+            yield Finding(facts.title, facts.state + whose, block=row)
+
+
+def _request(mirror: Mirror, course: Course, number: int) -> Iterator[Finding]:
+    row = mirror.requests.row_of(number)
+    if row is not None:
+        yield _shown_request(mirror, row)
+    others = np.unique(course.epoch).tolist()
+    for epoch in others[-MAX_STARTS:]:
+        if row is not None and epoch == mirror.epoch:
+            continue
+        places = course.events.find(request=(epoch, number))
+        told = [course.events[place] for place in places.tolist() if course.events[place].event.number == number]
+        if told:
+            where = "" if epoch == mirror.epoch else ", in another start of the engine"
+            detail = f"{told[0].event.kind} at {clock_text(told[0].time_ns)}{where}"
+            yield Finding(f"Request #{count(number)}", detail, request=number, epoch=epoch, time_ns=told[0].time_ns)
+
+
+def _shown_request(mirror: Mirror, row: int) -> Finding:
+    requests = mirror.requests
+    number, state = int(requests.number[row]), RequestState(int(requests.state[row])).name.lower()
+    blocks = plural(int(requests.num_blocks[row]), "block")
+    return Finding(f"Request #{count(number)}", f"{state}, {blocks}  ·  {requests.request_ids[row]}", request=number)
+
+
+def _by_id(mirror: Mirror, wanted: str) -> Iterator[Finding]:
+    """The newest whose id has it."""
+    ids = mirror.requests.request_ids
+    matching = (row for row in range(len(ids) - 1, -1, -1) if wanted in ids[row].casefold())
+    return (_shown_request(mirror, row) for row in islice(matching, MAX_IDS))
+
+
+def _step(mirror: Mirror, course: Course, step: int) -> Iterator[Finding]:
+    """The second of it."""
+    if mirror.step == step:
+        return
+    places = np.flatnonzero(course.epoch == (mirror.epoch or 0))
+    at = int(np.searchsorted(course.column("step")[places], step)) if places.size else places.size
+    if at < places.size and step > 0:
+        time_ns = int(course.time_ns[places[at]])
+        yield Finding(f"Step {count(step)}", f"in the second of {clock_text(time_ns)[:8]}", time_ns=time_ns)

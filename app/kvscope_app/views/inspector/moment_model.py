@@ -1,0 +1,102 @@
+"""What happened to a block as Qt's tables see it: the newest first. Owns the order of the rows."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, Final
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
+from PySide6.QtGui import QFont
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.number_text import count
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.events.event_entries import clock_text
+from kvscope_app.views.inspector.life_words import KIND_COLORS, moment_text
+from kvscope_telemetry.summaries.life_moments import Moment
+
+Index = QModelIndex | QPersistentModelIndex
+HEADERS: Final = ("Time", "What happened", "Step")
+WHAT: Final = 1
+
+
+class MomentModel(QAbstractTableModel):
+    """Moments that are added to at either end."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self.now_row = -1
+        """Of what happened last by the cursor."""
+        self._moments: tuple[Moment, ...] = ()
+
+    def show_cursor(self, time_ns: int) -> bool:
+        """Mark what happened last by then; whether that is another row."""
+        before, self.now_row = self.now_row, self.row_at(time_ns)
+        for row in {before, self.now_row} if before != self.now_row else ():
+            if 0 <= row < len(self._moments):
+                self.dataChanged.emit(self.index(row, 0), self.index(row, len(HEADERS) - 1))
+        return before != self.now_row
+
+    def show_moments(self, moments: tuple[Moment, ...]) -> None:
+        """Tell these, oldest first in `moments`."""
+        before, more = self._moments, len(moments) - len(self._moments)
+        if moments is before:
+            return
+        if before and more >= 0 and moments[0] == before[0] and moments[len(before) - 1] == before[-1]:
+            place = 0
+        elif before and more >= 0 and moments[-1] == before[-1] and moments[more] == before[0]:
+            place = len(before)
+        else:
+            self.beginResetModel()
+            self._moments = moments
+            self.endResetModel()
+            return
+        if more:
+            self.beginInsertRows(QModelIndex(), place, place + more - 1)
+        self._moments = moments
+        if more:
+            self.endInsertRows()
+
+    def moment_at(self, row: int) -> Moment | None:
+        """None beyond the end."""
+        return self._moments[len(self._moments) - 1 - row] if 0 <= row < len(self._moments) else None
+
+    def row_at(self, time_ns: int) -> int:
+        """The row of what happened last by then; -1: nothing had."""
+        place = bisect_right(self._moments, time_ns, key=lambda moment: moment.time_ns) - 1
+        return len(self._moments) - 1 - place if place >= 0 else -1
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(self._moments)
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(HEADERS)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
+        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(HEADERS):
+            return None
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+        return HEADERS[section] if role == Qt.ItemDataRole.DisplayRole else None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        moment = self.moment_at(index.row())
+        if moment is None:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self.text(moment, index.column())
+        if role == Qt.ItemDataRole.FontRole and index.row() == self.now_row:
+            return sans(weight=QFont.Weight.DemiBold)
+        if role == Qt.ItemDataRole.ToolTipRole and index.column() == WHAT:
+            return moment_text(moment)
+        if role == Qt.ItemDataRole.ForegroundRole:
+            return self.theme.color(KIND_COLORS.get(moment.kind, "text") if index.column() == WHAT else "muted")
+        return None
+
+    @staticmethod
+    def text(moment: Moment, column: int) -> str:
+        """A cell."""
+        if column == WHAT:
+            return moment_text(moment)
+        return clock_text(moment.time_ns) if column == 0 else count(moment.step) if moment.step else ""

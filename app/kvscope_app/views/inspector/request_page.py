@@ -1,0 +1,95 @@
+"""All about one request: the table's columns, its blocks, its prefix, its events. Reads what the session has; no Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvscope_app.look.number_text import count
+from kvscope_app.session.event_log import LoggedEvent
+from kvscope_app.session.history import History
+from kvscope_app.views.events.event_entries import clock_text, why_text
+from kvscope_app.views.inspector.facts import Fact, Page, block_link, page, time_link
+from kvscope_app.views.places import place_of
+from kvscope_app.views.requests.blocks_words import blocks_sentence
+from kvscope_app.views.requests.columns import read_columns
+from kvscope_app.views.requests.model import COLUMNS
+from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
+from kvscope_telemetry.messages.telemetry import Hello
+from kvscope_telemetry.state.mirror import Mirror
+
+_MAX_EVENTS: Final = 50
+
+
+def request_page(mirror: Mirror, history: History, number: int) -> Page | None:
+    """Of request `number`; None when it is not known (any more)."""
+    row = mirror.requests.row_of(number)
+    if row is None or mirror.hello is None:
+        return None
+    events = history.events.of_request(mirror.hello.epoch, number)
+    return page(
+        f"Request #{count(number)}",
+        ("Request", _columns(mirror, history, row)),
+        ("Times", _times(mirror, history, mirror.hello, row)),
+        ("Blocks", _blocks(mirror, mirror.hello, number)),
+        ("Prefix", _reuse(mirror, number, events)),
+        ("Events, newest first", _events(history, events)),
+    )
+
+
+def wall_offset_ns(hello: Hello) -> int:
+    """What makes its engine's monotonic times wall clock."""
+    return hello.wall_time_ns - hello.time_ns
+
+
+def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
+    columns = read_columns(mirror, history.request_times, slice(row, row + 1))
+    for column in COLUMNS[1:]:
+        yield Fact(column.title, column.text(columns, 0), tip=column.tip)
+    requests = mirror.requests
+    yield Fact(
+        "Computed", f"{count(int(requests.num_computed_tokens[row]))} tokens", tip="Tokens whose KV is in blocks"
+    )
+    if priority := int(requests.priority[row]):
+        yield Fact("Priority", str(priority))
+    if index := int(requests.index[row]):
+        yield Fact("Completion", f"{index + 1} of the same prompt")
+
+
+def _times(mirror: Mirror, history: History, hello: Hello, row: int) -> Iterator[Fact]:
+    requests, times, number = mirror.requests, history.request_times, mirror.requests.number[row : row + 1]
+    told = (
+        ("Arrived", int(requests.arrival_ns[row])),
+        ("First ran", int(times.started_ns(number)[0])),
+        ("First token", int(times.first_token_ns(number)[0])),
+        ("Newest token", int(times.last_token_ns(number)[0])),
+        ("Ended", int(requests.finished_ns[row])),
+    )
+    for name, time_ns in told:
+        if time_ns >= 0:
+            wall_ns = time_ns + wall_offset_ns(hello)
+            yield Fact(name, clock_text(wall_ns), time_link(wall_ns))
+
+
+def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
+    yield Fact("Holds", blocks_sentence(mirror, number))
+    table = mirror.requests.table(number)
+    for name, at in (("First block", 0), ("Last block", -1)):
+        if len(table) > abs(at):
+            block = int(table[at])
+            yield Fact(name, place_of(hello.cache, block).name, block_link(block))
+
+
+def _reuse(mirror: Mirror, number: int, events: list[LoggedEvent]) -> Iterator[Fact]:
+    prompt = prompt_of(mirror, number)
+    text = "" if prompt is None else reuse_text([entry.event for entry in events], number, prompt)
+    if text:
+        yield Fact("Reused", text)
+
+
+def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
+    for entry in reversed(events[-_MAX_EVENTS:]):
+        wall_ns = history.wall_ns(entry.time_ns)
+        why = why_text(entry.event)
+        value = f"{entry.event.kind}: {why}" if why else entry.event.kind
+        yield Fact(clock_text(wall_ns), value, time_link(wall_ns))

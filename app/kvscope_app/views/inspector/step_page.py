@@ -1,0 +1,121 @@
+"""All about one step: how long its parts took, who ran in it, what it changed. Reads a frame; knows no Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.look.number_text import count, plural, seconds
+from kvscope_app.views.events.event_entries import clock_text, why_text
+from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page, page, request_link
+from kvscope_app.views.inspector.request_page import wall_offset_ns
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.state.mirror import Mirror
+
+_MAX_REQUESTS: Final = 300
+_PHASES: Final = {
+    "schedule_ns": ("Schedule", "Choosing who runs, and finding blocks"),
+    "run_ns": ("Run", "The step on the device, all of it"),
+    "forward_ns": ("Forward pass", "The part of it inside the model"),
+    "commit_ns": ("Commit", "Taking in the tokens, hashing full blocks"),
+    "record_ns": ("Record", "Writing down the step before"),
+}
+Series = Mapping[str, npt.NDArray[np.int64]]
+
+
+def step_page(mirror: Mirror, frame: Frame | None, newest: Series, why_no_batch: str, *, can_step: bool) -> Page:
+    """Of the step shown. `frame`: its own, where it could be read; otherwise `newest`, the series of the newest update,
+    tells the times, and `why_no_batch` why not who ran."""
+    assert mirror.hello is not None, "there are steps only once there is an engine"
+    return page(
+        f"Step {count(mirror.step)}",
+        ("Step", _step(mirror, can_step=can_step)),
+        ("Took", _phases(frame) if frame is not None else _newest_phases(mirror, newest)),
+        ("Batch", _batch(frame) if frame is not None else _newest_batch(mirror, newest, why_no_batch)),
+        ("Changed", () if frame is None else _changed(frame)),
+        ("Events", () if frame is None else _events(frame)),
+    )
+
+
+def _step(mirror: Mirror, *, can_step: bool) -> Iterator[Fact]:
+    assert mirror.hello is not None, "there are steps only once there is an engine"
+    if mirror.seq:
+        yield Fact("Time", clock_text(mirror.time_ns + wall_offset_ns(mirror.hello)))
+    yield Fact("Frame", count(mirror.seq), tip="Frames of this engine start so far")
+    yield Fact("Running", plural(mirror.counters.num_running, "request"))
+    yield Fact("Waiting", plural(mirror.counters.num_waiting, "request"))
+    if can_step:
+        yield Fact("Go to", "the frame before", Link(Goal.FRAMES, -1))
+        yield Fact("Go to", "the frame after", Link(Goal.FRAMES, 1))
+
+
+def _phases(frame: Frame) -> Iterator[Fact]:
+    for field, (name, tip) in _PHASES.items():
+        if time_ns := getattr(frame.timings, field):
+            yield Fact(name, seconds(time_ns / 1e9), tip=tip)
+
+
+def _is_of(mirror: Mirror, newest: Series) -> bool:
+    return bool(newest) and int(newest["seq"][-1]) == mirror.seq
+
+
+def _newest_phases(mirror: Mirror, newest: Series) -> Iterator[Fact]:
+    if _is_of(mirror, newest):
+        for field, (name, tip) in _PHASES.items():
+            if time_ns := int(newest[field][-1]):
+                yield Fact(name, seconds(time_ns / 1e9), tip=tip)
+
+
+def _newest_batch(mirror: Mirror, newest: Series, why: str) -> Iterator[Fact]:
+    if _is_of(mirror, newest):
+        size, prefill, decode = (int(newest[f][-1]) for f in ("batch_size", "prefill_tokens", "decode_tokens"))
+        yield from _sizes(size, prefill, decode)
+    if why:
+        yield Fact("Who ran", why)
+
+
+def _sizes(num_requests: int, num_prefill: int, num_decode: int) -> Iterator[Fact]:
+    yield Fact("Requests", count(num_requests))
+    yield Fact("Prefill", plural(num_prefill, "token"), tip="Tokens of prompts that were computed")
+    yield Fact("Decode", plural(num_decode, "token"), tip="Requests that went on by a token")
+
+
+def _batch(frame: Frame) -> Iterator[Fact]:
+    batch = frame.batch
+    numbers, sizes = np.frombuffer(batch.number, "<u4").tolist(), np.frombuffer(batch.num_tokens, "<u4").tolist()
+    yield from _sizes(len(numbers), batch.num_prefill_tokens, batch.num_decode_tokens)
+    left = batch.num_decode_tokens  # those that decode come first, with a token each
+    for number, size in list(zip(numbers, sizes, strict=False))[:_MAX_REQUESTS]:
+        is_decode = size == 1 and left > 0
+        left -= is_decode
+        what = "decode, 1 token" if is_decode else f"prefill, {plural(size, 'token')}"
+        yield Fact(f"Request #{count(number)}", what, request_link(number))
+    if len(numbers) > _MAX_REQUESTS:
+        yield Fact("And", f"{count(len(numbers) - _MAX_REQUESTS)} more")
+
+
+def _changed(frame: Frame) -> Iterator[Fact]:
+    moves = frame.moves
+    told = (
+        ("Blocks", len(frame.blocks.ids), "block"),
+        ("Evicted", len(moves.evicted), "block"),
+        ("Copied on write", len(moves.copied), "block"),
+        ("Saved below", len(moves.saved), "block"),
+        ("Loaded", len(moves.loaded), "block"),
+        ("First tokens", len(frame.first_token_ns) // 2, "request"),
+        ("New", 4 * len(frame.new_requests), "request"),
+    )
+    for name, num_bytes, noun in told:
+        if num_bytes:
+            yield Fact(name, plural(num_bytes // 4, noun))
+
+
+def _events(frame: Frame) -> Iterator[Fact]:
+    for event in frame.events:
+        why = why_text(event)
+        link = request_link(event.number) if event.number else None
+        who = f" #{count(event.number)}" if event.number else ""
+        yield Fact(f"{event.kind}{who}", why or event.kind, link)

@@ -1,0 +1,231 @@
+"""Inspector: everything about the selected block, request, or the step that is shown; below a block, its life.
+
+Owns which of the three is told. What is selected is the session's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QSplitter, QStackedLayout, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import empty_state, label, set_icon, tool_button
+from kvscope_app.look.theme import Theme, owner_color
+from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.inspector.block_page import block_page
+from kvscope_app.views.inspector.fact_table import FactTable
+from kvscope_app.views.inspector.facts import Goal, Link, Page
+from kvscope_app.views.inspector.life_panel import LifePanel
+from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
+from kvscope_app.views.inspector.step_page import Series, step_page
+from kvscope_app.views.inspector.step_reader import StepReader
+from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.page_map.block_texts import BlockTexts
+from kvscope_telemetry.source import Update
+
+BLOCK, REQUEST, STEP = range(3)
+_FIRST_TAG: Final = 1 << 41
+EMPTY_TEXTS: Final = (
+    "No block is selected.\nClick one in the page map, or find it by its number (Ctrl+F).",
+    "No request is selected.\nClick one in the table, on the timeline or in the page map, or find it (Ctrl+F).",
+    "No step has run yet.",
+)
+GONE_TEXTS: Final = (
+    "There is no such block at this moment.",
+    "Nothing is known of this request at this moment.\nIts events and the timeline lead to when it ran.",
+    EMPTY_TEXTS[STEP],
+)
+_PAUSE_FIRST: Final = "shown when time stands still (Space)"
+
+
+class InspectorView(View):
+    """A switch between the three, the facts, the life of the block."""
+
+    title: ClassVar[str] = "Inspector"
+    object_name: ClassVar[str] = "inspector"
+    refresh_hz: ClassVar[float] = 8.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.subject = BLOCK
+        self.subjects = Segments(["Block", "Request", "Step"], "Tell about")
+        self.copy_button = tool_button("Copy", "Copy all rows as text, tab separated (Ctrl+C in the table)")
+        self.heading = ElidedLabel()
+        self.heading.setProperty("look", "heading")
+        self.table = FactTable()
+        self.life = LifePanel(session)
+        self.steps = StepReader(session, self)
+        self._texts = BlockTexts(session, self, _FIRST_TAG)
+        self._swatch = label()
+        self._nothing = empty_state(EMPTY_TEXTS[BLOCK])
+        self._newest: Series = {}
+        self._selected = (session.selected_block, session.selected_request)
+        self._lay_out()
+        self._connect()
+        self.setFocusProxy(self.table)
+
+    def show_subject(self, subject: int) -> None:
+        """Tell about the block, the request or the step."""
+        self.subject = subject
+        self.subjects.set_current(subject)
+        self.refresh()
+
+    def refresh(self) -> None:
+        page = self._page()
+        is_block = page is not None and self.subject == BLOCK
+        if is_block or self.session.selected_block != self.life.history.block:
+            self.life.show_block(self.session.selected_block if is_block else None)
+        self._stack.setCurrentIndex(1 if page is not None else 0)
+        self.copy_button.setEnabled(page is not None)
+        self.life.setVisible(is_block)
+        if page is None:
+            self._nothing.setText(self._why_nothing())
+            self.heading.setText("")
+        else:
+            self.heading.setText(page.title)
+            self.table.show_page(page)
+        self._color_swatch(page)
+        if is_block:
+            self.life.refresh()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.table.apply_theme(theme)
+        self.life.apply_theme(theme)
+        set_icon(self.copy_button, "copy", theme)
+        self._color_swatch(None)
+        if self.isVisible():
+            self.refresh()
+
+    def shut_down(self) -> None:
+        self.life.close_history()
+        self.steps.close()
+
+    # private
+
+    def _page(self) -> Page | None:
+        session, mirror = self.session, self.session.mirror
+        block, number = session.selected_block, session.selected_request
+        if mirror.hello is None:
+            return None
+        if self.subject == BLOCK and block is not None and block < mirror.num_rows:
+            stamp = block_facts(mirror, block, mirror.hello.cache.block_size).stamp
+            return block_page(mirror, block, None if stamp is None else self._texts.get(block, stamp))
+        if self.subject == REQUEST and number is not None:
+            return request_page(mirror, session.history, number)
+        return self._step_page() if self.subject == STEP else None
+
+    def _step_page(self) -> Page:
+        session, mirror = self.session, self.session.mirror
+        why, frame = _PAUSE_FIRST, None
+        if not session.is_playing and mirror.hello is not None:
+            at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # perhaps long ago: the engine did nothing since
+            frame = self.steps.frame((mirror.hello.epoch, mirror.seq), at_ns)
+            why = "reading…" if self.steps.is_reading else "not kept"
+        can_step = session.timeline_range_ns is not None
+        return step_page(mirror, frame, self._newest, why, can_step=can_step)
+
+    def _why_nothing(self) -> str:
+        selected = (self.session.selected_block, self.session.selected_request, None)[self.subject]
+        return EMPTY_TEXTS[self.subject] if selected is None else GONE_TEXTS[self.subject]
+
+    def _color_swatch(self, page: Page | None) -> None:
+        """The block's colour in the page map, or the request's everywhere."""
+        session, mirror, color = self.session, self.session.mirror, ""
+        if page is not None and self.subject == REQUEST and session.selected_request is not None:
+            color = owner_color(session.selected_request, self.theme).name()
+        elif (
+            page is not None
+            and self.subject == BLOCK
+            and mirror.hello is not None
+            and session.selected_block is not None
+        ):
+            facts = block_facts(mirror, session.selected_block, mirror.hello.cache.block_size)
+            color = str(getattr(self.theme, facts.color))
+        style = f"background: {color}; border: 1px solid {self.theme.border}; border-radius: 3px;" if color else ""
+        if style != self._swatch.styleSheet():
+            self._swatch.setStyleSheet(style)
+        self._swatch.setVisible(bool(color))
+
+    def _on_selection(self) -> None:
+        """What was selected last is what is told."""
+        before, now = self._selected, (self.session.selected_block, self.session.selected_request)
+        self._selected = now
+        if now[0] is not None and now[0] != before[0]:
+            self.subject = BLOCK
+        elif now[1] is not None and now[1] != before[1]:
+            self.subject = REQUEST
+        self.subjects.set_current(self.subject)
+        if self.isVisible():
+            self.refresh()
+
+    def _on_link(self, link: Link) -> None:
+        session = self.session
+        if link.goal is Goal.BLOCK:
+            session.select_block(link.number)
+            self.show_subject(BLOCK)
+        elif link.goal is Goal.REQUEST:
+            session.select_request(link.number)
+            self.show_subject(REQUEST)
+        elif link.goal is Goal.TIME:
+            session.go_to(link.number)
+        else:
+            session.step_frames(link.number)
+
+    def _remember(self, update: Update | None) -> None:
+        if update is not None and update.series:
+            self._newest = update.series
+
+    def _refresh_if_seen(self) -> None:
+        if self.isVisible():
+            self.refresh()
+
+    def _connect(self) -> None:
+        self.subjects.chosen.connect(self.show_subject)
+        self.copy_button.clicked.connect(lambda: self.table.copy(all_rows=True))
+        self.table.followed.connect(self._on_link)
+        self.session.selection_changed.connect(self._on_selection)
+        self.session.shown.connect(self._remember)
+        self.life.history.changed.connect(self._refresh_if_seen)
+        self.steps.found.connect(self._refresh_if_seen)
+        self._texts.arrived.connect(lambda block: self._refresh_if_seen())
+
+    def _lay_out(self) -> None:
+        self.subjects.set_tip(STEP, "The step that is shown: how long it took, who ran in it, what it changed")
+        bar = QHBoxLayout()
+        bar.setContentsMargins(8, 6, 6, 6)
+        bar.setSpacing(8)
+        bar.addWidget(self.subjects)
+        bar.addStretch(1)
+        bar.addWidget(self.copy_button)
+        self._swatch.setFixedSize(12, 12)
+        head = QHBoxLayout()
+        head.setContentsMargins(10, 2, 8, 6)
+        head.setSpacing(8)
+        head.addWidget(self._swatch)
+        head.addWidget(self.heading, 1)
+        self.splitter = QSplitter(Qt.Orientation.Vertical)
+        self.splitter.addWidget(self.table)
+        self.splitter.addWidget(self.life)
+        self.splitter.setStretchFactor(0, 3)
+        self.splitter.setStretchFactor(1, 2)
+        self.splitter.setChildrenCollapsible(False)
+        body = QWidget()
+        self._stack = QStackedLayout(body)
+        self._stack.addWidget(self._nothing)
+        self._stack.addWidget(self.splitter)
+        top = QWidget()
+        rows = QVBoxLayout(top)
+        rows.setContentsMargins(0, 0, 0, 0)
+        rows.setSpacing(0)
+        rows.addLayout(bar)
+        rows.addLayout(head)
+        top.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(top)
+        column.addWidget(body, 1)

@@ -1,0 +1,31 @@
+"""Which blocks a request holds, in a sentence. Reads a mirror; knows no Qt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.views.places import is_swapped_out, num_by_tier, places_text
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.state.mirror import Mirror
+
+
+def blocks_sentence(mirror: Mirror, number: int) -> str:
+    """How many, where they are, and how much of them is used; of one that ended, what it left in the cache."""
+    assert mirror.hello is not None, "a request is shown only once there is an engine"
+    ids = mirror.requests.table(number).astype(np.int64)
+    cache, num_blocks = mirror.hello.cache, ids.size
+    if not num_blocks:
+        left = int(np.count_nonzero((mirror.ledger.owner == number) & (mirror.ledger.state == BlockState.CACHED)))
+        cached = f" {plural(left, 'block')} it left {'is' if left == 1 else 'are'} still cached." if left else ""
+        return f"Request #{count(number)} holds no blocks now.{cached}"
+    size = f", {num_bytes(num_blocks * cache.block_bytes)}" if cache.block_bytes else ""
+    num_tokens = int(mirror.ledger.filled[ids].astype(np.int64).sum())
+    slots = f"{count(num_tokens)} of {count(num_blocks * cache.block_size)} slots filled"
+    name = f"Request #{count(number)}"
+    lower = places_text(num_by_tier(cache, ids))
+    if not lower:
+        return f"{name}: {plural(num_blocks, 'block')}{size}, {slots}"
+    if is_swapped_out(mirror, number):
+        return f"{name} is swapped out: {lower}{size}, {slots}"
+    return f"{name}: {plural(num_blocks, 'block')} ({lower}){size}, {slots}"

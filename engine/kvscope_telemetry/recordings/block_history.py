@@ -1,0 +1,155 @@
+"""The life of a block read from a recording: of a range of time, and parts of it put together.
+
+Frames that do not speak of the block are not decoded but for their numbers, so that minutes of a quick engine are gone
+through in seconds. Holds no file open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import COLUMNS
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.recorded import Recorded, StoredMessage
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, STATE
+from kvscope_telemetry.summaries.block_life import LIFE, BlockLife, How, Rows
+from kvscope_telemetry.summaries.life_moments import Moment, Told, moments, told_of
+
+_LOOK_EVERY: Final = 64
+
+
+class _Head(msgspec.Struct, tag="Frame"):
+    epoch: int
+    seq: int
+    step: int
+    time_ns: int
+
+
+_HEADS: Final = msgspec.msgpack.Decoder(_Head)
+
+
+@dataclass(frozen=True, slots=True)
+class LifePart:
+    """What is known of a block from `begin_ns` to `end_ns`, by the wall clock."""
+
+    begin_ns: int
+    end_ns: int
+    rows: Rows = field(default_factory=lambda: np.zeros(0, LIFE))
+    told: Told = field(default_factory=Told)
+    num_forgotten: int = 0
+    """Rows that were more than are kept: what is known begins later."""
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """What happened, oldest first."""
+        return self.told.moments
+
+
+def read_part(
+    recorded: Recorded, block: int, from_ns: int, until_ns: int, block_size: int, watch: Watch = lambda share: True
+) -> LifePart:
+    """The life of `block` in this time, both included. Raises OpeningCancelled when `watch`, which is told the share
+    that is done, says so."""
+    life = BlockLife(block)
+    for _, message in recorded.run_up((from_ns - recorded.start_ns) / 1e9):
+        _look(watch, 0.0)
+        life.feed(message, from_ns)
+    life.start_at(from_ns)
+    length_ns = max(until_ns - from_ns, 1)
+    for count, stored in enumerate(recorded.raw_messages(from_ns, until_ns)):
+        if count % _LOOK_EVERY == 0:
+            _look(watch, (stored.log_time_ns - from_ns) / length_ns)
+        told = _message(stored, life)
+        if told is not None:
+            life.feed(told, stored.log_time_ns)
+    return part_of(life, from_ns, until_ns, block_size)
+
+
+def part_of(life: BlockLife, begin_ns: int, end_ns: int, block_size: int) -> LifePart:
+    """What `life` knows, as it stands."""
+    rows = life.rows.copy()
+    if life.num_forgotten and rows.size:
+        begin_ns = int(rows["time_ns"][0])
+    return LifePart(begin_ns, end_ns, rows, told_of(moments(rows, block_size)), life.num_forgotten)
+
+
+class GrowingLife:
+    """A life that goes on, and what happened in it: told as it comes, whatever went before."""
+
+    def __init__(self, block: int, block_size: int) -> None:
+        self.life = BlockLife(block)
+        self._block_size = block_size
+        self._told = Told()
+        self._num_rows = 0
+        """Rows that are told, those forgotten since as well."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is more than `part` gave."""
+        return self._num_rows < self.life.num_forgotten + self.life.rows.size
+
+    def part(self, begin_ns: int, end_ns: int) -> LifePart:
+        """All of it."""
+        rows, forgotten = self.life.rows, self.life.num_forgotten
+        first = self._num_rows - forgotten  # the first row that is not told
+        if first < rows.size:
+            fresh = told_of(moments(rows[max(first - 1, 0) :], self._block_size))
+            self._told = self._told.followed_by(fresh.after(1) if first > 0 else fresh)
+            self._num_rows = forgotten + rows.size
+        if forgotten:
+            begin_ns = int(rows["time_ns"][0])
+            self._told = self._told.after(int(np.searchsorted(self._told.times_ns, begin_ns)))
+        return LifePart(begin_ns, end_ns, rows.copy(), self._told, forgotten)
+
+
+def joined(older: LifePart, newer: LifePart) -> LifePart:
+    """Both as one. What lies between them is not known."""
+    if not older.rows.size or not newer.rows.size:
+        rows = older.rows if older.rows.size else newer.rows
+        told = older.told if older.moments else newer.told
+        return LifePart(older.begin_ns, newer.end_ns, rows, told, older.num_forgotten + newer.num_forgotten)
+    middle = np.zeros(0, LIFE)
+    after, told = newer.rows, newer.told
+    if newer.begin_ns - older.end_ns > 1 and older.rows["how"][-1] != How.LOST:
+        middle = np.zeros(1, LIFE)
+        middle["time_ns"], middle["how"], middle["epoch"] = older.end_ns, How.LOST, older.rows["epoch"][-1]
+    elif _goes_on(older.rows[-1], after[0]):
+        after, told = after[1:], told.after(1)
+    rows = np.concatenate((older.rows, middle, after))
+    told, num_forgotten = older.told.followed_by(told), older.num_forgotten + newer.num_forgotten
+    return LifePart(older.begin_ns, newer.end_ns, rows, told, num_forgotten)
+
+
+def _goes_on(last: np.void, first: np.void) -> bool:
+    """Whether `first` says nothing but how it was left."""
+    is_known = first["how"] == How.KNOWN and last["how"] != How.LOST and first["epoch"] == last["epoch"]
+    return bool(is_known and all(first[name] == last[name] for name in COLUMNS))
+
+
+def _message(stored: StoredMessage, life: BlockLife) -> TelemetryMessage | None:
+    """What of it `life` has to be told; None: nothing."""
+    try:
+        if stored.kind == FRAMES:
+            if life.is_lost:
+                return None
+            if life.needle in stored.data:
+                return decode_telemetry(stored.data)
+            head = _HEADS.decode(stored.data)
+            return Frame(epoch=head.epoch, seq=head.seq, step=head.step, time_ns=head.time_ns)
+        if stored.kind == STATE or (stored.kind == KEYFRAMES and life.is_lost):
+            return decode_telemetry(stored.data)
+    except (ProtocolError, msgspec.DecodeError, ValueError, OverflowError):
+        pass  # one that cannot be read is missing: the next frame says so
+    return None
+
+
+def _look(watch: Watch, share: float) -> None:
+    if not watch(min(max(share, 0.0), 1.0)):
+        raise OpeningCancelled

@@ -1,0 +1,190 @@
+"""What happened to a block, told from the rows of its life: born, filled, shared, let go, evicted, … No words.
+
+Owns which change of a row means what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.summaries.block_life import How, Moved, Rows
+
+
+class Kind(StrEnum):
+    """What happened."""
+
+    KNOWN = "known"
+    """Nothing: so it was when looking began."""
+    LOST = "lost"
+    """From here on it is not known."""
+    RESTARTED = "restarted"
+    """Another start of the engine begins with it like this."""
+    BORN = "born"
+    """A request took it, for tokens of its own."""
+    COPIED = "copied"
+    """It is a request's own copy of a shared block that it wrote to."""
+    LOADED = "loaded"
+    """Its bytes came back from a lower tier."""
+    SAVED = "saved"
+    """Bytes of the tier above were put there."""
+    FILLED = "filled"
+    """Its last slot was written."""
+    REUSED = "reused"
+    """It was kept for its prefix, and a prompt that begins the same took it."""
+    SHARED = "shared"
+    """One more request holds it."""
+    LEFT = "left"
+    """One of several let go of it."""
+    IDLE = "idle"
+    """Nobody holds it; kept for its prefix."""
+    EVICTED = "evicted"
+    """What it was kept for is forgotten, or went to the tier below."""
+    FREED = "freed"
+    """It holds nothing."""
+    REWRITTEN = "rewritten"
+    """It went from one request to another within a step."""
+    MAPPED = "mapped"
+    UNMAPPED = "unmapped"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to the block at `time_ns` (wall clock), and how it was then."""
+
+    time_ns: int
+    step: int
+    kind: Kind
+    request: int = NO_OWNER
+    """Who took, shared or wrote it; NO_OWNER: not known, or nobody."""
+    state: int = BlockState.FREE
+    ref_count: int = 0
+    filled: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Moments in the order of time, and in columns when and what they were, for who draws them."""
+
+    moments: tuple[Moment, ...] = ()
+    times_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    kinds: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    """Places in `KINDS`."""
+
+    def after(self, count: int) -> Told:
+        """Without the first `count`."""
+        return Told(self.moments[count:], self.times_ns[count:], self.kinds[count:])
+
+    def followed_by(self, later: Told) -> Told:
+        """Both."""
+        times_ns = np.concatenate((self.times_ns, later.times_ns))
+        return Told(self.moments + later.moments, times_ns, np.concatenate((self.kinds, later.kinds)))
+
+
+_HOLDS_NOTHING = (BlockState.FREE, BlockState.UNMAPPED)
+
+
+KINDS: Final = tuple(Kind)
+_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+
+
+def told_of(moments: Sequence[Moment]) -> Told:
+    """With their columns."""
+    times_ns = np.fromiter((moment.time_ns for moment in moments), np.int64, len(moments))
+    kinds = np.fromiter((_CODES[moment.kind] for moment in moments), np.uint8, len(moments))
+    return Told(tuple(moments), times_ns, kinds)
+
+
+def moments(rows: Rows, block_size: int) -> list[Moment]:
+    """Of each row after the first what it means, and where nothing is known of before."""
+    told: list[Moment] = []
+    before: dict[str, Any] | None = None
+    names = rows.dtype.names or ()
+    for values in rows.tolist():
+        row = dict(zip(names, values, strict=True))
+        told += [_moment(row, kind) for kind in _kinds(before, row, block_size)]
+        before = row
+    return told
+
+
+def _kinds(before: dict[str, Any] | None, row: dict[str, Any], block_size: int) -> Iterator[Kind]:
+    if row["how"] == How.LOST:
+        yield Kind.LOST
+    elif before is None or before["how"] == How.LOST:
+        yield Kind.KNOWN
+    elif row["epoch"] != before["epoch"]:
+        yield Kind.RESTARTED
+    elif row["how"] == How.KNOWN:
+        if any(row[name] != before[name] for name in ("state", "ref_count", "filled", "owner", "hash")):
+            yield Kind.KNOWN
+    else:
+        yield from _changes(before, row, block_size)
+
+
+def _changes(before: dict[str, Any], row: dict[str, Any], block_size: int) -> Iterator[Kind]:
+    was, now = before["state"], row["state"]
+    moved = Moved(row["moved"])
+    is_same = row["hash"] == before["hash"] != 0
+    is_evicted = Moved.EVICTED in moved or (was == BlockState.CACHED and now != was and not is_same)
+    if is_evicted:
+        yield Kind.EVICTED
+    if was == now == BlockState.ACTIVE:
+        yield from _while_held(before, row, moved)
+    elif now == BlockState.ACTIVE:
+        yield Kind.REUSED if was == BlockState.CACHED and is_same else _birth(moved)
+    elif now == BlockState.CACHED and was != now:
+        yield Kind.IDLE if was == BlockState.ACTIVE else _birth(moved)
+    elif now in _HOLDS_NOTHING and was not in _HOLDS_NOTHING:
+        if not is_evicted:
+            yield Kind.FREED
+    elif now != was:
+        yield Kind.UNMAPPED if now == BlockState.UNMAPPED else Kind.MAPPED
+    elif Moved.SAVED in moved:
+        yield Kind.SAVED
+    elif Moved.LOADED in moved:
+        yield Kind.LOADED
+    has_more = row["filled"] > before["filled"] or was in _HOLDS_NOTHING or is_evicted
+    if row["filled"] == block_size and has_more and now == BlockState.ACTIVE:
+        yield Kind.FILLED
+
+
+def _while_held(before: dict[str, Any], row: dict[str, Any], moved: Moved) -> Iterator[Kind]:
+    if Moved.COPIED in moved:
+        yield Kind.COPIED
+    elif Moved.LOADED in moved:
+        yield Kind.LOADED
+    elif Moved.SAVED in moved:
+        yield Kind.SAVED
+    elif row["owner"] != before["owner"] and row["owner"] != NO_OWNER:
+        yield Kind.REWRITTEN
+    if row["ref_count"] > before["ref_count"]:
+        yield Kind.SHARED
+    elif row["ref_count"] < before["ref_count"]:
+        yield Kind.LEFT
+
+
+def _birth(moved: Moved) -> Kind:
+    if Moved.COPIED in moved:
+        return Kind.COPIED
+    if Moved.SAVED in moved:
+        return Kind.SAVED
+    return Kind.LOADED if Moved.LOADED in moved else Kind.BORN
+
+
+def _moment(row: dict[str, Any], kind: Kind) -> Moment:
+    taken = kind in (Kind.REUSED, Kind.SHARED, Kind.BORN, Kind.COPIED, Kind.LOADED)
+    request = row["taker"] if taken and row["taker"] != NO_OWNER else row["owner"]
+    if kind in (Kind.SHARED, Kind.REUSED) and row["taker"] == NO_OWNER:
+        request = NO_OWNER  # the owner is who wrote it, not who came
+    if kind in (Kind.LEFT, Kind.LOST, Kind.EVICTED, Kind.IDLE, Kind.FREED):
+        request = NO_OWNER
+    return Moment(
+        row["time_ns"], row["step"], kind, request, row["state"], row["ref_count"], row["filled"], row["epoch"]
+    )

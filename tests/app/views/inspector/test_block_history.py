@@ -1,0 +1,261 @@
+"""The life of the selected block: what was recorded, and what comes, on real files, rings and sockets."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QSettings, Qt
+from PySide6.QtGui import QGuiApplication
+
+from kvscope_app.look.theme import DARK
+from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.rings import make_ring
+from kvscope_app.session.session import Session
+from kvscope_app.views.inspector.block_history import reading_order
+from kvscope_app.views.inspector.view import BLOCK, STEP, InspectorView
+from kvscope_telemetry.ledger import COLUMNS
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+
+WAIT_MS = 60_000
+SECOND_NS = 1_000_000_000
+
+
+class Clock:
+    """A frame every 20 ms."""
+
+    now_ns = SECOND_NS
+
+    def __call__(self):
+        self.now_ns += 20_000_000
+        return self.now_ns
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Ten seconds of 200 blocks, in which block `busy` changes most."""
+    engine = SyntheticEngine(num_blocks=200, num_running=8, clock=Clock())
+    messages = [engine.hello, engine.snapshot(), *(engine.advance() for _ in range(500))]
+    with RecordingWriter(tmp_path / "r.mcap", keyframe_interval_ns=SECOND_NS) as writer:
+        for message in messages:
+            writer.write(message, wait=True)
+    ids = np.concatenate([np.frombuffer(frame.blocks.ids, "<u4") for frame in messages[2:]])
+    found, num = np.unique(ids, return_counts=True)
+    return Recording.open(writer.path), int(found[np.argmax(num)])
+
+
+@pytest.fixture
+def played(recording, qtbot):
+    session = Session(PlaybackSource(recording[0], is_playing=False))
+    qtbot.waitUntil(lambda: session.poll() or session.mirror.hello is not None, timeout=WAIT_MS)
+    session.start()
+    yield session
+    session.close()
+    session.deleteLater()
+
+
+@pytest.fixture
+def show(qtbot):
+    views = []
+
+    def make(session):
+        view = InspectorView(session)
+        views.append(view)
+        qtbot.addWidget(view)
+        view.apply_theme(DARK)
+        view.resize(420, 800)
+        view.show()
+        view.refresh()
+        return view
+
+    yield make
+    for view in views:
+        view.shut_down()
+
+
+def read(view, qtbot):
+    history = view.life.history
+    qtbot.waitUntil(lambda: history.part is not None and not history.is_reading, timeout=WAIT_MS)
+    view.refresh()
+    return history.part
+
+
+def row_at(part, time_ns):
+    place = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
+    return tuple(int(part.rows[name][place]) for name in COLUMNS)
+
+
+def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
+    file, block = recording
+    view = show(played)
+    played.select_block(block)
+    part = read(view, qtbot)
+    assert (part.begin_ns, part.end_ns) == played.timeline_range_ns
+    for seconds in np.linspace(1.0, file.info.duration_s, 30):
+        mirror = file.state_at(float(seconds))
+        expected = tuple(int(getattr(mirror.ledger, name)[block]) for name in COLUMNS)
+        assert row_at(part, file.start_ns + round(seconds * 1e9)) == expected
+    assert view.life.model.rowCount() == len(part.moments) > 10
+    assert "known" in view.life.note.text()
+    assert view.life.strip.grab().width() > 0
+
+
+def test_a_click_in_the_list_and_on_the_strip_goes_there(recording, played, show, qtbot):
+    view = show(played)
+    played.select_block(recording[1])
+    part = read(view, qtbot)
+    moment = view.life.model.moment_at(3)
+    index = view.life.model.index(3, 1)
+    qtbot.mouseClick(
+        view.life.table.viewport(), Qt.MouseButton.LeftButton, pos=view.life.table.visualRect(index).center()
+    )
+    qtbot.waitUntil(lambda: abs(played.cursor_ns - moment.time_ns) < 1000, timeout=WAIT_MS)
+    strip = view.life.strip
+    qtbot.mouseClick(strip, Qt.MouseButton.LeftButton, pos=QPoint(strip.width() // 4, 30))
+    expected = part.begin_ns + (part.end_ns - part.begin_ns) // 4
+    qtbot.waitUntil(lambda: abs(played.cursor_ns - expected) < SECOND_NS, timeout=WAIT_MS)
+    qtbot.keyClick(strip, Qt.Key.Key_Right)
+    later = [at.time_ns for at in part.moments if at.time_ns > played.cursor_ns]
+    qtbot.waitUntil(lambda: abs(played.cursor_ns - later[0]) < SECOND_NS, timeout=WAIT_MS)
+    assert view.life.history.part is part  # going about in it reads nothing anew
+
+
+def test_the_list_marks_where_the_cursor_is(recording, played, show, qtbot):
+    view = show(played)
+    played.select_block(recording[1])
+    part = read(view, qtbot)
+    middle = part.moments[len(part.moments) // 2]
+    played.go_to(middle.time_ns)
+    qtbot.waitUntil(lambda: abs(played.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
+    view.refresh()
+    marked = view.life.model.moment_at(view.life.model.now_row)
+    assert marked.time_ns <= played.cursor_ns + 1000
+    assert view.life.model.row_at(part.begin_ns - 1) == -1
+    assert view.life.table.visualRect(view.life.model.index(view.life.model.now_row, 0)).isValid()
+
+
+def test_the_list_is_copied_oldest_first(recording, played, show, qtbot):
+    view = show(played)
+    played.select_block(recording[1])
+    part = read(view, qtbot)
+    lines = view.life.table.copy().splitlines()
+    assert len(lines) == len(part.moments)
+    assert lines[0].split("\t")[2].startswith("Known from here")
+    assert QGuiApplication.clipboard().text() == "\n".join(lines)
+
+
+def test_another_block_gives_the_reading_up(recording, played, show, qtbot):
+    view = show(played)
+    for block in (3, 4, 5, recording[1]):
+        played.select_block(block)
+    part = read(view, qtbot)
+    assert set(part.rows["epoch"].tolist()) == {1}
+    mirror = recording[0].state_at(5.0)
+    expected = tuple(int(getattr(mirror.ledger, name)[recording[1]]) for name in COLUMNS)
+    assert row_at(part, recording[0].start_ns + 5 * SECOND_NS) == expected
+
+
+def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):
+    file, _ = recording
+    view = show(played)
+    played.go_to(file.start_ns + 4 * SECOND_NS)
+    qtbot.waitUntil(lambda: played.mirror.seq == file.state_at(4.0).seq, timeout=WAIT_MS)
+    view.show_subject(STEP)
+    rows = view.table.facts
+
+    def names():
+        facts = [rows.fact_at(row) for row in range(rows.rowCount())]
+        return {fact.name: fact.value for fact in facts if fact is not None}
+
+    qtbot.waitUntil(lambda: "Who ran" not in names(), timeout=WAIT_MS)
+    frame = next(frame for frame in file.frames() if frame.seq == played.mirror.seq)
+    numbers = np.frombuffer(frame.batch.number, "<u4").tolist()
+    assert names()["Requests"] == str(len(numbers))
+    assert {f"Request #{number}" for number in numbers} <= names().keys()
+    sizes = np.frombuffer(frame.batch.num_tokens, "<u4").tolist()
+    assert sum("decode" in value for value in names().values()) == frame.batch.num_decode_tokens
+    assert sum(sizes) == frame.batch.num_decode_tokens + frame.batch.num_prefill_tokens
+
+
+def test_a_step_after_which_nothing_happened_is_found(recording, played, show, qtbot):
+    """The cursor may stand long after the newest frame."""
+    view = show(played)
+    played.go_to(recording[0].end_ns)
+    qtbot.waitUntil(lambda: played.mirror.seq == 500, timeout=WAIT_MS)
+    asked = []
+    view.steps.frame = lambda place, at_ns: asked.append((place, at_ns))
+    view.show_subject(STEP)
+    hello, mirror = played.mirror.hello, played.mirror
+    assert asked[0] == ((1, 500), mirror.time_ns + hello.wall_time_ns - hello.time_ns)
+
+
+def test_a_life_is_not_read_again_for_a_look_at_the_step(recording, played, show, qtbot):
+    view = show(played)
+    played.select_block(recording[1])
+    part = read(view, qtbot)
+    view.show_subject(STEP)
+    view.show_subject(BLOCK)
+    assert view.life.history.part is part
+    assert not view.life.history.is_reading
+
+
+def test_without_a_ring_it_begins_where_one_looks(engine, session, show, poll):
+    engine.hold([7], owner=2)
+    poll(session)
+    view = show(session)
+    session.select_block(7)
+    engine.hold([7], owner=2, ref_count=2)
+    engine.hold([7], owner=2, ref_count=0, state=2)
+    poll(session)
+    view.refresh()
+    assert "not kept" in view.life.note.text()
+    kinds = [str(moment.kind) for moment in view.life.history.part.moments]
+    assert kinds == ["known", "shared", "idle"]
+
+
+def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
+    settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
+    engine = SyntheticEngine(num_blocks=120, num_running=8)
+    with closing(SyntheticServer(engine, f"ipc://{tmp_path}/telemetry", rate=60.0)):
+        source = LiveSource(f"ipc://{tmp_path}/telemetry")
+        session = Session(source)
+        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.start()
+        qtbot.waitUntil(lambda: len(session.course) >= 2, timeout=WAIT_MS)
+        view = show(session)
+        block = int(session.mirror.ledger.last_used_step.argmax())
+        session.select_block(block)
+        read(view, qtbot)
+        begin_ns, num_rows = view.life.history.part.begin_ns, len(view.life.history.part.rows)
+        assert begin_ns <= session.timeline_range_ns[0] + SECOND_NS
+        seen = []
+
+        def compare():
+            mirror = session.live_mirror
+            seen.append(tuple(int(getattr(mirror.ledger, name)[block]) for name in COLUMNS))
+            part = view.life.history.part
+            return row_at(part, part.end_ns) == seen[-1] and len(part.rows) > num_rows + 3
+
+        qtbot.waitUntil(compare, timeout=WAIT_MS)
+        part = view.life.history.part
+        assert not (part.rows["how"] == 2).any()  # nothing is lost where the two meet
+        assert (part.rows["how"] == 1).sum() == 1
+        assert view.subject == BLOCK
+        view.shut_down()
+        session.close()
+        session.deleteLater()
+
+
+def test_what_is_near_the_cursor_is_read_first():
+    order = list(reading_order(100 * SECOND_NS, 0, 130 * SECOND_NS))
+    assert order[0] == (80 * SECOND_NS, 100 * SECOND_NS)
+    assert order[1] == (100 * SECOND_NS, 120 * SECOND_NS)
+    assert min(begin for begin, _ in order) == 0
+    assert max(end for _, end in order) == 130 * SECOND_NS
+    assert list(reading_order(5, 5, 5)) == [(5, 5)]

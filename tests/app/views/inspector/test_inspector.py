@@ -1,0 +1,200 @@
+"""The inspector as a person uses it: selects, reads, follows links, copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+
+from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.views.inspector.view import BLOCK, EMPTY_TEXTS, REQUEST, STEP, InspectorView
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
+from kvscope_telemetry.messages.telemetry import Counters
+
+
+@pytest.fixture
+def show(qtbot):
+    def make(session, size=(360, 800)):
+        view = InspectorView(session)
+        qtbot.addWidget(view)
+        view.apply_theme(DARK)
+        view.resize(*size)
+        view.show()
+        view.refresh()
+        return view
+
+    return make
+
+
+def told(view):
+    """Names and values of the table."""
+    facts = [view.table.facts.fact_at(row) for row in range(view.table.facts.rowCount())]
+    return [(fact.name, fact.value) for fact in facts if fact is not None]
+
+
+def row_of(view, name):
+    model = view.table.facts
+    return next(row for row in range(model.rowCount()) if (f := model.fact_at(row)) is not None and f.name == name)
+
+
+def click(view, qtbot, name, column=1):
+    table = view.table
+    index = table.facts.index(row_of(view, name), column)
+    table.scrollTo(index)
+    qtbot.mouseClick(table.viewport(), Qt.MouseButton.LeftButton, pos=table.visualRect(index).center())
+
+
+@pytest.fixture
+def shared(engine, session, poll):
+    """Requests 2 and 5 share block 7; 2 goes on in 20."""
+    engine.request(2, blocks=[7, 20])
+    engine.request(5, blocks=[7])
+    engine.hold([7], owner=2, ref_count=2)
+    engine.hold([20], owner=2, filled=5)
+    poll(session)
+    return session
+
+
+def test_nothing_selected_says_how_to(session, show):
+    view = show(session)
+    assert view._nothing.text() == EMPTY_TEXTS[BLOCK]
+    assert not view.copy_button.isEnabled()
+    view.show_subject(REQUEST)
+    assert view._nothing.text() == EMPTY_TEXTS[REQUEST]
+
+
+def test_a_block_is_told_with_who_holds_it_and_what_is_next_to_it(shared, show):
+    view = show(shared)
+    shared.select_block(7)
+    facts = told(view)
+    assert view.heading.text() == "Block 7"
+    assert ("State", "shared") in facts
+    assert ("Request #2", "1 of 2 blocks, tokens 0 to 15") in facts
+    assert ("Block after it", "Block 20: active, request 2") in facts
+    assert ("Request #5", "1 of 1 block, tokens 0 to 15") in facts
+    assert ("Before", "Block 6: free") in facts
+    assert ("References", "2") in facts
+    assert ("Size", "360.0 KiB") in facts
+
+
+def test_links_lead_to_blocks_and_requests(shared, show, qtbot):
+    view = show(shared)
+    shared.select_block(7)
+    click(view, qtbot, "Block after it")
+    assert shared.selected_block == 20
+    assert view.heading.text() == "Block 20"
+    click(view, qtbot, "Owner")
+    assert shared.selected_request == 2
+    assert view.subject == REQUEST
+    assert view.heading.text() == "Request #2"
+    assert ("Holds", "Request #2: 2 blocks, 720.0 KiB, 21 of 32 slots filled") in told(view)
+    click(view, qtbot, "First block")
+    assert (shared.selected_block, view.subject) == (7, BLOCK)
+
+
+def test_a_name_can_be_clicked_without_going_anywhere(shared, show, qtbot):
+    view = show(shared)
+    shared.select_block(7)
+    click(view, qtbot, "Block after it", column=0)
+    assert shared.selected_block == 7
+
+
+def test_what_was_selected_last_is_what_is_told(shared, show):
+    view = show(shared)
+    shared.select_request(5)
+    assert view.heading.text() == "Request #5"
+    shared.select_block(20)
+    assert view.heading.text() == "Block 20"
+    shared.clear_selection()
+    assert view._nothing.isVisible()
+
+
+def test_rows_are_copied_as_tab_separated_lines(shared, show, qtbot):
+    view = show(shared)
+    shared.select_block(20)
+    qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
+    text = QGuiApplication.clipboard().text()
+    assert "State\tactive\n" in text
+    assert "Filled\t5 of 16 tokens" in text
+    assert len(text.splitlines()) == len(told(view))
+    view.table.selectRow(row_of(view, "Filled"))
+    qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    assert QGuiApplication.clipboard().text() == "Filled\t5 of 16 tokens"
+
+
+def test_values_follow_and_the_selected_row_stays(engine, shared, show, poll):
+    view = show(shared)
+    shared.select_block(20)
+    row = row_of(view, "Filled")
+    view.table.selectRow(row)
+    engine.hold([20], owner=2, filled=9)
+    poll(shared)
+    view.refresh()
+    assert ("Filled", "9 of 16 tokens") in told(view)
+    assert {index.row() for index in view.table.selectedIndexes()} == {row}
+
+
+def test_an_operator_reads_the_text(engine, shared, show, poll, qtbot):
+    view = show(shared)
+    shared.select_block(20)
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=30_000)
+    question = engine.source.sent[0]
+    assert isinstance(question, GetBlockText)
+    content = BlockContent(block=20, start=16, token_ids=(4, 5), text=" blue\nsky")
+    engine.source.replies.append(BlockText(contents=(content,), tag=question.tag))
+    poll(shared)
+    assert ("Text", " blue⏎\nsky") in told(view)
+    assert ("Tokens", "16 to 17") in told(view)
+    assert ("Token ids", "4 5") in told(view)
+
+
+def test_a_block_of_the_past_is_not_asked_about(engine, shared, show, poll, qtbot):
+    shared.pause()
+    engine.hold([20], owner=9, filled=11)
+    poll(shared)
+    show(shared)
+    shared.select_block(20)
+    qtbot.wait(120)  # longer than the pause between questions
+    assert engine.source.sent == []
+
+
+def test_a_request_that_is_not_known_says_so(shared, show):
+    view = show(shared)
+    shared.select_request(77)
+    assert "Nothing is known of this request" in view._nothing.text()
+
+
+def test_a_step_tells_its_parts_and_that_time_must_stand_for_more(engine, session, show, poll):
+    engine.frame((), counters=Counters(num_running=3, num_waiting=1))
+    poll(session)
+    view = show(session)
+    view.show_subject(STEP)
+    engine.hold([1, 2], counters=Counters(num_running=4))
+    poll(session)
+    view.refresh()
+    facts = dict(told(view))
+    assert facts["Running"] == "4 requests"
+    assert facts["Who ran"].startswith("shown when time stands still")
+    assert view.heading.text() == f"Step {session.mirror.step}"
+
+
+def test_light_and_narrow_it_still_fits(shared, show):
+    view = show(shared, size=(300, 600))
+    shared.select_block(7)
+    view.apply_theme(LIGHT)
+    assert view.minimumSizeHint().width() <= 300
+    assert view.table.columnWidth(0) + view.table.columnWidth(1) == view.table.viewport().width()
+
+
+def test_a_large_pool_costs_no_more(make_engine, make_session, show, poll):
+    engine = make_engine(num_blocks=1_000_000)
+    session = make_session(engine)
+    engine.request(1, blocks=list(range(500_000, 500_100)))
+    engine.hold(np.arange(500_000, 500_100), owner=1)
+    poll(session)
+    view = show(session)
+    session.select_block(500_050)
+    assert ("Request #1", "51 of 100 blocks, tokens 800 to 815") in told(view)
+    assert int(session.mirror.ledger.state[500_050]) == BlockState.ACTIVE

@@ -1,0 +1,184 @@
+"""The life of a block against the mirror: at every frame every column, however it was read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvscope_telemetry.ledger import COLUMNS
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, part_of, read_part
+from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.block_life import BlockLife, How, Moved
+from kvscope_telemetry.summaries.life_moments import Kind
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+BLOCK_SIZE = 16
+LONG_NS = 1 << 60
+
+
+def row_of(mirror: Mirror, block: int) -> tuple[int, ...]:
+    return tuple(int(getattr(mirror.ledger, name)[block]) for name in COLUMNS)
+
+
+def at(part: LifePart, time_ns: int) -> tuple[int, ...] | None:
+    """What the life says of a moment; None where it is not known."""
+    place = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
+    if place < 0 or part.rows["how"][place] == How.LOST:
+        return None
+    return tuple(int(part.rows[name][place]) for name in COLUMNS)
+
+
+def truth(recording: Recording, blocks: list[int]) -> list[tuple[int, list[tuple[int, ...]]]]:
+    """After every frame, when it was and the rows of `blocks` as a mirror has them."""
+    follower, told = Follower(), []
+    for seconds, message in recording.messages(keyframes=True):
+        follower.feed(message)
+        follower.settle()
+        if isinstance(message, Frame) and not follower.is_lost:
+            rows = [row_of(follower.mirror, block) for block in blocks]
+            told.append((recording.start_ns + round(seconds * 1e9), rows))
+    return told
+
+
+def busy_blocks(frames: list[Frame], count: int) -> list[int]:
+    ids = np.concatenate([np.frombuffer(frame.blocks.ids, "<u4") for frame in frames])
+    found, num = np.unique(ids, return_counts=True)
+    return [*found[np.argsort(num)[-count // 2 :]].tolist(), *random.Random(3).sample(range(400), count // 2)]
+
+
+@pytest.mark.parametrize("interval_ns", [1_000_000_000, LONG_NS])
+def test_every_moment_of_a_life_is_the_mirrors(record: Callable[..., Any], interval_ns: int) -> None:
+    recorded = record(500, keyframe_interval_ns=interval_ns)
+    recording = Recording.open(recorded.path)
+    blocks = busy_blocks(recorded.frames, 16)
+    expected = truth(recording, blocks)
+    for place, block in enumerate(blocks):
+        whole = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)
+        third = (recording.end_ns - recording.start_ns) // 3
+        cuts = [recording.start_ns, recording.start_ns + third, recording.end_ns - third, recording.end_ns]
+        parts = [read_part(recording, block, a, b, BLOCK_SIZE) for a, b in pairwise(cuts)]
+        pieced = joined(joined(parts[0], parts[1]), parts[2])
+        for part in (whole, pieced, joined(parts[0], joined(parts[1], parts[2]))):
+            assert all(at(part, time_ns) == rows[place] for time_ns, rows in expected)
+        assert np.array_equal(pieced.rows, whole.rows)
+        assert pieced.moments == whole.moments
+    assert len(expected) == 500
+
+
+def test_as_it_comes_it_is_the_mirrors_too(make_messages: Callable[..., Any]) -> None:
+    _, snapshot, *frames = make_messages(400)
+    blocks = busy_blocks(frames, 8)
+    mirror = Mirror()
+    mirror.reset(snapshot)
+    lives = [BlockLife(block) for block in blocks]
+    for life in lives:
+        life.know(mirror.ledger, snapshot.time_ns, 1, snapshot.step)
+    rng = random.Random(1)
+    while frames:
+        count = rng.randint(1, 6)
+        update = coalesce(frames[:count])
+        del frames[:count]
+        mirror.apply(update)
+        for life in lives:
+            life.take(update, 5)
+            last = life.rows[-1]
+            assert tuple(int(last[name]) for name in COLUMNS) == row_of(mirror, life.block)
+            assert last["time_ns"] <= mirror.time_ns + 5
+    assert all((np.diff(life.rows["time_ns"]) >= 0).all() for life in lives)
+
+
+def test_what_is_missing_is_not_known(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+    messages = make_messages(400)
+    cut = [m for m in messages if not (isinstance(m, Frame) and 150 <= m.seq <= 160)]
+    recorded = record(cut, keyframe_interval_ns=LONG_NS)
+    recording = Recording.open(recorded.path)
+    block = busy_blocks(recorded.frames, 2)[0]
+    part = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)
+    assert part.rows["how"][-1] == How.LOST
+    assert part.moments[-1].kind is Kind.LOST
+    other = record([*cut, *make_messages(200, epoch=2, seed=5)], "two.mcap", keyframe_interval_ns=LONG_NS)
+    recording = Recording.open(other.path)
+    part = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)
+    expected = truth(recording, [block])
+    assert all(at(part, time_ns) == rows[0] for time_ns, rows in expected)
+    assert {1, 2} == set(part.rows["epoch"].tolist())
+
+
+def test_parts_that_do_not_touch_have_a_hole_between(record: Callable[..., Any]) -> None:
+    recording = Recording.open(record(400).path)
+    begin, end = recording.start_ns, recording.end_ns
+    second = 1_000_000_000
+    parts = [read_part(recording, 5, a, b, BLOCK_SIZE) for a, b in ((begin, begin + second), (end - second, end))]
+    whole = joined(*parts)
+    assert at(whole, begin + second // 2) is not None
+    assert at(whole, begin + 3 * second) is None
+    assert at(whole, end) == row_of(recording.state_at(1e9), 5)
+
+
+def test_it_is_given_up_when_nobody_waits(record: Callable[..., Any]) -> None:
+    recording = Recording.open(record(300).path)
+    with pytest.raises(OpeningCancelled):
+        read_part(recording, 5, recording.start_ns, recording.end_ns, BLOCK_SIZE, lambda share: share < 0.3)
+
+
+def test_no_more_than_the_newest_rows_are_kept(make_messages: Callable[..., Any]) -> None:
+    _, snapshot, *frames = make_messages(600)
+    block = busy_blocks(frames, 2)[0]
+    short, long = BlockLife(block, max_rows=16), BlockLife(block)
+    for message in (snapshot, *frames):
+        for life in (short, long):
+            life.feed(message, message.time_ns)
+    assert len(short.rows) <= 16 < len(long.rows)
+    assert short.num_forgotten == len(long.rows) - len(short.rows)
+    kept = long.rows[-len(short.rows) :]
+    assert all(np.array_equal(short.rows[name], kept[name]) for name in COLUMNS)
+    part = part_of(short, 0, 1 << 60, BLOCK_SIZE)
+    assert part.begin_ns == short.rows["time_ns"][0] > 0
+
+
+def test_a_block_that_is_not_there_has_no_life(record: Callable[..., Any]) -> None:
+    recording = Recording.open(record(60).path)
+    part = read_part(recording, 4_000, recording.start_ns, recording.end_ns, BLOCK_SIZE)
+    assert not part.rows.size
+    assert part.moments == ()
+
+
+def test_moves_are_told_beside_the_row() -> None:
+    engine = SyntheticEngine(num_blocks=120, num_running=8, num_host_blocks=40, num_disk_blocks=40, seed=2)
+    snapshot, frames = engine.snapshot(), [engine.advance() for _ in range(600)]
+    evicted = {int(i) for frame in frames for i in np.frombuffer(frame.moves.evicted, "<u4")}
+    assert evicted
+    block = min(evicted)
+    life = BlockLife(block)
+    for message in (snapshot, *frames):
+        life.feed(message, message.time_ns)
+    told = [f.time_ns for f in frames if block in np.frombuffer(f.moves.evicted, "<u4")]
+    is_evicted = (life.rows["moved"] & Moved.EVICTED) != 0
+    assert life.rows["time_ns"][is_evicted].tolist() == told
+    kinds = [moment.kind for moment in part_of(life, 0, 1, BLOCK_SIZE).moments]
+    assert kinds.count(Kind.EVICTED) >= len(told)
+
+
+def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callable[..., Any]) -> None:
+    _, snapshot, *frames = make_messages(400)
+    block = busy_blocks(frames, 2)[0]
+    growing = GrowingLife(block, BLOCK_SIZE)
+    growing.life.feed(snapshot, snapshot.time_ns)
+    for frame in frames:
+        growing.life.feed(frame, frame.time_ns)
+        if growing.has_news:
+            part = growing.part(0, frame.time_ns)
+            assert not growing.has_news
+    at_once = part_of(growing.life, 0, frames[-1].time_ns, BLOCK_SIZE)
+    assert part.moments == at_once.moments
+    assert part.told.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]
