@@ -42,6 +42,8 @@ class DockSpec:
     size: int
     """Width at the sides, height at the bottom, at first."""
     icon: str
+    is_open: bool = True
+    """Whether it is seen at the first start."""
 
     def view_class(self) -> type[View]:
         """The class, imported now."""
@@ -58,6 +60,9 @@ DOCKS: Final = (
     DockSpec("timeline", "Timeline", "kvscope_app.views.timeline.view", "TimelineView", _BOTTOM, 300, "timeline"),
     DockSpec("heatmap", "Fragmentation", "kvscope_app.views.heatmap.view", "HeatmapView", _BOTTOM, 300, "heatmap"),
     DockSpec("events", "Events", "kvscope_app.views.events.view", "EventsView", _BOTTOM, 300, "log"),
+    DockSpec(
+        "bookmarks", "Bookmarks", "kvscope_app.views.bookmarks.view", "BookmarksView", _LEFT, 400, "bookmark", False
+    ),
 )
 _BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events")
 _NEW_SINCE: Final = {
@@ -81,6 +86,9 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         dock.setFloating(False)
         window.addDockWidget(spec.area, dock)
         dock.show()
+    for spec in DOCKS:
+        if not spec.is_open:
+            docks[spec.name].hide()
     if _is_small(window):
         for name in ("memory", "requests", *_BEHIND_REQUESTS):
             window.tabifyDockWidget(docks["throughput"], docks[name])

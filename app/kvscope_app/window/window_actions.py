@@ -9,6 +9,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu
 
 from kvscope_app.look.theme_keeper import CHOICES
+from kvscope_app.marks.mark_actions import clear_choice, mark_actions
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
@@ -51,6 +52,7 @@ def add_actions(window: WindowBody, actions: Actions) -> None:
     """Everything a person can do in `window`."""
     jumps = EventJumps(window.session, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (*playback_actions(window.session, jumps), *event_kind_actions(jumps, EVENTS), *recording_actions(window))
+    time = (*time, *mark_actions(window))
     for spec in (*time, *_engine(window), *_view(window), *_map(window), *_panels(window), *_theme(window)):
         actions.add(spec)
     _add_dock_toggles(window, actions)
@@ -100,7 +102,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
 def _view(window: WindowBody) -> list[ActionSpec]:
     session = window.session
     return [
-        ActionSpec("clear", "Clear selection", VIEW, partial(session.select_request, None), ("Esc",)),
+        ActionSpec("clear", "Clear loop or selection", VIEW, partial(clear_choice, session), ("Esc",)),
         ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
     ]
 
@@ -136,7 +138,7 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
             f"Go to {spec.title.lower()}",
             PANELS,
             partial(window.focus_view, spec.name),
-            (f"Ctrl+{index}",),
+            (f"Ctrl+{index}",) if index <= 9 else (),
             spec.icon,
         )
         for index, spec in enumerate(DOCKS, start=2)

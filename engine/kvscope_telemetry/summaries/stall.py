@@ -9,7 +9,6 @@ from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Heartbeat
 
-
 _LATE_NS: Final = 2_000_000_000
 """Heartbeats come twice a second: after a longer silence the whole process had no time, and no step could end."""
 

@@ -23,8 +23,8 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.summaries.stall import Stall
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
+from kvscope_telemetry.summaries.stall import Stall
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
 
 _TOTALS: Final = (

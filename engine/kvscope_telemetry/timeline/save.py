@@ -1,7 +1,7 @@
 """A part of what was recorded into a file of its own: the messages as they came, after the state it begins with.
 
-What a recording has besides (keyframes, leaps, summaries) is made anew, so that it is whole in itself; bookmarks of that
-time go with it, as they stand.
+What a recording has besides (keyframes, leaps, summaries) is made anew, so that it is whole in itself; bookmarks of
+that time go with it, as they stand.
 
 Owns what becomes of the file when that ends early. Knows neither rings nor who asks.
 """

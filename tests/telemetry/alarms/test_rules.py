@@ -31,7 +31,7 @@ def test_one_that_makes_no_sense_leaves_the_others() -> None:
 def test_what_is_accepted() -> None:
     for rule in DEFAULT_RULES:
         assert checked(rule) == rule
-    with pytest.raises(BadInput, match="threshold 400 of alarm 'kv_usage' is not accepted: 1 to 99.9"):
+    with pytest.raises(BadInput, match=r"threshold 400 of alarm 'kv_usage' is not accepted: 1 to 99\.9"):
         checked(Rule(kind="kv_usage", threshold=400.0))
     with pytest.raises(BadInput, match="seconds -1 of alarm 'hot'"):
         checked(Rule(kind="hot", threshold=80.0, seconds=-1))

@@ -93,9 +93,7 @@ def test_outlives_the_segments_before_it(make_ring: MakeRing, make_session: Make
     ring.close()
 
 
-def test_saved_with_the_minutes_they_are_about(
-    make_ring: MakeRing, make_session: MakeSession, tmp_path: Path
-) -> None:
+def test_saved_with_the_minutes_they_are_about(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.go_on(600)
