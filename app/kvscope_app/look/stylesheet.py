@@ -1,8 +1,8 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
 Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
-QLabel, `card`, `current` (a card that is marked), `tip`, `banner` and `playback` for a QFrame, `primary` and `danger`
-for a QPushButton.
+QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `notice` and `playback` for a QFrame, `primary` and
+`danger` for a QPushButton.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ QFrame[look="card"] { background: $panel; border: 1px solid $border; border-radi
 QFrame[look="current"] { background: $panel; border: 1px solid $accent; border-radius: 10px; }
 QFrame[look="tip"] { background: $raised; border: 1px solid $border; border-radius: 8px; }
 QFrame[look="playback"] { background: $panel; border: none; border-top: 1px solid $border; }
+QFrame[look="notice"] { background: $notice; border: 1px solid $warn; border-radius: 8px; }
 QFrame[look="banner"] { background: $banner; border: 1px solid $bad; border-radius: 8px; }
 QLabel[look="muted"] { color: $muted; }
 QLabel[look="warning"] { color: $warn; }
@@ -163,6 +164,7 @@ def stylesheet(theme: Theme) -> str:
         accent_hover=mix(theme.accent, theme.text, 0.15),
         selected=mix(theme.accent, theme.base, 0.72),
         banner=mix(theme.bad, theme.panel, 0.88),
+        notice=mix(theme.warn, theme.panel, 0.9),
         chevron=chevron_path(theme.is_dark),
         chevron_up=chevron_path(theme.is_dark, up=True),
     )

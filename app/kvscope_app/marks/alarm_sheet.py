@@ -15,8 +15,10 @@ from PySide6.QtWidgets import (
 from kvscope_app.look.makers import label
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.window.sheets.help_sheets import Sheet
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, KINDS, SECONDS, Rule
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, FRAMES_LOST, KINDS, PREEMPTIONS, SECONDS, Rule
 
+_BEFORE_SECONDS = {PREEMPTIONS: "on average over", FRAMES_LOST: "within"}
+_WIDTH = 780
 _NOTE = (
     "Each rings once for a trouble, drops a bookmark and shows a notice. In a recording they are marked where they"
     " would have rung."
@@ -55,6 +57,7 @@ class AlarmSheet(Sheet):
         grid.setVerticalSpacing(8)
         self.rows = {rule.kind: _row(grid, place, rule) for place, rule in enumerate(watch.rules)}
         grid.setColumnStretch(1, 1)
+        self.setMinimumWidth(_WIDTH)
         self.all = QCheckBox("All alarms")
         self.all.setChecked(any(rule.is_on for rule in watch.rules))
         self.all.clicked.connect(self._set_all)
@@ -96,7 +99,7 @@ def _row(grid: QGridLayout, place: int, rule: Rule) -> _Row:
     grid.addWidget(label(kind.condition, "muted", wraps=True), place, 1)
     grid.addWidget(threshold, place, 2)
     if seconds is not None:
-        grid.addWidget(label("within" if rule.kind in ("frames_lost", "preemptions") else "for", "muted"), place, 3)
+        grid.addWidget(label(_BEFORE_SECONDS.get(rule.kind, "for"), "muted"), place, 3)
         grid.addWidget(seconds, place, 4)
     for widget in (threshold, seconds):
         if widget is not None:

@@ -21,7 +21,7 @@ from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.playback.playback import wall_text
 from kvscope_telemetry.alarms.alarm_engine import Alarm
-from kvscope_telemetry.alarms.words import alarm_text, rule_text, title_of
+from kvscope_telemetry.alarms.words import alarm_text, rule_text
 
 GOES_AFTER_S: Final = 20.0
 """Of a trouble that is over."""
@@ -36,7 +36,7 @@ class AlarmStrip(QWidget):
         self._told: dict[str, Alarm] = {}
         """By kind, the newest last."""
         self._over_s: dict[str, float] = {}
-        self._sign, self._text, self._detail = PlainLabel(), PlainLabel(), ElidedLabel()
+        self._sign, self._text, self._detail = PlainLabel(), ElidedLabel(), ElidedLabel()
         self._more = PlainLabel()
         self.go, self.all, self.dismiss = QPushButton("Go there"), QPushButton("All alarms"), QToolButton()
         self._clock = QTimer(self, interval=1000)
@@ -102,14 +102,14 @@ class AlarmStrip(QWidget):
         if alarm is None:
             return
         more = len(self._told) - 1
-        self._text.setText(title_of(alarm.kind))
+        self._text.setText(rule_text(alarm.rule))
         self._detail.setText(_detail(alarm))
         self._more.setText(f"and {more} more" if more else "")
         self.setAccessibleName(f"Alarm: {self.text}")
 
     def _lay_out(self) -> None:
         frame = QFrame()
-        frame.setProperty("look", "banner")
+        frame.setProperty("look", "notice")
         self._text.setProperty("look", "heading")
         self._detail.setProperty("look", "muted")
         self._more.setProperty("look", "muted")
@@ -121,7 +121,7 @@ class AlarmStrip(QWidget):
         row.setContentsMargins(14, 5, 8, 5)
         row.setSpacing(10)
         row.addWidget(self._sign)
-        row.addWidget(self._text)
+        row.addWidget(self._text, 3)
         row.addWidget(self._detail, 1)
         for widget in (self._more, self.go, self.all, self.dismiss):
             row.addWidget(widget)
@@ -133,5 +133,5 @@ class AlarmStrip(QWidget):
 def _detail(alarm: Alarm) -> str:
     began = wall_text(alarm.begin_ns)
     if alarm.until_ns:
-        return f"from {began} for {seconds((alarm.until_ns - alarm.begin_ns) / 1e9)}, now over: {alarm_text(alarm)}"
-    return f"since {began}: {rule_text(alarm.rule)}"
+        return f"over after {seconds((alarm.until_ns - alarm.begin_ns) / 1e9)}, {alarm_text(alarm)}; from {began}"
+    return f"since {began}"

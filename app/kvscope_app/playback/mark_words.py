@@ -14,5 +14,5 @@ def name_of(mark: Bookmark) -> str:
 
 
 def mark_text(mark: Bookmark) -> str:
-    """`14:03:27  KV usage high: KV usage up to 98.0 %`."""
+    """`14:03:27  KV usage high: up to 98.0 %`."""
     return f"{wall_text(mark.time_ns)}  {name_of(mark)}"

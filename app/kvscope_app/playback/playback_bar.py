@@ -15,7 +15,7 @@ from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.playback.playback import SPEEDS, speed_text, time_text, wall_text
-from kvscope_app.playback.slider_marks import SliderMarks
+from kvscope_app.playback.slider_marks import ROOM_FOR_SIGNS, SliderMarks
 from kvscope_app.playback.time_slider import TimeSlider
 from kvscope_app.session.session import Session
 
@@ -34,6 +34,7 @@ class PlaybackBar(QFrame):
         self.setProperty("look", "playback")
         self.setAccessibleName("Timeline")
         self.slider = TimeSlider(0.0)
+        self.slider.setMinimumHeight(ROOM_FOR_SIGNS)
         self.marks = SliderMarks(session, self.slider)
         self.time = PlainLabel()
         self.wall = PlainLabel()

@@ -17,7 +17,9 @@ from kvscope_app.session.session import Session
 
 _NEAR_PX: Final = 5.0
 _APART_PX: Final = 2.0
-_SIGN_HEIGHT: Final = 7.0
+_SIGN_HEIGHT: Final = 8.0
+ROOM_FOR_SIGNS: Final = 24
+"""Height of the slider: they stand on its groove."""
 
 
 class SliderMarks(QWidget):
@@ -56,12 +58,12 @@ class SliderMarks(QWidget):
         painter = QPainter(self)
         left, right = (None if at is None else self._x(at) for at in (loop.begin_ns, loop.end_ns))
         paint_loop(painter, left, right, QRectF(0, 3, self.width(), self.height() - 6), self.theme)
-        before = -_APART_PX
+        before, top = -_APART_PX, self.height() / 2 - _SIGN_HEIGHT - 3
         first, last = slider.x_of(slider.minimum_s), slider.x_of(slider.maximum_s)
         for mark in session.bookmarks.shown:
             x = self._x(mark.time_ns)
             if first - 1 <= x <= last + 1 and x - before >= _APART_PX:
-                paint_sign(painter, x, 0.5, _SIGN_HEIGHT, is_note=mark.is_note, theme=self.theme)
+                paint_sign(painter, x, top, _SIGN_HEIGHT, is_note=mark.is_note, theme=self.theme)
                 before = x
         painter.end()
 

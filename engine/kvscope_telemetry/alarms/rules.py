@@ -79,7 +79,7 @@ KINDS: Final = {
             "s",
             30.0,
             (1.0, 600.0),
-            3.0,
+            5.0,
             is_below=True,
             clears_at=2.0,
             calm_s=10.0,

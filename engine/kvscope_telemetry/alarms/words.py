@@ -19,12 +19,12 @@ from kvscope_telemetry.alarms.rules import (
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 _WORST: Final = {
-    KV_USAGE: "KV usage up to {:.1f} %",
-    PREEMPTIONS: "up to {:.1f} preemptions a second",
-    WAITING: "a request waited {:.0f} s for its first step",
-    RUN_OUT: "free blocks gone in {:.0f} s at that rate",
-    HOT: "device at {:.0f} °C",
-    FRAMES_LOST: "{:.0f} frames lost",
+    KV_USAGE: "up to {:.1f} %",
+    PREEMPTIONS: "up to {:.1f} a second",
+    WAITING: "up to {:.0f} s before its first step",
+    RUN_OUT: "gone in {:.0f} s at that rate",
+    HOT: "up to {:.0f} °C",
+    FRAMES_LOST: "{:.0f} frames",
     STUCK: "no step ended for {:.0f} s",
 }
 

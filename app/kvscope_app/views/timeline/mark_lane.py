@@ -11,6 +11,7 @@ from PySide6.QtGui import QPainter
 
 from kvscope_app.look.mark_signs import WIDTH, paint_loop, paint_sign, sign_color
 from kvscope_app.look.theme import Theme
+from kvscope_app.playback.mark_words import name_of
 from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, MARKS, LaneLayout
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.summaries.bookmark import Bookmark
@@ -61,10 +62,10 @@ def paint_marks(painter: QPainter, marks: Marks, span: TimeSpan, layout: LaneLay
 
 
 def _paint_text(painter: QPainter, mark: Bookmark, box: QRectF, theme: Theme) -> None:
-    if box.width() < _LEAST_TEXT_PX or not mark.text:
+    if box.width() < _LEAST_TEXT_PX or (mark.is_note and not mark.text):
         return
     painter.setPen(theme.color("text"))
-    text = painter.fontMetrics().elidedText(mark.text, Qt.TextElideMode.ElideRight, int(box.width()))
+    text = painter.fontMetrics().elidedText(name_of(mark), Qt.TextElideMode.ElideRight, int(box.width()))
     painter.drawText(box, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
 
 
