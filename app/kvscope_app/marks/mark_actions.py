@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-
-from PySide6.QtCore import QPoint
+from typing import Final
 
 from kvscope_app.marks.alarm_sheet import AlarmSheet
 from kvscope_app.marks.note_popup import NotePopup
@@ -14,7 +13,8 @@ from kvscope_app.session.session import Session
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
 
-_NOTICE_MS = 5000
+_NOTICE_MS: Final = 5000
+_ABOVE_BAR: Final = 48
 
 
 def mark_actions(window: WindowBody) -> list[ActionSpec]:
@@ -39,9 +39,7 @@ def bookmark_here(window: WindowBody) -> None:
         _tell(window, "There is nothing to bookmark yet")
         return
     made = session.bookmarks.add(session.cursor_ns)
-    below = window.centralWidget()
-    popup = NotePopup(window, session.bookmarks, made)
-    popup.show_above(below.mapToGlobal(QPoint(below.width() // 2, below.height() - 40)))
+    NotePopup(window.centralWidget(), session.bookmarks, made).show_above(_ABOVE_BAR)
 
 
 def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:

@@ -27,8 +27,6 @@ def window(make_window, settings, tmp_path, qtbot):
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         made = make_window(session, with_views=True)
-        made.activateWindow()
-        qtbot.waitActive(made, timeout=WAIT_MS)
         session.start()
         qtbot.waitUntil(lambda: len(session.course) >= 2, timeout=WAIT_MS)
         yield made

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import QPoint, Qt
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLineEdit
 
 from kvscope_app.marks.note_popup import NotePopup
 from kvscope_app.recording.recording_actions import keep_last
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.bookmark import in_order, settled
+from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, settled
 
 WAIT_MS = 60_000
 SECOND_NS = 1_000_000_000
@@ -20,8 +20,8 @@ def popup(window):
 
 
 def mark(window, qtbot, text):
-    """As a person does: Ctrl+B, words, Enter."""
-    qtbot.keyClick(window, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier)
+    """As a person does: mark, words, Enter."""
+    window.actions_by_name["bookmark"].trigger()
     qtbot.keyClicks(popup(window).note, text)
     qtbot.keyClick(popup(window).note, Qt.Key.Key_Return)
     return window.session.bookmarks.shown[-1]
@@ -35,7 +35,8 @@ def list_of(window):
 def test_a_bookmark_is_there_at_once_and_words_follow(window, qtbot):
     session = window.session
     before_ns = session.cursor_ns
-    qtbot.keyClick(window, Qt.Key.Key_B, Qt.KeyboardModifier.ControlModifier)
+    assert window.actions_by_name["bookmark"].shortcut().toString() == "Ctrl+B"
+    window.actions_by_name["bookmark"].trigger()
     (made,) = session.bookmarks.shown
     assert before_ns <= made.time_ns <= session.cursor_ns
     qtbot.keyClick(popup(window).note, Qt.Key.Key_Escape)
@@ -80,11 +81,15 @@ def test_rename_delete_and_undo_in_the_list(window, qtbot):
     assert view.delete.isEnabled() is False
     view.list.setCurrentIndex(view.model.index(0, 0))
     view.rename.click()
-    editor = QApplication.focusWidget()
+    editor = view.list.viewport().findChild(QLineEdit)
+    session.bookmarks.say([new_bookmark(session.cursor_ns, "rings meanwhile", "kv_usage")])
     qtbot.keyClick(editor, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
     qtbot.keyClicks(editor, "right")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
-    assert [each.text for each in session.bookmarks.shown] == ["right", "other"]
+    qtbot.waitUntil(lambda: session.bookmarks.shown[0].text == "right", timeout=WAIT_MS)
+    view.refresh()
+    session.bookmarks.delete(session.bookmarks.shown[2:])
+    session.bookmarks._deleted.clear()
     assert [each.text for each in view.chosen] == ["right"]  # it stays chosen
     qtbot.keyClick(view.list, Qt.Key.Key_Delete)
     assert [each.text for each in session.bookmarks.shown] == ["other"]
@@ -148,8 +153,8 @@ def test_a_loop_is_played_until_esc(window, qtbot, arrive):
 
     qtbot.waitUntil(has_turned, timeout=WAIT_MS)
     assert session.paused
-    window.page_map.canvas.setFocus()
-    qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Escape)
+    assert actions["clear"].shortcut().toString() == "Esc"
+    actions["clear"].trigger()
     assert session.loop.range_ns is None
     passed_ns = begin_ns + SECOND_NS // 2
     qtbot.waitUntil(lambda: session.cursor_ns > passed_ns, timeout=WAIT_MS)

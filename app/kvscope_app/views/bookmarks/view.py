@@ -39,6 +39,11 @@ class MarkList(QListView):
     delete_pressed = Signal()
     undo_pressed = Signal()
 
+    @property
+    def is_edited(self) -> bool:
+        """Whether a line is being written."""
+        return self.state() == QAbstractItemView.State.EditingState
+
     def event(self, event: QEvent) -> bool:
         """Ctrl+Z here is about bookmarks, whatever it is elsewhere."""
         if (
@@ -95,6 +100,8 @@ class BookmarksView(View):
         self.setFocusProxy(self.list)
 
     def refresh(self) -> None:
+        if self.list.is_edited:  # the words being written would go
+            return
         chosen = {mark.bookmark_id for mark in self.chosen}
         if self.model.refresh():
             self._choose_again(chosen)
@@ -178,6 +185,7 @@ class BookmarksView(View):
         self.list.clicked.connect(self._on_clicked)
         self.list.activated.connect(self._on_clicked)
         self.list.selectionModel().selectionChanged.connect(self._enable)
+        self.list.itemDelegate().closeEditor.connect(self.refresh)
         self.list.delete_pressed.connect(self._on_delete)
         self.list.undo_pressed.connect(self._on_undo)
         self.choices.chosen.connect(self._on_choice)
