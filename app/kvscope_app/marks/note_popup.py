@@ -14,7 +14,12 @@ from kvscope_app.session.bookmarks import Bookmarks
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 
 _WIDTH: Final = 440
-_STAYS_FOR: Final = (Qt.FocusReason.ActiveWindowFocusReason, Qt.FocusReason.PopupFocusReason)
+_BY_A_PERSON: Final = (
+    Qt.FocusReason.MouseFocusReason,
+    Qt.FocusReason.TabFocusReason,
+    Qt.FocusReason.BacktabFocusReason,
+    Qt.FocusReason.ShortcutFocusReason,
+)
 
 
 class NotePopup(QFrame):
@@ -56,7 +61,7 @@ class NotePopup(QFrame):
         if is_escape and event.type() == QEvent.Type.KeyPress:
             self._leave()
             return True
-        if isinstance(event, QFocusEvent) and event.lostFocus() and event.reason() not in _STAYS_FOR:
+        if isinstance(event, QFocusEvent) and event.lostFocus() and event.reason() in _BY_A_PERSON:
             self.close()
         return False
 
