@@ -39,7 +39,7 @@ def bookmark_here(window: WindowBody) -> None:
         _tell(window, "There is nothing to bookmark yet")
         return
     made = session.bookmarks.add(session.cursor_ns)
-    NotePopup(window.centralWidget(), session.bookmarks, made).show_above(_ABOVE_BAR)
+    NotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
 
 
 def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:

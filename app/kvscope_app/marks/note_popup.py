@@ -27,6 +27,7 @@ class NotePopup(QFrame):
 
     def __init__(self, parent: QWidget, bookmarks: Bookmarks, bookmark: Bookmark) -> None:
         super().__init__(parent)
+        self._over = parent
         self._bookmarks, self._bookmark = bookmarks, bookmark
         self._focus_before = QApplication.focusWidget()
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -45,7 +46,7 @@ class NotePopup(QFrame):
 
     def show_above(self, height: int) -> None:
         """Bring it up, `height` pixels above the lower edge."""
-        room = self.parentWidget().size()
+        room = self._over.size()
         self.resize(min(_WIDTH, room.width()), self.sizeHint().height())
         self.move((room.width() - self.width()) // 2, max(0, room.height() - height - self.height()))
         self.show()
