@@ -6,6 +6,7 @@ recording they are where the rules of now would have rung, and follow the rules 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from PySide6.QtCore import QObject, QSettings, QTimer, Signal
@@ -18,8 +19,8 @@ from kvscope_telemetry.alarms.seconds import seconds_of
 from kvscope_telemetry.alarms.words import bookmark_of
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
-_AT_A_TIME: Final = 300
-"""Seconds looked at in one turn of the event loop: a few milliseconds."""
+_AT_A_TIME: Final = 50
+"""Seconds looked at in one turn of the event loop: each takes a tenth of a millisecond or so."""
 
 
 class AlarmWatch(QObject):
@@ -97,6 +98,4 @@ class AlarmWatch(QObject):
 
 
 def _ended(alarm: Alarm, at_ns: int) -> Alarm:
-    from dataclasses import replace
-
     return replace(alarm, until_ns=max(at_ns, alarm.rang_ns))
