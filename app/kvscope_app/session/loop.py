@@ -5,15 +5,31 @@ Owns the range and the clock that looks whether its end is reached; without a ra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-if TYPE_CHECKING:
-    from kvscope_app.session.session import Session
+from kvscope_app.session.links import Player
 
 _LOOK_MS: Final = 30
 SHORTEST_NS: Final = 20_000_000
+
+
+class Played(Protocol):
+    """A session, as far as a loop asks it."""
+
+    is_file: bool
+
+    @property
+    def paused(self) -> bool: ...
+    @property
+    def is_playing(self) -> bool: ...
+    @property
+    def cursor_ns(self) -> int: ...
+    @property
+    def player(self) -> Player | None: ...
+    def go_to(self, time_ns: int) -> None: ...
+    def play(self) -> None: ...
 
 
 class Loop(QObject):
@@ -21,8 +37,8 @@ class Loop(QObject):
 
     changed = Signal()
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
+    def __init__(self, session: Played, parent: QObject) -> None:
+        super().__init__(parent)
         self._session = session
         self.begin_ns: int | None = None
         self.end_ns: int | None = None

@@ -72,7 +72,7 @@ class Session(QObject):
         """Seconds and events of the whole timeline; it grows. For the GUI thread."""
         self.bookmarks = Bookmarks(self)
         self.bookmarks.failed.connect(self.noticed)
-        self.loop = Loop(self)
+        self.loop = Loop(self, self)
         self.kept: KeptTimeline | None = None
         self._link = link_of(source)
         player = player_of(source)
