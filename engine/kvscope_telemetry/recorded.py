@@ -15,6 +15,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, 
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recordings.request_index import RecordedRequest
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 
@@ -99,6 +100,9 @@ class Recorded(Protocol):
 
     def glances(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
         """Summaries and events that were written, in their order; from about `from_ns` on."""
+
+    def bookmarks(self) -> list[Bookmark]:
+        """All that was said of bookmarks, in the order it was written: `settled` says what stands."""
 
     def run_up(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and message of what the state at `seconds` follows from: a snapshot, leaps, frames."""

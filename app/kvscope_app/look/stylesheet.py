@@ -1,7 +1,7 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
 Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
-QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held` and `playback` for a QFrame, `primary` and
+QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice` and `playback` for a QFrame, `primary` and
 `danger` for a QPushButton.
 """
 
@@ -133,6 +133,7 @@ QFrame[look="current"] { background: $panel; border: 1px solid $accent; border-r
 QFrame[look="tip"] { background: $raised; border: 1px solid $border; border-radius: 8px; }
 QFrame[look="playback"] { background: $panel; border: none; border-top: 1px solid $border; }
 QFrame[look="held"] { background: $held; border: 1px solid $warn; border-radius: 8px; }
+QFrame[look="notice"] { background: $notice; border: 1px solid $warn; border-radius: 8px; }
 QFrame[look="banner"] { background: $banner; border: 1px solid $bad; border-radius: 8px; }
 QLabel[look="muted"] { color: $muted; }
 QLabel[look="warning"] { color: $warn; }
@@ -165,6 +166,7 @@ def stylesheet(theme: Theme) -> str:
         selected=mix(theme.accent, theme.base, 0.72),
         banner=mix(theme.bad, theme.panel, 0.88),
         held=mix(theme.warn, theme.panel, 0.88),
+        notice=mix(theme.warn, theme.panel, 0.9),
         chevron=chevron_path(theme.is_dark),
         chevron_up=chevron_path(theme.is_dark, up=True),
     )

@@ -7,89 +7,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QEvent, QPoint, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QAction, QKeyEvent, QMouseEvent, QResizeEvent
-from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QSlider, QStyle, QStyleOptionSlider, QToolButton, QToolTip
+from PySide6.QtCore import QPoint, QSize, Qt, QTimer
+from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QToolButton, QToolTip
 
 from kvscope_app.look.icons import icon
-from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.playback.playback import BACK_S, SPEEDS, STEP_S, speed_text, time_text, wall_text
+from kvscope_app.playback.playback import SPEEDS, speed_text, time_text, wall_text
+from kvscope_app.playback.slider_marks import ROOM_FOR_SIGNS, SliderMarks
+from kvscope_app.playback.time_slider import TimeSlider
 from kvscope_app.session.session import Session
 
 _REFRESH_MS: Final = 50
 _NARROWEST: Final = 240
-_MAX_STEPS: Final = 1_000_000_000
-"""A slider counts in 32 bits: of milliseconds that is 24.8 days."""
-
-
-class TimeSlider(QSlider):
-    """Milliseconds of a timeline, or coarser steps of one that is too long for them. A press anywhere on it goes
-    there."""
-
-    space_pressed = Signal()
-    pointed = Signal(float)
-    """Second under the pointer."""
-
-    def __init__(self, duration_s: float) -> None:
-        super().__init__(Qt.Orientation.Horizontal)
-        self._step_s = 0.001
-        self.show_range(0.0, duration_s)
-        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.setAccessibleName("Position on the timeline")
-        self.setMouseTracking(True)
-
-    def show_range(self, first_s: float, last_s: float) -> None:
-        """Reach from `first_s` to `last_s`, without telling anybody."""
-        step_s = max(0.001, last_s / _MAX_STEPS)
-        if step_s > self._step_s:
-            self._step_s = 2 * step_s if self._step_s > 0.001 else step_s
-        self.blockSignals(True)
-        self.setRange(self._steps(first_s), max(self._steps(last_s), self._steps(first_s)))
-        self.setSingleStep(max(1, self._steps(STEP_S)))
-        self.setPageStep(max(1, self._steps(BACK_S)))
-        self.blockSignals(False)
-
-    @property
-    def seconds(self) -> float:
-        """Where it is."""
-        return self.value() * self._step_s
-
-    def show_seconds(self, seconds: float) -> None:
-        """Be there, without telling anybody."""
-        self.blockSignals(True)
-        self.setValue(self._steps(seconds))
-        self.blockSignals(False)
-
-    def _steps(self, seconds: float) -> int:
-        return round(seconds / self._step_s)
-
-    def mousePressEvent(self, event: QMouseEvent) -> None:
-        if event.button() is Qt.MouseButton.LeftButton:
-            self.setSliderDown(True)
-            self.setSliderPosition(self._value_at(event.position().x()))
-        event.accept()
-
-    def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        self.pointed.emit(self._value_at(event.position().x()) * self._step_s)
-        if self.isSliderDown():
-            self.setSliderPosition(self._value_at(event.position().x()))
-
-    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        self.setSliderDown(False)
-
-    def event(self, event: QEvent) -> bool:
-        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress and event.key() == Qt.Key.Key_Space:
-            self.space_pressed.emit()
-            return True
-        return super().event(event)
-
-    def _value_at(self, x: float) -> int:
-        option = QStyleOptionSlider()
-        self.initStyleOption(option)
-        handle = self.style().pixelMetric(QStyle.PixelMetric.PM_SliderLength, option, self)
-        room = max(self.width() - handle, 1)
-        return QStyle.sliderValueFromPosition(self.minimum(), self.maximum(), round(x - handle / 2), room)
 
 
 class PlaybackBar(QFrame):
@@ -103,6 +34,8 @@ class PlaybackBar(QFrame):
         self.setProperty("look", "playback")
         self.setAccessibleName("Timeline")
         self.slider = TimeSlider(0.0)
+        self.slider.setMinimumHeight(ROOM_FOR_SIGNS)
+        self.marks = SliderMarks(session, self.slider)
         self.time = PlainLabel()
         self.wall = PlainLabel()
         self.speed = QComboBox()
@@ -127,7 +60,7 @@ class PlaybackBar(QFrame):
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
-        self._theme = theme
+        self._theme = self.marks.theme = theme
         self._is_shown_playing = None
         self.refresh()
 
@@ -205,7 +138,7 @@ class PlaybackBar(QFrame):
         origin_ns = self._session.origin_ns
         if origin_ns is not None:
             at = self.slider.mapToGlobal(QPoint(round(self.slider.mapFromGlobal(self.cursor().pos()).x()), -34))
-            QToolTip.showText(at, wall_text(origin_ns + round(seconds * 1e9)), self.slider)
+            QToolTip.showText(at, plain_tip(self.marks.text_at(seconds)), self.slider)
 
     def _go(self) -> None:
         origin_ns = self._session.origin_ns

@@ -1,18 +1,22 @@
-"""The course of a recording, read by a thread of its own, and computed where the file has none.
+"""The course of a recording and its bookmarks, read by a thread of its own; computed where the file has none.
 
 Owns the thread and a handle of its own on what was recorded: nobody else's reading waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from typing import Final
 
 from kvscope_app.session.background import Background
+from kvscope_app.session.bookmark_file import bookmark_file, keep_bookmarks, read_bookmarks
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.overview import Part, computed_part, missing_from, written_part
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import Summary
 
@@ -27,6 +31,8 @@ class CourseReading:
     def __init__(self, recording: Recorded) -> None:
         self._recording = recording
         self._parts: deque[Part] = deque()
+        self._bookmarks: deque[Bookmark] = deque()
+        self._bookmark_file = bookmark_file(recording)
         self._is_ending = threading.Event()
         self.is_computing = False
         """Whether it takes long: the file has no summaries of its own."""
@@ -40,7 +46,7 @@ class CourseReading:
     @property
     def is_over(self) -> bool:
         """Whether nothing more comes."""
-        return self._work.is_over and not self._parts
+        return self._work.is_over and not self._parts and not self._bookmarks
 
     def take_into(self, course: Course) -> bool:
         """Add what was read; whether there was anything."""
@@ -48,6 +54,14 @@ class CourseReading:
             return False
         self._parts.popleft().into(course)
         return True
+
+    def take_bookmarks(self) -> list[Bookmark]:
+        """What was said of bookmarks since the last call: in the recording, and in the file beside it."""
+        return [self._bookmarks.popleft() for _ in range(len(self._bookmarks))]
+
+    def keep_bookmarks(self, said: list[Bookmark]) -> str:
+        """Beside the recording, which is not written anew; why that cannot be, else empty."""
+        return keep_bookmarks(self._bookmark_file, said)
 
     def close(self) -> None:
         """Give it up."""
@@ -61,6 +75,7 @@ class CourseReading:
         recording = type(self._recording).open(self._recording.path)  # type: ignore[attr-defined]
         written = written_part(recording)
         self._hand_over(written)
+        self._tell_bookmarks(recording)
         newest_ns = written.summaries[-1].time_ns if written.summaries else 0
         from_ns = missing_from(recording, written)
         if from_ns is not None and not recording.may_grow:
@@ -78,8 +93,14 @@ class CourseReading:
                 elif not isinstance(item, Summary) and item.time_ns > event_ns:
                     part.events.append(item)
             event_ns = max((event.time_ns for event in part.events), default=event_ns)
+            self._bookmarks.extend(recording.bookmarks())
             if part.summaries or part.events:
                 self._hand_over(part)
+
+    def _tell_bookmarks(self, recording: Recorded) -> None:
+        self._bookmarks.extend(recording.bookmarks())
+        with contextlib.suppress(BadInput):  # said when one is to be added
+            self._bookmarks.extend(read_bookmarks(self._bookmark_file))
 
     def _hand_over(self, part: Part) -> None:
         for first in range(0, max(len(part.summaries), 1), _NUMBER):

@@ -14,6 +14,7 @@ from kvscope_app.session.recorder import Recorder
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.sources.sink import Sink
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import Summary
 from kvscope_telemetry.timeline.ring import Ring
@@ -75,6 +76,14 @@ class KeptTimeline:
         if self.ring.start_ns is not None:
             course.forget_before(self.ring.start_ns)
         return True
+
+    def mark(self, bookmarks: list[Bookmark]) -> str:
+        """Keep what was said of bookmarks, in a recording that runs as well; why that cannot be, else empty."""
+        taken = [self.ring.mark(bookmark) for bookmark in bookmarks]
+        if self.recorder is not None:
+            for bookmark in bookmarks:
+                self.recorder.writer.mark(bookmark)
+        return "" if all(taken) else f"bookmarks last as long as this window: {self.failure or 'nothing is kept'}"
 
     def open_tape(self) -> Background[Tape]:
         """What the ring has now, to be read; it grows."""

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
+from kvscope_app.session.bookmarks import Bookmarks
 from kvscope_app.session.cursor import Cursor
 from kvscope_app.session.history import History
 from kvscope_app.session.links import Player, link_of, player_of
+from kvscope_app.session.loop import Loop
 from kvscope_app.session.own_handle import OwnHandle
 from kvscope_app.session.viewpoint import Viewpoint
 from kvscope_telemetry.errors import EngineDead
@@ -70,6 +72,9 @@ class Session(QObject):
         self.source = source
         self.course = Course()
         """Seconds and events of the whole timeline; it grows. For the GUI thread."""
+        self.bookmarks = Bookmarks(self)
+        self.bookmarks.failed.connect(self.noticed)
+        self.loop = Loop(self, self)
         self.kept: KeptTimeline | None = None
         self._link = link_of(source)
         player = player_of(source)
@@ -104,6 +109,7 @@ class Session(QObject):
     def keep(self, kept: KeptTimeline) -> None:
         """From now on `kept` is what there is to go back to. It is ours to end."""
         self.kept = kept
+        self.bookmarks.keep = kept.mark
 
     def close(self) -> None:
         """Stop, close the source and delete what was kept; idempotent."""
@@ -455,9 +461,12 @@ class Session(QObject):
 
     def _extend_course(self) -> None:
         has_grown = self.kept is not None and self.kept.take_into(self.course)
+        if self.kept is not None and self.kept.ring.start_ns is not None:
+            self.bookmarks.forget_before(self.kept.ring.start_ns)
         reading = self._reading
         if reading is not None:
             has_grown = reading.take_into(self.course) or has_grown
+            self.bookmarks.told(reading.take_bookmarks())
             if reading.is_over:
                 self._reading = None
         if has_grown:
@@ -477,3 +486,4 @@ class Session(QObject):
         from kvscope_app.session.course_reading import CourseReading  # a live session has its own
 
         self._reading = CourseReading(player.recording)
+        self.bookmarks.keep = self._reading.keep_bookmarks

@@ -63,6 +63,9 @@ DOCKS: Final = (
     DockSpec(
         "inspector", "Inspector", "kvscope_app.views.inspector.view", "InspectorView", _RIGHT, 400, "inspect", False
     ),
+    DockSpec(
+        "bookmarks", "Bookmarks", "kvscope_app.views.bookmarks.view", "BookmarksView", _LEFT, 400, "bookmark", False
+    ),
 )
 _BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events")
 _NEW_SINCE: Final = {

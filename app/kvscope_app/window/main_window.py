@@ -6,6 +6,7 @@ Owns layout and the wiring between session, views and actions. Knows neither how
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,8 @@ from kvscope_app.debugger.held_bar import HeldBar
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.marks.alarm_strip import AlarmStrip
+from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.session.session import Session
@@ -73,6 +76,9 @@ class MainWindow(WindowBody):
         self._next_view.connect(self._load_next_view, Qt.ConnectionType.QueuedConnection)
         self._last_view.connect(self._on_all_loaded, Qt.ConnectionType.QueuedConnection)
         self.notices = EngineNotices(self, keeper)
+        self.alarms = AlarmWatch(session, settings, self)
+        self.alarm_strip = AlarmStrip(self.alarms, session.go_to, partial(self.focus_view, "bookmarks"))
+        self._body.insertWidget(1, self.alarm_strip)
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
         build_menus(self, self.actions_by_name)
@@ -190,7 +196,8 @@ class MainWindow(WindowBody):
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
         self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
-        for part in (self._corner, self._status, self.banner, self.welcome, self.playback, self.held):
+        parts = (self._corner, self._status, self.banner, self.alarm_strip, self.welcome, self.playback, self.held)
+        for part in parts:
             part.apply_theme(theme)
         for dock in self.docks.values():
             dock.apply_theme(theme)

@@ -12,6 +12,7 @@ from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
 from kvscope_app.look.theme_keeper import CHOICES
+from kvscope_app.marks.mark_actions import clear_choice, mark_actions
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
@@ -53,6 +54,7 @@ def add_actions(window: WindowBody, actions: Actions) -> None:
     time = (*playback_actions(window.session, jumps), *event_kind_actions(jumps, EVENTS), *recording_actions(window))
     for spec in (
         *time,
+        *mark_actions(window),
         *_engine(window),
         *debug_actions(window),
         *inspector_actions(window, VIEW),
@@ -111,7 +113,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
 def _view(window: WindowBody) -> list[ActionSpec]:
     session = window.session
     return [
-        ActionSpec("clear", "Clear selection", VIEW, session.clear_selection, ("Esc",)),
+        ActionSpec("clear", "Clear loop or selection", VIEW, partial(clear_choice, session), ("Esc",)),
         ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
     ]
 
@@ -147,7 +149,7 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
             f"Go to {spec.title.lower()}",
             PANELS,
             partial(window.focus_view, spec.name),
-            (f"Ctrl+{index}",) if index < 10 else (),
+            (f"Ctrl+{index}",) if index <= 9 else (),
             spec.icon,
         )
         for index, spec in enumerate(DOCKS, start=2)

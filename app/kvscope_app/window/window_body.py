@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.look.model_name import model_name
 from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
@@ -53,6 +54,7 @@ class WindowBody(QMainWindow):
     notices: Notices
     actions_by_name: Actions
     settings: QSettings
+    alarms: AlarmWatch
 
     def __init__(
         self,

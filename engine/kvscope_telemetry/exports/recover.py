@@ -59,6 +59,8 @@ def _copy(recording: Recording, writer: RecordingWriter, watch: Watch | None) ->
                 continue
         if not writer.write(message, wait=True):
             raise KvscopeError(f"recording {str(writer.path)!r} cannot be written: {writer.failure}")
+    for bookmark in recording.bookmarks():
+        writer.mark(bookmark)
     if not num_frames and sequence.epoch is None:
         raise KvscopeError(f"there is no state in {str(recording.path)!r} that can be read: nothing is recovered")
     return Recovered(num_frames, num_left_out, recording.info.duration_s)

@@ -24,6 +24,7 @@ from kvscope_telemetry.recordings.stored_chunks import StoredChunks
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.state_place import StatePlace
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 _FOREVER_NS: Final = 1 << 63
@@ -133,6 +134,10 @@ class Recording:
     def glances(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`."""
         return self._chunks.glances_from(from_ns)
+
+    def bookmarks(self) -> list[Bookmark]:
+        """All that was said of bookmarks, in the order it was written."""
+        return self._chunks.bookmarks()
 
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
         """Frames from `from_s` until `until_s`, both included."""

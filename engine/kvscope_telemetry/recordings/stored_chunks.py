@@ -7,6 +7,7 @@ no file open between calls and at most one chunk in memory. Knows no seconds: ti
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -19,10 +20,11 @@ from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recorded import StoredMessage
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.layout import EVENTS, FRAMES, KEYFRAMES, LEAPS, OTHERS, STATE, SUMMARIES
+from kvscope_telemetry.recordings.layout import BOOKMARKS, EVENTS, FRAMES, KEYFRAMES, LEAPS, OTHERS, STATE, SUMMARIES
 from kvscope_telemetry.recordings.regular_file import FollowedFile
 from kvscope_telemetry.recordings.request_index import TimedMessage
 from kvscope_telemetry.recordings.survey import Surveyor, survey
+from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event, decode_summary
 
 MAX_BAD_MESSAGES: Final = 100_000
@@ -48,7 +50,7 @@ class StoredChunks:
         """Those of what was told, in the order of their times."""
         self.leaps: list[Chunk] = []
         self.glances: list[Chunk] = []
-        """Those of summaries and events, in the order they were written: an event may be of long before."""
+        """Those of summaries, events and bookmarks, in the order they were written: an event may be of long before."""
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
 
     @property
@@ -108,6 +110,19 @@ class StoredChunks:
                         yield decoders[raw.channel](raw.data)
                     except ProtocolError:
                         self._note_bad(chunk, place)
+
+    def bookmarks(self) -> list[Bookmark]:
+        """All that was said of bookmarks, in the order it was written; the newest where there is too much of it."""
+        said: deque[Bookmark] = deque(maxlen=MAX_BOOKMARKS)
+        channel = self.found.channels[BOOKMARKS]
+        with self.file.open() as file:
+            for chunk in self.glances:
+                for place, raw in self._raw(file, chunk, (channel,), chunk.end_ns):
+                    try:
+                        said.append(decode_bookmark(raw.data))
+                    except ProtocolError:
+                        self._note_bad(chunk, place)
+        return list(said)
 
     def stored(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
         """What was told in this time as it was written, keyframes too; it is not decoded."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.summaries.bookmark import Bookmark
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 GATHER_S: Final = 0.05
@@ -37,7 +38,7 @@ class RecordingQueue:
     def __init__(self, max_bytes: int = MAX_QUEUED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._messages: deque[Queued | Mark] = deque()
+        self._messages: deque[Queued | Mark | Bookmark] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_urgent = False
@@ -72,7 +73,15 @@ class RecordingQueue:
                 self._messages.append(mark)
                 self._hurry()
 
-    def take(self, timeout_s: float) -> list[Queued | Mark] | None:
+    def put_bookmark(self, bookmark: Bookmark) -> bool:
+        """Append one, whatever waits: they are few and small. False when it was not taken."""
+        with self._changed:
+            if not self._is_closed:
+                self._messages.append(bookmark)
+                self._changed.notify_all()
+            return not self._is_closed
+
+    def take(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
         """All that waits, soon or after `timeout_s`; None when it is closed and empty."""
         with self._changed:
             if self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s):
@@ -92,7 +101,7 @@ class RecordingQueue:
                 for waiting in self._messages:
                     if isinstance(waiting, Mark):
                         waiting.set()
-                    else:
+                    elif isinstance(waiting, Queued):
                         self.num_refused += 1
                 self._messages.clear()
             self._changed.notify_all()

@@ -19,10 +19,11 @@ from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessa
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.annotations import Annotations
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
-from kvscope_telemetry.recordings.layout import MAX_RECORDED_MESSAGE_BYTES, channel_of
+from kvscope_telemetry.recordings.layout import BOOKMARKS, MAX_RECORDED_MESSAGE_BYTES, channel_of
 from kvscope_telemetry.recordings.log_clock import LogClock
 from kvscope_telemetry.recordings.mcap_file import McapFile, RecordingFile
 from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue
+from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
 MAX_TOLD: Final = 100_000
@@ -91,6 +92,10 @@ class RecordingWriter:
         """
         return self._queue.put(message, data, wait=wait, log_time_ns=log_time_ns)
 
+    def mark(self, bookmark: Bookmark) -> bool:
+        """Write what is said of a bookmark, among the messages. Never blocks; False: the recording ended."""
+        return self._queue.put_bookmark(bookmark)
+
     def flush(self, timeout_s: float | None = None) -> bool:
         """Hand to the system all that was given up to now; whether that was done within `timeout_s`."""
         mark = Mark()
@@ -134,13 +139,15 @@ class RecordingWriter:
         except Exception as error:  # whatever it is, it ends the recording and not the engine
             self._fail(f"{type(error).__name__}: {error}")
 
-    def _write(self, taken: list[Queued | Mark]) -> None:
+    def _write(self, taken: list[Queued | Mark | Bookmark]) -> None:
         self._marks = [each for each in taken if isinstance(each, Mark)]
-        self._num_lost += len(taken) - len(self._marks)
+        self._num_lost += sum(isinstance(each, Queued) for each in taken)
         for each in taken:
             if isinstance(each, Mark):
                 self._file.flush()
                 each.set()
+            elif isinstance(each, Bookmark):
+                self._file.add_together([(BOOKMARKS, max(each.time_ns, 0), encode_bookmark(each))])
             else:
                 self._record(each)
 

@@ -22,7 +22,15 @@ MAX_BIN_BYTES: Final = 48 << 20
 """Compressed bins of many hours; of still longer courses those of every second, fourth, … second are kept."""
 _LATENCIES: Final = ("first_token", "inter_token", "queued")
 _QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s")
-_UNKNOWN: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
+_UNKNOWN: Final = (
+    "utilization",
+    "power_watts",
+    "temperature_celsius",
+    "process_bytes",
+    "memory_used_bytes",
+    "longest_wait_s",
+    "stalled_s",
+)
 _NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", *_LATENCIES)
 SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
 COURSE_COLUMNS: Final = (*SCALARS, *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES))

@@ -11,10 +11,20 @@ import msgspec
 import numpy as np
 
 from kvscope_telemetry.ledger import BlockState, Tier
-from kvscope_telemetry.messages.telemetry import Counters, DeviceSample, Event, Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import (
+    Counters,
+    DeviceSample,
+    Event,
+    Frame,
+    Heartbeat,
+    Snapshot,
+    TelemetryMessage,
+)
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
+from kvscope_telemetry.summaries.stall import Stall
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
 
 _TOTALS: Final = (
@@ -51,6 +61,7 @@ class Summarizer:
         self._totals: dict[str, int] = {}
         self._seen_version = -1
         self._events: list[TimedEvent] = []
+        self._stall = Stall()
         self._begin()
 
     def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
@@ -65,6 +76,8 @@ class Summarizer:
         elif isinstance(message, DeviceSample) and message.epoch == self._epoch:
             told = {name: getattr(message, name) for name in _SAMPLED}
             self._sample.update({name: value for name, value in told.items() if value >= 0})
+        elif isinstance(message, Heartbeat) and message.epoch == self._epoch:
+            self._stalled_s = self._stall.seen(message)
         return done
 
     def close(self) -> list[Summary]:
@@ -92,6 +105,7 @@ class Summarizer:
         self._num_lost = 0
         self._sample: dict[str, float] = {}
         self._queued_ns: list[int] = []
+        self._stalled_s = -1.0
 
     def _restate(self, snapshot: Snapshot, log_time_ns: int) -> None:
         self._settle_totals()
@@ -177,9 +191,19 @@ class Summarizer:
             queued=_latency([np.array(self._queued_ns, "<u8").tobytes()]),
             num_rows=mirror.num_rows,
             bins=self._bins(mirror, cache.block_size),
+            longest_wait_s=self._longest_wait_s(mirror),
+            stalled_s=self._stalled_s,
             **self._added_up(),
         )
         return msgspec.structs.replace(summary, **self._sample)
+
+    def _longest_wait_s(self, mirror: Mirror) -> float:
+        """At the end of the second, by the engine's clock."""
+        arrivals = mirror.requests.arrival_ns[mirror.requests.state == RequestState.WAITING]
+        if not arrivals.size:
+            return 0.0
+        end_ns = (self._second + 1) * SECOND_NS - self._offset_ns
+        return float(max(0, end_ns - int(arrivals.min()))) / 1e9
 
     def _bins(self, mirror: Mirror, block_size: int) -> AddressBins | None:
         if mirror.version == self._seen_version:

@@ -107,6 +107,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Rows of the ledger, over which the bins are."""
     bins: AddressBins | None = None
     """None: as in the second before."""
+    longest_wait_s: float = -1.0
+    """How long the request that waits longest for its first step has waited; 0 where none waits."""
+    stalled_s: float = -1.0
+    """How long unfinished requests have been without a step that ended, as the engine's heartbeats tell; 0 where there
+    are none, and where somebody holds the engine's steps."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):

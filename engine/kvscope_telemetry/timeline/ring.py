@@ -14,6 +14,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
 from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.timeline.ring_folder import RingFolder
 from kvscope_telemetry.timeline.segments import Bounds, Segments
@@ -104,6 +105,10 @@ class Ring:
     def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
         """As `RecordingWriter.write`: never blocks without `wait`, never raises. False: it is not in the ring."""
         return self._writer is not None and self._writer.write(message, data, wait=wait)
+
+    def mark(self, bookmark: Bookmark) -> bool:
+        """As `RecordingWriter.mark`."""
+        return self._writer is not None and self._writer.mark(bookmark)
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
         """Let readers see all that was given up to now; whether that was done in time."""

@@ -1,6 +1,7 @@
 """A part of what was recorded into a file of its own: the messages as they came, after the state it begins with.
 
-What a recording has besides (keyframes, leaps, summaries) is made anew, so that it is whole in itself.
+What a recording has besides (keyframes, leaps, summaries) is made anew, so that it is whole in itself; bookmarks of
+that time go with it, as they stand.
 
 Owns what becomes of the file when that ends early. Knows neither rings nor who asks.
 """
@@ -18,6 +19,7 @@ from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import KEYFRAMES
 from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.summaries.bookmark import in_order, settled
 
 _LOOK_EVERY: Final = 256
 
@@ -67,6 +69,9 @@ def _copy(
             message = decode_telemetry(stored.data)
             if not writer.write(message, stored.data, wait=True, log_time_ns=stored.log_time_ns):
                 break
+    for bookmark in in_order(settled(recorded.bookmarks()).values()):
+        if start_ns + round(from_s * 1e9) <= max(bookmark.time_ns, bookmark.until_ns) and bookmark.time_ns <= until_ns:
+            writer.mark(bookmark)
     return _goes_on(watch, 1, 1)
 
 

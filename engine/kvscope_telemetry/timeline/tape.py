@@ -19,6 +19,7 @@ from kvscope_telemetry.recordings.layout import STATE
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.timeline.ring_folder import is_held, segments_in
 
@@ -130,6 +131,17 @@ class Tape:
         """Summaries and events that are left, in the order they were written, of about `from_ns` and later."""
         for segment, _ in self._from(from_ns, _FOREVER_NS):
             yield from _unless_gone(segment, segment.glances(from_ns))
+
+    def bookmarks(self) -> list[Bookmark]:
+        """All that was said of bookmarks in the segments that are left, in the order it was written."""
+        said: list[Bookmark] = []
+        for segment in list(self._segments.values()):
+            try:
+                said += segment.bookmarks()
+            except BadInput:
+                if not segment.is_gone:
+                    raise
+        return said
 
     def run_up(self, seconds: float) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and message of what the state at `seconds` follows from, or at the start of what is left when that is

@@ -7,7 +7,7 @@ import threading
 import pytest
 from PySide6.QtWidgets import QProgressDialog
 
-from kvscope_app.playback.playback_bar import TimeSlider
+from kvscope_app.playback.time_slider import TimeSlider
 from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.open_file import try_to_open
 from kvscope_telemetry.recordings.effort import OpeningCancelled

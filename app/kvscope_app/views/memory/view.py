@@ -29,6 +29,7 @@ from kvscope_app.views.base import View
 from kvscope_app.views.memory.account import Account, Part, account, kv_detail
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
+from kvscope_app.views.memory.forecast_line import ForecastLine
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 
@@ -53,6 +54,7 @@ class MemoryView(View):
         self.heading = label(look="heading", elastic=True)
         self.bar = StackedBar()
         self.bar.setAccessibleName("Memory of the device")
+        self.forecast = ForecastLine(session)
         self.table = PartTable()
         self.details = DetailTable()
         self.tiers = TierTable()
@@ -69,6 +71,7 @@ class MemoryView(View):
         kind = {"cpu": "CPU memory", "cuda": "GPU memory"}.get(device.kind, device.kind)
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
         self.bar.show_segments(self._segments(now))
+        self.forecast.refresh()
         self.table.show_account(now)
         self.tiers.show_uses(tier_uses(mirror), mirror.counters)
         if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
@@ -79,6 +82,7 @@ class MemoryView(View):
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.bar.set_colors(theme.raised, theme.panel)
+        self.forecast.apply_theme(theme)
         self.table.apply_theme(theme)
         self.tiers.apply_theme(theme)
         self.refresh()
@@ -97,6 +101,7 @@ class MemoryView(View):
         column.setSpacing(8)
         column.addWidget(self.heading)
         column.addWidget(self.bar)
+        column.addWidget(self.forecast)
         column.addLayout(self._tables())
         column.addStretch(1)
         scroll = QScrollArea()

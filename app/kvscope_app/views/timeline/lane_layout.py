@@ -26,7 +26,10 @@ class Lane:
     """Its height in a low and in a high widget."""
 
 
+MARKS: Final = "marks"
+"""There is no such lane while nothing is marked."""
 LANES: Final = (
+    Lane(MARKS, "Bookmarks", 15, 18),
     Lane("usage", "KV usage", 24, 46),
     Lane("running", "Running", 15, 26),
     Lane("waiting", "Waiting", 15, 26),
@@ -59,7 +62,7 @@ class LaneLayout:
         top = AXIS_HEIGHT
         is_low = self.height < _LOW
         for lane in LANES:
-            if is_low and lane.name in self.bare:
+            if lane.name in self.bare and (is_low or lane.name == MARKS):
                 continue
             height = lane.low if is_low else lane.high
             yield lane, top, height

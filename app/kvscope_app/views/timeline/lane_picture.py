@@ -13,7 +13,8 @@ import numpy as np
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, TICK_COLORS, ink, softened
-from kvscope_app.views.timeline.lane_layout import ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.lane_layout import MARKS, ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
 from kvscope_app.views.timeline.time_span import TimeSpan
@@ -50,6 +51,7 @@ class Shown:
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """The row of each life, -1 where it is not in the span; `place_rows` finds them."""
     num_rows: int = 0
+    marks: Marks = field(default_factory=Marks)
 
     def place_rows(self) -> None:
         """Packed rows, or one for each request that is in the span, the newest at the bottom."""
@@ -79,7 +81,7 @@ def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels
         elif lane.name in ("running", "waiting"):
             color = "good" if lane.name == "running" else "warn"
             _draw_count(box, shown.course.column(f"num_{lane.name}"), seconds, theme, color)
-        else:
+        elif lane.name != MARKS:  # that one is signs and words
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
     _draw_requests(pixels, shown, layout, theme, scale)
     return pixels
@@ -104,7 +106,7 @@ def bare_lanes(course: Course) -> frozenset[str]:
     bare = {name for name, column in _SECOND_COLUMNS.items() if not course.column(column).any()}
     bare -= {name for name, code in _EVENT_KINDS.items() if (course.events.kind_codes == code).any()}
     has_gap = gaps(course)[0].size or course.column("num_lost_frames").any()
-    return frozenset(bare if has_gap else bare | {"gaps"})
+    return frozenset(bare if has_gap else bare | {"gaps"}) | {MARKS}
 
 
 def moments_of(name: str, shown: Shown) -> IntArray:

@@ -13,6 +13,7 @@ from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme, owner_color
 from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, ROW_HEIGHT, LaneLayout
 from kvscope_app.views.timeline.lane_picture import Shown
+from kvscope_app.views.timeline.mark_lane import paint_marks
 from kvscope_app.views.timeline.request_lanes import OPEN_NS
 from kvscope_app.views.timeline.time_axis import axis_times
 
@@ -27,6 +28,7 @@ def paint(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, sel
     _axis(painter, shown, layout, theme)
     _names(painter, shown, layout, theme)
     _requests(painter, shown, layout, theme, selected)
+    paint_marks(painter, shown.marks, shown.span, layout, theme)
 
 
 def _axis(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> None:

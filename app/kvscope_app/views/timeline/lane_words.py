@@ -8,8 +8,10 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.look.number_text import count, percent, plural, seconds
+from kvscope_app.playback.mark_words import mark_text
 from kvscope_app.views.events.event_entries import clock_text, why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
+from kvscope_app.views.timeline.lane_layout import MARKS
 from kvscope_app.views.timeline.lane_picture import Shown, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
 from kvscope_telemetry.summaries.course import Course
@@ -44,6 +46,9 @@ def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found
     is_known = place >= 0 and time_ns - int(course.time_ns[place]) < SECOND_NS
     if name in ("usage", "running", "waiting"):
         return Found(time_ns, _state_words(course, place) if is_known else "nothing is known of this second")
+    if name == MARKS:
+        mark = shown.marks.near(time_ns, reach_ns)
+        return Found(time_ns) if mark is None else Found(mark.time_ns, mark_text(mark))
     if name == "gaps":
         return Found(time_ns, _gap_words(course, time_ns, reach_ns))
     near = _near(name, shown, time_ns, reach_ns)

@@ -23,9 +23,10 @@ from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text
-from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, MARKS, ROW_HEIGHT, LaneLayout
 from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
 from kvscope_app.views.timeline.lane_words import Found, found_in_lane, found_in_row
+from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.time_span import TimeSpan, whole_span
@@ -58,7 +59,7 @@ class LanesCanvas(QWidget):
         self.selected: tuple[int, int] | None = None
         self.cursor_ns = 0
         self.shown = Shown(Course(), RequestLanes(), self.whole, 0)
-        self._bare: frozenset[str] = frozenset()
+        self._bare: frozenset[str] = frozenset((MARKS,))
         self._pixels: Pixels | None = None
         self._drag_from: QPoint | None = None
         self._dragged_to: QPoint | None = None
@@ -70,7 +71,8 @@ class LanesCanvas(QWidget):
     @property
     def layout_now(self) -> LaneLayout:
         """Of the size it has."""
-        return LaneLayout(self.width(), self.height(), self._bare)
+        bare = self._bare - {MARKS} if self.shown.marks.bookmarks else self._bare
+        return LaneLayout(self.width(), self.height(), bare)
 
     def show_course(self, course: Course, lanes: RequestLanes, whole: TimeSpan, cursor_ns: int) -> None:
         """What there is now."""
@@ -88,6 +90,12 @@ class LanesCanvas(QWidget):
         if cursor_ns != self.cursor_ns:
             self.cursor_ns = cursor_ns
             self.update()
+
+    def show_marks(self, marks: Marks) -> None:
+        """Bookmarks, alarms and the loop."""
+        if marks != self.shown.marks:
+            self.shown.marks = marks
+            self._look_at(self.shown.span)
 
     def show_selected(self, selected: tuple[int, int] | None) -> None:
         """The request that is outlined."""

@@ -20,6 +20,7 @@ from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_app.views.timeline.course_follower import CourseFollower
 from kvscope_app.views.timeline.lane_words import Found
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
+from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.time_span import TimeSpan, whole_span
 
 _LENGTHS: Final[dict[str, int | None]] = {
@@ -68,6 +69,7 @@ class TimelineView(View):
             return
         self._choice.settle()
         self.canvas.show_selected(self._choice.selected)
+        self._show_marks()
         course, cursor_ns = session.course, session.cursor_ns
         whole = self._whole(session)
         self._stack.setCurrentIndex(0 if whole is None else 1)
@@ -134,6 +136,14 @@ class TimelineView(View):
         self.session.selection_changed.connect(self.refresh)
         if self._timed is not None:
             self._timed.course_changed.connect(self._on_course_changed)
+        if hasattr(self.session, "bookmarks"):
+            self.session.bookmarks.changed.connect(self._show_marks)
+            self.session.loop.changed.connect(self._show_marks)
+
+    def _show_marks(self) -> None:
+        if hasattr(self.session, "bookmarks"):
+            loop = self.session.loop
+            self.canvas.show_marks(Marks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
 
     def _on_course_changed(self) -> None:
         if self.isVisible():

@@ -1,0 +1,88 @@
+"""What a person does with bookmarks, loops and alarms, from menus and keys."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from kvscope_app.marks.alarm_sheet import AlarmSheet
+from kvscope_app.marks.note_popup import NotePopup
+from kvscope_app.playback.mark_words import mark_text
+from kvscope_app.playback.playback_actions import TIME
+from kvscope_app.session.session import Session
+from kvscope_app.window.actions import ActionSpec
+from kvscope_app.window.window_body import WindowBody
+
+_NOTICE_MS: Final = 5000
+_ABOVE_BAR: Final = 48
+
+
+def mark_actions(window: WindowBody) -> list[ActionSpec]:
+    """Bookmarks, loops, alarms."""
+    jump = partial(go_to_bookmark, window)
+    return [
+        ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
+        ActionSpec("bookmark_before", "To the bookmark before", TIME, partial(jump, forward=False), ("Alt+,",)),
+        ActionSpec("bookmark_next", "To the next bookmark", TIME, partial(jump, forward=True), ("Alt+.",)),
+        ActionSpec("bookmark_undo", "Bring back the deleted bookmark", TIME, partial(bring_back, window)),
+        ActionSpec("loop_begin", "Loop from here", TIME, partial(set_loop, window, is_begin=True), ("Ctrl+[",)),
+        ActionSpec("loop_end", "Loop until here", TIME, partial(set_loop, window, is_begin=False), ("Ctrl+]",)),
+        ActionSpec("loop_clear", "End the loop", TIME, window.session.loop.clear, tip="End the loop: Esc does as well"),
+        ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window), icon="warning"),
+    ]
+
+
+def bookmark_here(window: WindowBody) -> None:
+    """Mark what is shown, at once; words can follow."""
+    session = window.session
+    if session.timeline_range_ns is None:
+        _tell(window, "There is nothing to bookmark yet")
+        return
+    made = session.bookmarks.add(session.cursor_ns)
+    NotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
+
+
+def go_to_bookmark(window: WindowBody, *, forward: bool) -> None:
+    """The next, or the one before."""
+    session = window.session
+    found = session.bookmarks.nearest(session.cursor_ns, forward=forward)
+    if found is None:
+        _tell(window, f"There is no bookmark {'after' if forward else 'before'} this")
+        return
+    session.go_to(found.time_ns)
+    _tell(window, mark_text(found))
+
+
+def bring_back(window: WindowBody) -> None:
+    """The bookmark that was deleted last."""
+    back = window.session.bookmarks.undo()
+    _tell(window, "No bookmark was deleted" if back is None else f"Back again: {mark_text(back)}")
+
+
+def set_loop(window: WindowBody, *, is_begin: bool) -> None:
+    """One end of it here. With both it is played, from its begin on."""
+    session, loop = window.session, window.session.loop
+    if session.timeline_range_ns is None:
+        _tell(window, "There is nothing to loop yet")
+        return
+    (loop.set_begin if is_begin else loop.set_end)(session.cursor_ns)
+    if loop.range_ns is None:
+        _tell(window, f"Now set its {'end' if is_begin else 'begin'}: Ctrl+{']' if is_begin else '['}")
+    else:
+        loop.play()
+        _tell(window, "Played over and over until Esc")
+
+
+def clear_choice(session: Session) -> None:
+    """What Esc does: the loop ends, or nothing is selected any more."""
+    if not session.loop.clear():
+        session.clear_selection()
+
+
+def edit_rules(window: WindowBody) -> None:
+    """Which alarms ring, and when."""
+    AlarmSheet(window.alarms, window).show()
+
+
+def _tell(window: WindowBody, text: str) -> None:
+    window.statusBar().showMessage(text, _NOTICE_MS)

@@ -1,0 +1,102 @@
+"""A slider over a timeline, in seconds; who takes it moves in time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QEvent, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent
+from PySide6.QtWidgets import QSlider, QStyle, QStyleOptionSlider
+
+from kvscope_app.playback.playback import BACK_S, STEP_S
+
+_MAX_STEPS: Final = 1_000_000_000
+"""A slider counts in 32 bits: of milliseconds that is 24.8 days."""
+
+
+class TimeSlider(QSlider):
+    """Milliseconds of a timeline, or coarser steps of one that is too long for them. A press anywhere on it goes
+    there."""
+
+    space_pressed = Signal()
+    pointed = Signal(float)
+    """Second under the pointer."""
+
+    def __init__(self, duration_s: float) -> None:
+        super().__init__(Qt.Orientation.Horizontal)
+        self._step_s = 0.001
+        self.show_range(0.0, duration_s)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setAccessibleName("Position on the timeline")
+        self.setMouseTracking(True)
+
+    def show_range(self, first_s: float, last_s: float) -> None:
+        """Reach from `first_s` to `last_s`, without telling anybody."""
+        step_s = max(0.001, last_s / _MAX_STEPS)
+        if step_s > self._step_s:
+            self._step_s = 2 * step_s if self._step_s > 0.001 else step_s
+        self.blockSignals(True)
+        self.setRange(self._steps(first_s), max(self._steps(last_s), self._steps(first_s)))
+        self.setSingleStep(max(1, self._steps(STEP_S)))
+        self.setPageStep(max(1, self._steps(BACK_S)))
+        self.blockSignals(False)
+
+    @property
+    def seconds(self) -> float:
+        """Where it is."""
+        return self.value() * self._step_s
+
+    def show_seconds(self, seconds: float) -> None:
+        """Be there, without telling anybody."""
+        self.blockSignals(True)
+        self.setValue(self._steps(seconds))
+        self.blockSignals(False)
+
+    @property
+    def minimum_s(self) -> float:
+        """Where it begins."""
+        return self.minimum() * self._step_s
+
+    @property
+    def maximum_s(self) -> float:
+        """Where it ends."""
+        return self.maximum() * self._step_s
+
+    def x_of(self, seconds: float) -> float:
+        """Where a second is, in pixels; outside of the widget for one that is outside of the range."""
+        handle = self._handle_width()
+        share = (seconds - self.minimum_s) / max(self.maximum_s - self.minimum_s, 1e-9)
+        return handle / 2 + share * max(self.width() - handle, 1)
+
+    def _steps(self, seconds: float) -> int:
+        return round(seconds / self._step_s)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        if event.button() is Qt.MouseButton.LeftButton:
+            self.setSliderDown(True)
+            self.setSliderPosition(self._value_at(event.position().x()))
+        event.accept()
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        self.pointed.emit(self._value_at(event.position().x()) * self._step_s)
+        if self.isSliderDown():
+            self.setSliderPosition(self._value_at(event.position().x()))
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        self.setSliderDown(False)
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.KeyPress and event.key() == Qt.Key.Key_Space:
+            self.space_pressed.emit()
+            return True
+        return super().event(event)
+
+    def _value_at(self, x: float) -> int:
+        handle = self._handle_width()
+        room = max(self.width() - handle, 1)
+        return QStyle.sliderValueFromPosition(self.minimum(), self.maximum(), round(x - handle / 2), room)
+
+    def _handle_width(self) -> int:
+        option = QStyleOptionSlider()
+        self.initStyleOption(option)
+        return self.style().pixelMetric(QStyle.PixelMetric.PM_SliderLength, option, self)

@@ -1,0 +1,49 @@
+"""Bookmarks of a recording that nobody writes any more: in a file of their own, beside the person's data.
+
+A finished recording is never written anew. Which file belongs to which recording is known by the engine start and the
+moment it begins with: a recording that is moved, renamed or recovered keeps its bookmarks. Knows no Qt but its folders.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QStandardPaths
+
+from kvscope_telemetry.errors import BadInput, ProtocolError
+from kvscope_telemetry.keys.private_files import make_private_folder, read_private, write_private
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.summaries.bookmark import Bookmark, decode_bookmarks, encode_bookmarks, settled
+
+_WHAT = "file of bookmarks"
+
+
+def bookmark_file(recording: Recorded) -> Path:
+    """Where those of `recording` are."""
+    data = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericDataLocation)
+    epoch = recording.info.epochs[0] if recording.info.epochs else 0
+    return Path(data) / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"
+
+
+def read_bookmarks(path: Path) -> list[Bookmark]:
+    """What was said of them; none where there is no file. Raises BadInput for one that cannot be read."""
+    if not path.exists():
+        return []
+    try:
+        return decode_bookmarks(read_private(path, _WHAT))
+    except ProtocolError as error:
+        raise BadInput(f"{_WHAT} {path} is not accepted: {error}") from None
+
+
+def keep_bookmarks(path: Path, said: list[Bookmark]) -> str:
+    """Add `said` to what is there, which another window may have written; why that cannot be, else empty."""
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent, "folder of bookmarks")
+        standing = settled([*read_bookmarks(path), *said])
+        write_private(path, encode_bookmarks(standing.values()), _WHAT)
+    except BadInput as error:
+        return str(error)
+    except OSError as error:
+        return f"{_WHAT} {path} cannot be written: {error.strerror}"
+    return ""

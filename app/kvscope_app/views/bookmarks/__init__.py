@@ -1,0 +1,1 @@
+"""The list of bookmarks and of past alarms."""

@@ -1,0 +1,220 @@
+"""Bookmarks: those of a person and past alarms, to go to, rename, delete and loop between.
+
+Owns the bar and the selection. What there is, and undo, is the session's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from PySide6.QtCore import QEvent, QItemSelectionModel, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QHBoxLayout,
+    QListView,
+    QSizePolicy,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.look.makers import empty_state, set_icon, tool_button
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import Segments
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.bookmarks.mark_model import MarkModel
+from kvscope_telemetry.summaries.bookmark import Bookmark
+
+EMPTY_TEXT: Final = (
+    "No bookmarks yet.\nCtrl+B marks the moment that is shown, with a note if you like."
+    " Alarms are listed here as they ring."
+)
+
+
+class MarkList(QListView):
+    """Tells which were chosen and what is to be done with them."""
+
+    delete_pressed = Signal()
+    undo_pressed = Signal()
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether a line is being written."""
+        return self.state() == QAbstractItemView.State.EditingState
+
+    def event(self, event: QEvent) -> bool:
+        """Ctrl+Z here is about bookmarks, whatever it is elsewhere."""
+        if (
+            event.type() == QEvent.Type.ShortcutOverride
+            and isinstance(event, QKeyEvent)
+            and event.matches(QKeySequence.StandardKey.Undo)
+        ):
+            event.accept()
+            return True
+        return super().event(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Delete:
+            self.delete_pressed.emit()
+        elif event.matches(QKeySequence.StandardKey.Undo):
+            self.undo_pressed.emit()
+        elif event.matches(QKeySequence.StandardKey.Copy):
+            rows = sorted(index.row() for index in self.selectedIndexes())
+            QGuiApplication.clipboard().setText("\n".join(self.model().index(row, 0).data() for row in rows))
+        else:
+            super().keyPressEvent(event)
+
+
+class BookmarksView(View):
+    """The list, and above it what can be done."""
+
+    title: ClassVar[str] = "Bookmarks"
+    object_name: ClassVar[str] = "bookmarks"
+    refresh_hz: ClassVar[float] = 4.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.model = MarkModel(session.bookmarks, self)
+        self.list = MarkList()
+        self.list.setModel(self.model)
+        self.list.setAccessibleName("Bookmarks and alarms")
+        self.list.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.list.setEditTriggers(QAbstractItemView.EditTrigger.EditKeyPressed)
+        self.list.setUniformItemSizes(True)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list.setTextElideMode(Qt.TextElideMode.ElideRight)
+        self.list.setFrameShape(QListView.Shape.NoFrame)
+        self.choices = Segments(["All", "Mine", "Alarms"], "Which are listed")
+        self.add = tool_button("Bookmark", "Mark the moment that is shown (Ctrl+B)")
+        self.rename = tool_button("Rename", "Change the words of the chosen bookmark (F2)")
+        self.delete = tool_button("Delete", "Delete the chosen bookmarks (Del); Undo brings them back")
+        self.loop = tool_button(
+            "Loop", "Play over and over: between two chosen bookmarks, or while a chosen alarm rang"
+        )
+        self.undo = tool_button("Undo", "Bring back the bookmark that was deleted last")
+        self.undo.hide()
+        self._lay_out()
+        self._connect()
+        self.setFocusProxy(self.list)
+
+    def refresh(self) -> None:
+        if self.list.is_edited:  # the words being written would go
+            return
+        chosen = {mark.bookmark_id for mark in self.chosen}
+        if self.model.refresh():
+            self._choose_again(chosen)
+        self._stack.setCurrentIndex(1 if self.session.bookmarks.shown or self.session.bookmarks.can_undo else 0)
+        self.undo.setVisible(self.session.bookmarks.can_undo)
+        self._enable()
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.model.theme = theme
+        for button, name in ((self.add, "plus"), (self.rename, "pencil"), (self.delete, "trash"), (self.loop, "loop")):
+            set_icon(button, name, theme)
+        self.list.viewport().update()
+
+    @property
+    def chosen(self) -> list[Bookmark]:
+        """Those that are selected, in the order of time."""
+        rows = sorted(index.row() for index in self.list.selectedIndexes())
+        return [self.model.marks[row] for row in rows if row < len(self.model.marks)]
+
+    @property
+    def loop_range(self) -> tuple[int, int] | None:
+        """What the chosen ones would loop."""
+        chosen = self.chosen
+        if len(chosen) >= 2:
+            return chosen[0].time_ns, max(chosen[-1].time_ns, chosen[-1].until_ns)
+        if len(chosen) == 1 and chosen[0].until_ns:
+            return chosen[0].time_ns, chosen[0].until_ns
+        return None
+
+    def _choose_again(self, chosen: set[str]) -> None:
+        flags = QItemSelectionModel.SelectionFlag.Select
+        for row, mark in enumerate(self.model.marks):
+            if mark.bookmark_id in chosen:
+                self.list.selectionModel().select(self.model.index(row, 0), flags)
+
+    def _on_clicked(self) -> None:
+        """Several are chosen for something else."""
+        if len(chosen := self.chosen) == 1:
+            self.session.go_to(chosen[0].time_ns)
+
+    def _on_add(self) -> None:
+        if self.session.timeline_range_ns is not None:
+            made = self.session.bookmarks.add(self.session.cursor_ns)
+            row = next((row for row, mark in enumerate(self.model.marks) if mark == made), None)
+            if row is not None:
+                self.list.setCurrentIndex(self.model.index(row, 0))
+                self.list.edit(self.model.index(row, 0))
+
+    def _on_rename(self) -> None:
+        if len(self.list.selectedIndexes()) == 1:
+            self.list.edit(self.list.selectedIndexes()[0])
+
+    def _on_delete(self) -> None:
+        self.session.bookmarks.delete(self.chosen)
+        self.refresh()
+
+    def _on_undo(self) -> None:
+        self.session.bookmarks.undo()
+        self.refresh()
+
+    def _on_loop(self) -> None:
+        if (around := self.loop_range) is not None:
+            self.session.loop.set_range(*around)
+            self.session.loop.play()
+
+    def _on_choice(self, choice: int) -> None:
+        self.model.choice = choice
+        self.refresh()
+
+    def _enable(self) -> None:
+        chosen = self.chosen
+        kept = [mark for mark in chosen if self.session.bookmarks.is_kept(mark)]
+        self.add.setEnabled(self.session.timeline_range_ns is not None)
+        self.rename.setEnabled(len(chosen) == len(kept) == 1)
+        self.delete.setEnabled(bool(kept))
+        self.loop.setEnabled(self.loop_range is not None)
+
+    def _connect(self) -> None:
+        self.session.bookmarks.changed.connect(self.refresh)
+        self.list.clicked.connect(self._on_clicked)
+        self.list.activated.connect(self._on_clicked)
+        self.list.selectionModel().selectionChanged.connect(self._enable)
+        self.list.itemDelegate().closeEditor.connect(self.refresh)
+        self.list.delete_pressed.connect(self._on_delete)
+        self.list.undo_pressed.connect(self._on_undo)
+        self.choices.chosen.connect(self._on_choice)
+        for button, run in (
+            (self.add, self._on_add),
+            (self.rename, self._on_rename),
+            (self.delete, self._on_delete),
+            (self.loop, self._on_loop),
+            (self.undo, self._on_undo),
+        ):
+            button.clicked.connect(run)
+
+    def _lay_out(self) -> None:
+        bar = QHBoxLayout()
+        bar.setContentsMargins(8, 6, 8, 4)
+        bar.setSpacing(4)
+        bar.addWidget(self.choices)
+        bar.addStretch()
+        for widget in (self.undo, self.loop, self.rename, self.delete, self.add):
+            bar.addWidget(widget)
+        head = QWidget()
+        head.setLayout(bar)
+        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
+        body = QWidget()
+        column = QVBoxLayout(body)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(head)
+        column.addWidget(self.list, 1)
+        self._stack = QStackedLayout(self)
+        self._stack.addWidget(empty_state(EMPTY_TEXT))
+        self._stack.addWidget(body)

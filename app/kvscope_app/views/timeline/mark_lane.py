@@ -1,0 +1,77 @@
+"""The lane of bookmarks and alarms, and the loop over all lanes. Knows no session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from PySide6.QtCore import QRect, QRectF, Qt
+from PySide6.QtGui import QPainter
+
+from kvscope_app.look.mark_signs import WIDTH, paint_loop, paint_sign, sign_color
+from kvscope_app.look.theme import Theme
+from kvscope_app.playback.mark_words import name_of
+from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, MARKS, LaneLayout
+from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.summaries.bookmark import Bookmark
+
+_APART_PX: Final = 3.0
+_LEAST_TEXT_PX: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What is marked, in the order of time, and the ends of a loop that are set."""
+
+    bookmarks: Sequence[Bookmark] = ()
+    loop: tuple[int | None, int | None] = (None, None)
+
+    def near(self, time_ns: int, reach_ns: int) -> Bookmark | None:
+        """The nearest; of an alarm any moment of its while is as near."""
+        best = min(self.bookmarks, key=lambda mark: _away(mark, time_ns), default=None)
+        return best if best is not None and _away(best, time_ns) <= 2 * reach_ns else None
+
+
+def paint_marks(painter: QPainter, marks: Marks, span: TimeSpan, layout: LaneLayout, theme: Theme) -> None:
+    """The signs, with their words where there is room; and the loop."""
+    box = QRectF(GUTTER, AXIS_HEIGHT, layout.chart_width, layout.height - AXIS_HEIGHT)
+    left, right = (None if at is None else _x(at, span, layout) for at in marks.loop)
+    paint_loop(painter, left, right, box, theme)
+    top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == MARKS), (0, 0))
+    if not height:
+        return
+    painter.save()
+    painter.setClipRect(QRect(GUTTER, top, layout.chart_width, height))
+    seen = [mark for mark in marks.bookmarks if max(mark.until_ns, mark.time_ns) >= span.begin_ns]
+    seen = [mark for mark in seen if mark.time_ns <= span.end_ns]
+    for mark in seen:
+        if mark.until_ns:
+            begin, end = (_x(at, span, layout) for at in (mark.time_ns, mark.until_ns))
+            painter.fillRect(QRectF(begin, top + height - 3, max(end - begin, 2), 3), sign_color(mark.is_note, theme))
+    before = -_APART_PX
+    for place, mark in enumerate(seen):
+        x = _x(mark.time_ns, span, layout)
+        if x - before < _APART_PX:
+            continue
+        before = x
+        paint_sign(painter, x, top + 2, height - 5, is_note=mark.is_note, theme=theme)
+        after = _x(seen[place + 1].time_ns, span, layout) if place + 1 < len(seen) else layout.width
+        _paint_text(painter, mark, QRectF(x + WIDTH, top, after - x - 1.6 * WIDTH, height - 2), theme)
+    painter.restore()
+
+
+def _paint_text(painter: QPainter, mark: Bookmark, box: QRectF, theme: Theme) -> None:
+    if box.width() < _LEAST_TEXT_PX or (mark.is_note and not mark.text):
+        return
+    painter.setPen(theme.color("text"))
+    text = painter.fontMetrics().elidedText(name_of(mark), Qt.TextElideMode.ElideRight, int(box.width()))
+    painter.drawText(box, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, text)
+
+
+def _x(time_ns: int, span: TimeSpan, layout: LaneLayout) -> float:
+    return GUTTER + span.share_at(time_ns) * layout.chart_width
+
+
+def _away(mark: Bookmark, time_ns: int) -> int:
+    return max(mark.time_ns - time_ns, time_ns - max(mark.until_ns, mark.time_ns), 0)

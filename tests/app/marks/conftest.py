@@ -1,0 +1,67 @@
+"""Windows on a real ring and real sockets, and on recordings, for what is done with bookmarks and alarms."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.rings import make_ring
+from kvscope_app.session.session import Session
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+
+WAIT_MS = 60_000
+
+
+@pytest.fixture
+def window(make_window, settings, tmp_path, qtbot):
+    """On a synthetic engine, with two seconds kept; its docks' views are loaded."""
+    endpoint = f"ipc://{tmp_path}/telemetry"
+    with closing(SyntheticServer(SyntheticEngine(num_blocks=100, num_running=6), endpoint, rate=60.0)):
+        source = LiveSource(endpoint)
+        session = Session(source)
+        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        made = make_window(session, with_views=True)
+        session.start()
+        qtbot.waitUntil(lambda: len(session.course) >= 2 and session.timeline_range_ns is not None, timeout=WAIT_MS)
+        yield made
+        made.close()
+        session.close()
+        session.deleteLater()
+
+
+@pytest.fixture
+def play(make_window, qtbot):
+    """Windows on recordings, once their course was read."""
+    sessions = []
+
+    def open_window(path, with_views=False):
+        session = Session(PlaybackSource(Recording.open(path), is_playing=False))
+        sessions.append(session)
+        made = make_window(session, with_views=with_views)
+        session.start()
+        qtbot.waitUntil(lambda: session._reading is None and len(session.course) > 0, timeout=WAIT_MS)
+        return made
+
+    yield open_window
+    for session in sessions:
+        session.close()
+        session.deleteLater()
+
+
+@pytest.fixture
+def arrive(qtbot):
+    """Wait until what is shown is where the cursor is."""
+
+    def wait(session):
+        qtbot.waitUntil(
+            lambda: session.player is not None and session._cursor.point.has_state and not session._cursor.is_seeking,
+            timeout=WAIT_MS,
+        )
+
+    return wait

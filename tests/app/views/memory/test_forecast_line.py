@@ -1,0 +1,51 @@
+"""The line that says when free blocks are gone: there while they are going, and not else."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kvscope_app.views.memory.view import MemoryView
+from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
+
+
+@pytest.fixture
+def view(session, qtbot):
+    made = MemoryView(session)
+    qtbot.addWidget(made)
+    made.resize(300, 500)
+    made.show()
+    return made
+
+
+def fill(session, rate):
+    """The last 20 seconds of a pool of 1 000 blocks."""
+    now = time.time_ns() // SECOND_NS - 1
+    room = [420 - rate * (at + 20) for at in range(-19, 1)]
+    session.course.extend(
+        Summary(time_ns=(now + at) * SECOND_NS, epoch=7, active_blocks=1000 - left, cached_blocks=left)
+        for at, left in zip(range(-19, 1), room, strict=True)
+    )
+
+
+def test_said_while_blocks_are_going(view, session):
+    view.refresh()
+    assert view.forecast.text == ""
+    fill(session, rate=10)
+    view.refresh()
+    assert view.forecast.text == "Free blocks gone in 22 s at the present rate"
+    assert view.forecast._sign.isVisible()
+
+
+def test_further_away_it_is_no_warning(view, session):
+    fill(session, rate=2)
+    view.refresh()
+    assert view.forecast.text == "Free blocks gone in 3:10 min at the present rate"
+    assert not view.forecast._sign.isVisible()
+
+
+def test_nothing_is_said_of_a_steady_pool(view, session):
+    fill(session, rate=0)
+    view.refresh()
+    assert view.forecast.isHidden()
