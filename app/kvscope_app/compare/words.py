@@ -10,6 +10,12 @@ from kvscope_telemetry.exports.comparison.comparison import Comparison, Row
 from kvscope_telemetry.exports.comparison.spread import Verdict
 
 HEADINGS: Final = ("", "A", "B", "Difference", "The difference is")
+_VERDICTS: Final = {
+    Verdict.EQUAL: "equal",
+    Verdict.WITHIN: "within their own spread",
+    Verdict.LARGER: "larger than their own spread",
+    Verdict.UNTOLD: "too little to tell",
+}
 _MANY_TIMES: Final = 100.0
 _FEW_TIMES: Final = 0.005
 
@@ -40,10 +46,12 @@ def difference_text(row: Row) -> str:
 
 def verdict_text(row: Row) -> str:
     """What the difference is beside what the runs vary by themselves."""
-    times = row.times_spread
-    if row.verdict is not Verdict.LARGER or times is None:
-        return row.verdict.value or NOTHING
-    return f"{row.verdict.value}: {times:.1f} times" if times < _MANY_TIMES else f"{row.verdict.value} by far"
+    if row.verdict is Verdict.LARGER and row.times_spread is not None:
+        times = row.times_spread
+        return (
+            f"larger: {times:.1f} × their own spread" if times < _MANY_TIMES else "larger by far than their own spread"
+        )
+    return _VERDICTS.get(row.verdict, NOTHING)
 
 
 def explained(row: Row) -> str:
@@ -53,9 +61,10 @@ def explained(row: Row) -> str:
     of_a, of_b = (
         f"{value_text(row, v)} ± {value_text(row, s)}" for v, s in ((row.a, row.a_spread), (row.b, row.b_spread))
     )
+    near = value_text(row, row.spread)
     return (
-        f"A is {of_a}, B is {of_b}. Two runs of the same are within {value_text(row, row.spread)} of each other in 19 of"
-        f" 20 cases, as far as these two tell: the difference is {row.verdict.value}."
+        f"A is {of_a}, B is {of_b}. Two runs of the same are within {near} of each other in 19 of 20 cases, as far as"
+        f" these two tell: the difference is {row.verdict.value}."
     )
 
 

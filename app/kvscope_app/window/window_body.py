@@ -52,6 +52,8 @@ class WindowBody(QMainWindow):
     notices: Notices
     actions_by_name: Actions
     settings: QSettings
+    compare: Callable[[Recorded, Recorded], object] | None = None
+    """Opens a window on two timelines side by side."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Two recordings compared: how they lie side by side, their key figures, and whether these differ more than they vary."""
+"""Two recordings compared: how they lie side by side, their figures, and whether these differ by more than chance."""

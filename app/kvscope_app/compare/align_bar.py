@@ -1,0 +1,71 @@
+"""By what moments the two timelines are laid side by side, in a list. Owns the list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QComboBox
+
+from kvscope_app.compare.pair import Pair
+from kvscope_app.session.session import Session
+from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment, moments, shared
+
+STARTS: Final = "Starts together"
+CLOCK: Final = "By the clock"
+CHOSEN: Final = "Moments I chose"
+
+Bookmarks = Callable[[Session], Iterable[Moment]]
+"""The bookmarks of a timeline: they join the moments that both runs have."""
+
+
+def no_bookmarks(session: Session) -> Iterable[Moment]:
+    """Where nobody keeps any."""
+    return ()
+
+
+class AlignBox(QComboBox):
+    """Starts, the clock where they share some time, and moments that both have: the first preemption of each, …"""
+
+    chosen = Signal(object)
+    """The `Alignment`."""
+
+    def __init__(self, pair: Pair, bookmarks: Bookmarks = no_bookmarks) -> None:
+        super().__init__()
+        self._pair, self._bookmarks = pair, bookmarks
+        self._ways: dict[str, Alignment | None] = {}
+        self.setAccessibleName("Align by")
+        self.setToolTip("Which moments of the two runs lie side by side")
+        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+        self.refresh()
+        self.textActivated.connect(self._on_activated)
+
+    def refresh(self) -> None:
+        """The courses may have grown."""
+        ways = self._find()
+        if list(ways) != list(self._ways):
+            current = self.currentText() or STARTS
+            self.clear()
+            self.addItems(list(ways))
+            self.setCurrentText(current if current in ways else CHOSEN)
+        self._ways = ways
+
+    def show_chosen(self) -> None:
+        """The person laid them side by side by hand."""
+        self.setCurrentText(CHOSEN)
+
+    def _find(self) -> dict[str, Alignment | None]:
+        pair = self._pair
+        ways: dict[str, Alignment | None] = {STARTS: pair.by_starts()}
+        if pair.have_one_clock:
+            ways[CLOCK] = Alignment()
+        named = [moments(session.course, self._bookmarks(session)) for session in (pair.a, pair.b)]
+        for name, alignment in shared(*named):
+            ways[name[:1].upper() + name[1:]] = alignment
+        ways[CHOSEN] = None
+        return ways
+
+    def _on_activated(self, name: str) -> None:
+        alignment = self._ways.get(name)
+        self.chosen.emit(self._pair.alignment if alignment is None else alignment)
