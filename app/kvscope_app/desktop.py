@@ -138,8 +138,10 @@ class Desktop(QObject):
             window.show()
 
     def _comparison_closed(self, window: CompareWindow) -> None:
-        self.comparisons.remove(window)
-        self._forgetting.start()
+        if window in self.comparisons:
+            self.comparisons.remove(window)
+            window.deleteLater()
+            self._forgetting.start()
 
     def _tell_failure(self, reason: str) -> None:
         self.failures.append(reason)

@@ -16,6 +16,7 @@ STARTS: Final = "Starts together"
 CLOCK: Final = "By the clock"
 CHOSEN: Final = "Moments I chose"
 
+_Way = tuple[Alignment, int | None]
 Bookmarks = Callable[[Session], Iterable[Moment]]
 """The bookmarks of a timeline: they join the moments that both runs have."""
 
@@ -28,13 +29,13 @@ def no_bookmarks(session: Session) -> Iterable[Moment]:
 class AlignBox(QComboBox):
     """Starts, the clock where they share some time, and moments that both have: the first preemption of each, …"""
 
-    chosen = Signal(object)
-    """The `Alignment`."""
+    chosen = Signal(object, object)
+    """The `Alignment`, and the moment of A to go to: None to stay."""
 
     def __init__(self, pair: Pair, bookmarks: Bookmarks = no_bookmarks) -> None:
         super().__init__()
         self._pair, self._bookmarks = pair, bookmarks
-        self._ways: dict[str, Alignment | None] = {}
+        self._ways: dict[str, _Way | None] = {}
         self.setAccessibleName("Align by")
         self.setToolTip("Which moments of the two runs lie side by side")
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
@@ -55,17 +56,17 @@ class AlignBox(QComboBox):
         """The person laid them side by side by hand."""
         self.setCurrentText(CHOSEN)
 
-    def _find(self) -> dict[str, Alignment | None]:
+    def _find(self) -> dict[str, _Way | None]:
         pair = self._pair
-        ways: dict[str, Alignment | None] = {STARTS: pair.by_starts()}
+        ways: dict[str, _Way | None] = {STARTS: (pair.by_starts(), None)}
         if pair.have_one_clock:
-            ways[CLOCK] = Alignment()
+            ways[CLOCK] = (Alignment(), None)
         named = [moments(session.course, self._bookmarks(session)) for session in (pair.a, pair.b)]
-        for name, alignment in shared(*named):
-            ways[name[:1].upper() + name[1:]] = alignment
+        for moment, alignment in shared(*named):
+            ways[moment.name[:1].upper() + moment.name[1:]] = (alignment, moment.time_ns)
         ways[CHOSEN] = None
         return ways
 
     def _on_activated(self, name: str) -> None:
-        alignment = self._ways.get(name)
-        self.chosen.emit(self._pair.alignment if alignment is None else alignment)
+        way = self._ways.get(name)
+        self.chosen.emit(*((self._pair.alignment, None) if way is None else way))

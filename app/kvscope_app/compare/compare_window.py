@@ -57,7 +57,6 @@ class CompareWindow(QMainWindow):
     ) -> None:
         super().__init__()
         self.themes = themes
-        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setWindowTitle(f"{names[0]} | {names[1]} – kvscope")
         self.sessions = tuple(Session(PlaybackSource(each, is_playing=False), self) for each in (a, b))
         self.pair = Pair(*self.sessions, self)
@@ -76,6 +75,7 @@ class CompareWindow(QMainWindow):
         self._lay_out()
         self._connect()
         self._apply_theme(themes.theme)
+        self.statusBar()  # now, or the first message would move everything
         layout.default_size(self)
         for session in self.sessions:
             session.start()

@@ -108,6 +108,7 @@ class FiguresView(QWidget):
         self.ranges.set_tip(1, "Figures of the time that the curves show")
         self.ranges.chosen.connect(self._choose)
         self.of_shown = False
+        self._widths = [0] * _VERDICT
         self._unlike = ElidedLabel()
         self._unlike.setProperty("look", "warning")
         self._build()
@@ -115,13 +116,11 @@ class FiguresView(QWidget):
     def show_comparison(self, comparison: Comparison) -> None:
         """Show its figures."""
         self.comparison = comparison
-        is_first = not self.model.rows
         self.model.show(comparison.rows)
         text = unlike_text(comparison)
         self._unlike.setText(f"Not alike: {text}" if text else "")
         self._unlike.setVisible(bool(text))
-        if is_first:
-            self._fit_columns()
+        self._fit_columns()
 
     def choose_shown(self, of_shown: bool) -> None:
         """Figures of the time shown, or of all."""
@@ -142,8 +141,12 @@ class FiguresView(QWidget):
         self.range_chosen.emit()
 
     def _fit_columns(self) -> None:
+        """Never narrower than before: a table that is written anew twice a second must not jump."""
         for column in range(_VERDICT):
-            self.table.resizeColumnToContents(column)
+            wanted = max(self.table.sizeHintForColumn(column), self.table.horizontalHeader().sectionSizeHint(column))
+            if wanted > self._widths[column]:
+                self._widths[column] = wanted
+                self.table.setColumnWidth(column, wanted)
 
     def _build(self) -> None:
         table = self.table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -17,7 +18,9 @@ _VERDICTS: Final = {
     Verdict.UNTOLD: "too little to tell",
 }
 _MANY_TIMES: Final = 100.0
-_FEW_TIMES: Final = 0.005
+_LEAST_SHARE: Final = 0.005
+_MOST_SHARE: Final = 10.0
+"""Of A: what is less, or more, says nothing to a person."""
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -40,8 +43,8 @@ def difference_text(row: Row) -> str:
     told = value_text(row, abs(row.difference))
     if row.unit == "share":
         return f"{sign}{told.removesuffix(' %')} points"
-    share = abs(row.difference / row.a) if row.a else _MANY_TIMES
-    return f"{sign}{told} ({sign}{percent(share, 0)})" if _FEW_TIMES <= share < _MANY_TIMES else sign + told
+    share = abs(row.difference / row.a) if row.a else math.inf
+    return f"{sign}{told} ({sign}{percent(share, 0)})" if _LEAST_SHARE <= share < _MOST_SHARE else sign + told
 
 
 def verdict_text(row: Row) -> str:

@@ -63,10 +63,10 @@ def moments(course: Course, bookmarks: Iterable[Moment] = ()) -> list[Moment]:
     return list(known.values())
 
 
-def shared(a: Sequence[Moment], b: Sequence[Moment]) -> list[tuple[str, Alignment]]:
-    """Moments that both have, by name, and how they lie side by side then."""
+def shared(a: Sequence[Moment], b: Sequence[Moment]) -> list[tuple[Moment, Alignment]]:
+    """Moments that both have, as they are in A, and how the two lie side by side then."""
     of_b = {moment.name: moment.time_ns for moment in b}
-    return [(each.name, Alignment.of(each.time_ns, of_b[each.name])) for each in a if each.name in of_b]
+    return [(each, Alignment.of(each.time_ns, of_b[each.name])) for each in a if each.name in of_b]
 
 
 def _first(course: Course, kind: str) -> int | None:

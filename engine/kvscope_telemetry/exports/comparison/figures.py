@@ -80,7 +80,7 @@ def _latency(name: str, share: float, course: Course, rows: slice, span: Span) -
 
 
 def _has_seconds(course: Course, rows: slice) -> bool:
-    return rows.stop > rows.start
+    return len(course.time_ns[rows]) > 0
 
 
 def _covered_s(course: Course, rows: slice, span: Span) -> float:
