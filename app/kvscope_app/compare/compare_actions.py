@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QFileDialog
 
+from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.actions import Actions, ActionSpec
@@ -18,9 +20,6 @@ from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.exports.comparison.table import write_comparison_csv
 from kvscope_telemetry.exports.new_file import new_file
 
-if TYPE_CHECKING:
-    from kvscope_app.compare.compare_window import CompareWindow
-
 COMPARISON: Final = "Comparison"
 VIEW: Final = "View"
 EVENTS: Final = "Which events"
@@ -28,7 +27,7 @@ HELP: Final = "Help"
 _NOTICE_MS: Final = 8000
 
 
-def add_compare_actions(window: CompareWindow, actions: Actions) -> None:
+def add_compare_actions(window: CompareBody, actions: Actions) -> None:
     """All of them, and the menus they are in."""
     jumps = EventJumps(window.pair, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
     time = (*playback_actions(window.pair, jumps), *event_kind_actions(jumps, EVENTS))
@@ -39,7 +38,7 @@ def add_compare_actions(window: CompareWindow, actions: Actions) -> None:
     _build_menus(window, actions)
 
 
-def export_table(window: CompareWindow, path: str) -> None:
+def export_table(window: CompareBody, path: str) -> None:
     """Write the table to `path`, which must be new."""
     comparison = window.figures.comparison
     if comparison is None:
@@ -54,7 +53,7 @@ def export_table(window: CompareWindow, path: str) -> None:
     window.statusBar().showMessage(f"Exported to {target}", _NOTICE_MS)
 
 
-def _comparison(window: CompareWindow) -> list[ActionSpec]:
+def _comparison(window: CompareBody) -> list[ActionSpec]:
     return [
         ActionSpec("copy", "Copy the table", COMPARISON, partial(_copy, window), ("Ctrl+C",)),
         ActionSpec("export_table", "Export the table…", COMPARISON, partial(_ask_path, window), ("Ctrl+E",)),
@@ -63,7 +62,7 @@ def _comparison(window: CompareWindow) -> list[ActionSpec]:
     ]
 
 
-def _view(window: CompareWindow) -> list[ActionSpec]:
+def _view(window: CompareBody) -> list[ActionSpec]:
     modes = [
         ActionSpec(
             f"color_{mode}",
@@ -76,19 +75,18 @@ def _view(window: CompareWindow) -> list[ActionSpec]:
         )
         for index, mode in enumerate(ColorMode, start=1)
     ]
-    maps = [side.map for side in window.sides]
     return [
         *modes,
-        ActionSpec("zoom_in", "Zoom in", VIEW, lambda: [each.zoom_in() for each in maps], ("+", "="), "zoom-in"),
-        ActionSpec("zoom_out", "Zoom out", VIEW, lambda: [each.zoom_out() for each in maps], ("-",), "zoom-out"),
-        ActionSpec("fit", "Show all blocks", VIEW, lambda: [each.fit_all() for each in maps], ("F", "Ctrl+0"), "fit"),
+        ActionSpec("zoom_in", "Zoom in", VIEW, partial(window.zoom, "in"), ("+", "="), "zoom-in"),
+        ActionSpec("zoom_out", "Zoom out", VIEW, partial(window.zoom, "out"), ("-",), "zoom-out"),
+        ActionSpec("fit", "Show all blocks", VIEW, partial(window.zoom, "all"), ("F", "Ctrl+0"), "fit"),
         ActionSpec("whole_time", "Show the whole time", VIEW, window.curves.show_all, ("W",)),
         ActionSpec("theme_toggle", "Dark or light", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
     ]
 
 
-def _help(window: CompareWindow, actions: Actions) -> list[ActionSpec]:
-    def entries() -> list[tuple[str, object]]:
+def _help(window: CompareBody, actions: Actions) -> list[ActionSpec]:
+    def entries() -> list[tuple[str, QAction]]:
         return [(spec.group, actions[spec.name]) for spec in actions]
 
     return [
@@ -96,7 +94,7 @@ def _help(window: CompareWindow, actions: Actions) -> list[ActionSpec]:
             "palette",
             "Command palette…",
             HELP,
-            lambda: CommandPalette(window).open_with([(spec.group, actions[spec.name]) for spec in actions]),
+            lambda: CommandPalette(window).open_with(entries()),
             ("Ctrl+Shift+P",),
             "palette",
         ),
@@ -104,14 +102,14 @@ def _help(window: CompareWindow, actions: Actions) -> list[ActionSpec]:
             "shortcuts",
             "Keyboard shortcuts",
             HELP,
-            lambda: shortcut_sheet(window, [(spec.group, actions[spec.name]) for spec in actions]).show(),
+            lambda: shortcut_sheet(window, entries()).show(),
             ("F1", "?"),
             "keyboard",
         ),
     ]
 
 
-def _build_menus(window: CompareWindow, actions: Actions) -> None:
+def _build_menus(window: CompareBody, actions: Actions) -> None:
     bar = window.menuBar()
     for title, group in (("&Comparison", COMPARISON), ("&Time", TIME), ("&View", VIEW), ("&Help", HELP)):
         menu = bar.addMenu(title)
@@ -120,12 +118,12 @@ def _build_menus(window: CompareWindow, actions: Actions) -> None:
             menu.addMenu(EVENTS).addActions([actions[spec.name] for spec in actions.in_group(EVENTS)])
 
 
-def _copy(window: CompareWindow) -> None:
+def _copy(window: CompareBody) -> None:
     window.figures.copy()
     window.statusBar().showMessage("The table is copied", _NOTICE_MS)
 
 
-def _ask_path(window: CompareWindow) -> None:
+def _ask_path(window: CompareBody) -> None:
     dialog = QFileDialog(window, "Export the table", filter="CSV (*.csv)")
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     dialog.setOption(QFileDialog.Option.DontConfirmOverwrite)  # nothing is ever overwritten

@@ -1,7 +1,7 @@
 """A window of two timelines: two page maps over one bar, their curves, and the table of their key figures.
 
-Owns both sessions, which are of recordings, and what is wired between the parts. Knows nothing of where the
-recordings come from: that of a live engine is its ring, and grows.
+Owns what is wired between its parts, and which runs the figures are of. Knows nothing of where the recordings come
+from: that of a live engine is its ring, and grows.
 """
 
 from __future__ import annotations
@@ -9,30 +9,22 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from PySide6.QtCore import Qt, QTimer, Signal
+from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QShowEvent
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QMainWindow, QSplitter, QVBoxLayout, QWidget
 
-from kvscope_app.compare.align_bar import AlignBox, Bookmarks, no_bookmarks
+from kvscope_app.compare.align_bar import Bookmarks, no_bookmarks
 from kvscope_app.compare.compare_actions import add_compare_actions
-from kvscope_app.compare.curves_view import SIDES, CurvesView
-from kvscope_app.compare.figures_view import FiguresView
-from kvscope_app.compare.pair import Pair
-from kvscope_app.compare.side_view import SideView
-from kvscope_app.look.makers import label
+from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
-from kvscope_app.session.session import Session
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
-from kvscope_app.window.banner import Banner
 from kvscope_app.window.refresher import Refresher
 from kvscope_telemetry.exports.comparison.alignment import Alignment
 from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.span import Span
-from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recorded import Recorded
 
 _TOGETHER_MS: Final = 400
@@ -41,7 +33,7 @@ _WORDS_EVERY_MS: Final = 100
 _BUTTONS: Final = ("to_start", "frame_back", "play", "frame_forward", "to_end")
 
 
-class CompareWindow(QMainWindow):
+class CompareWindow(CompareBody):
     """Takes both recordings for its own. `names`: what each is called."""
 
     closing = Signal(object)
@@ -55,36 +47,22 @@ class CompareWindow(QMainWindow):
         themes: ThemeKeeper,
         bookmarks: Bookmarks = no_bookmarks,
     ) -> None:
-        super().__init__()
-        self.themes = themes
-        self.setWindowTitle(f"{names[0]} | {names[1]} – kvscope")
-        self.sessions = tuple(Session(PlaybackSource(each, is_playing=False), self) for each in (a, b))
-        self.pair = Pair(*self.sessions, self)
-        self.sides = tuple(SideView(*each) for each in zip(self.sessions, names, SIDES, strict=True))
-        self.curves = CurvesView(self.pair)
-        self.figures = FiguresView()
-        self.align = AlignBox(self.pair, bookmarks)
-        self.banner = Banner(self)
+        super().__init__(a, b, names, themes, bookmarks)
         self.actions_by_name = Actions(self)
         add_compare_actions(self, self.actions_by_name)
         self.bar = PlaybackBar(self.pair, tuple(self.actions_by_name[name] for name in _BUTTONS))
         self._refreshers = [Refresher(session, self) for session in self.sessions]
         self._soon = QTimer(self, singleShot=True, interval=_TOGETHER_MS)
         self._words = QTimer(self, singleShot=True, interval=_WORDS_EVERY_MS)
-        self._has_course = False
-        self._lay_out()
+        self.lay_out(self.bar)
         self._connect()
         self._apply_theme(themes.theme)
-        self.statusBar()  # now, or the first message would move everything
         layout.default_size(self)
         for session in self.sessions:
             session.start()
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Let colours mean the same in both maps."""
-        for side in self.sides:
-            if side.map.mode != mode:
-                side.map.set_mode(mode)
+        super().set_mode(mode)
         self.actions_by_name[f"color_{mode}"].setChecked(True)
 
     def refresh_course(self) -> None:
@@ -103,8 +81,7 @@ class CompareWindow(QMainWindow):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        for side in self.sides:
-            side.map.canvas.setFocus()
+        self.sides[0].map.canvas.setFocus()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self.pair.pause()
@@ -137,12 +114,13 @@ class CompareWindow(QMainWindow):
 
     def _on_moment(self, place: int, seconds: float) -> None:
         """A person laid another moment of one run beside what the other shows."""
-        moments = [session.cursor_ns for session in self.sessions]
         around = self.sessions[place].timeline_range_ns
         if around is None:
             return
-        moments[place] = around[0] + round(seconds * 1e9)
-        self.pair.align(Alignment.of(*moments), moments[0])
+        a_ns, b_ns = (session.cursor_ns for session in self.sessions)
+        chosen_ns = around[0] + round(seconds * 1e9)
+        a_ns, b_ns = (chosen_ns, b_ns) if place == 0 else (a_ns, chosen_ns)
+        self.pair.align(Alignment.of(a_ns, b_ns), a_ns)
         self.align.show_chosen()
 
     def _show_words(self) -> None:
@@ -157,24 +135,19 @@ class CompareWindow(QMainWindow):
         if not self._soon.isActive():
             self._soon.start()
 
-    def _on_status(self) -> None:
-        """A recording that is read, or written, is told of as it goes on."""
-        self._on_cursor()
-
     def _on_shown(self) -> None:
         if self.figures.of_shown:
             self.refresh_figures()
 
     def _connect(self) -> None:
-        for place, (session, side, refresher) in enumerate(
-            zip(self.sessions, self.sides, self._refreshers, strict=True)
-        ):
+        parts = zip(self.sessions, self.sides, self._refreshers, strict=True)
+        for place, (session, side, refresher) in enumerate(parts):
             refresher.add(side.map)
             session.course_changed.connect(self._on_course)
             side.map.mode_changed.connect(self.set_mode)
             side.moment_chosen.connect(partial(self._on_moment, place))
         self.pair.cursor_changed.connect(self._on_cursor)
-        self.pair.status_changed.connect(self._on_status)
+        self.pair.status_changed.connect(self._on_cursor)  # a recording that is read, or written, is told of
         self.pair.aligned.connect(self._on_course)
         self.align.chosen.connect(self.pair.align)
         self.curves.shown_changed.connect(self._on_shown)
@@ -185,43 +158,9 @@ class CompareWindow(QMainWindow):
 
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
-        for part in (*self.sides, self.curves, self.figures, self.bar, self.banner):
+        for side in self.sides:
+            side.apply_theme(theme)
+        for part in (self.curves, self.figures, self.bar, self.banner):
             part.apply_theme(theme)
         for refresher in self._refreshers:
             refresher.touch_all()
-
-    def _lay_out(self) -> None:
-        maps = QSplitter(Qt.Orientation.Horizontal)
-        for side in self.sides:
-            maps.addWidget(side)
-        row = QHBoxLayout()
-        row.setSpacing(0)
-        row.addWidget(self.bar, 1)
-        row.addWidget(self._align_frame())
-        top = QWidget()
-        column = QVBoxLayout(top)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.banner)
-        column.addWidget(maps, 1)
-        column.addLayout(row)
-        below = QSplitter(Qt.Orientation.Horizontal)
-        below.addWidget(self.curves)
-        below.addWidget(self.figures)
-        below.setSizes([460, 540])
-        body = QSplitter(Qt.Orientation.Vertical)
-        body.addWidget(top)
-        body.addWidget(below)
-        body.setSizes([500, 500])
-        body.setChildrenCollapsible(False)
-        self.setCentralWidget(body)
-
-    def _align_frame(self) -> QFrame:
-        """Looks as a part of the bar."""
-        frame = QFrame()
-        frame.setProperty("look", "playback")
-        row = QHBoxLayout(frame)
-        row.setContentsMargins(6, 4, 12, 4)
-        row.addWidget(label("Align by", "muted"))
-        row.addWidget(self.align)
-        return frame
