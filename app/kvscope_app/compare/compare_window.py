@@ -6,6 +6,7 @@ from: that of a live engine is its ring, and grows.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Final
 
@@ -28,7 +29,9 @@ from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recorded import Recorded
 
 _TOGETHER_MS: Final = 400
-"""Courses that grow are looked at so often."""
+"""Courses that grow are looked at so often at most,"""
+_SHARE_OF_TIME: Final = 20
+"""and so that it takes one part in so many of the time: hours cost 50 ms a run."""
 _WORDS_EVERY_MS: Final = 100
 _BUTTONS: Final = ("to_start", "frame_back", "play", "frame_forward", "to_end")
 
@@ -67,9 +70,12 @@ class CompareWindow(CompareBody):
 
     def refresh_course(self) -> None:
         """Curves and figures of what is known by now."""
+        begun_ns = time.monotonic_ns()
         self.align.refresh()
         self.curves.refresh()
         self.refresh_figures()
+        took_ms = (time.monotonic_ns() - begun_ns) // 1_000_000
+        self._soon.setInterval(max(_TOGETHER_MS, _SHARE_OF_TIME * took_ms))
 
     def refresh_figures(self) -> None:
         """Of all, or of the time shown."""

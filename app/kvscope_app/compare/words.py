@@ -42,7 +42,8 @@ def difference_text(row: Row) -> str:
     sign = "+" if row.difference > 0 else "−"
     told = value_text(row, abs(row.difference))
     if row.unit == "share":
-        return f"{sign}{told.removesuffix(' %')} points"
+        points = 100 * abs(row.difference)
+        return f"{sign}{points:.1f} points" if points >= 0.05 else f"{sign}{points:.2g} points"
     share = abs(row.difference / row.a) if row.a else math.inf
     return f"{sign}{told} ({sign}{percent(share, 0)})" if _LEAST_SHARE <= share < _MOST_SHARE else sign + told
 
