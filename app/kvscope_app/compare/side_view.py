@@ -22,7 +22,9 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.chart.panel import CurveSpec
 from kvscope_app.views.page_map import PageMapView
 
-_NOT_HERE: Final = {True: "not recorded yet at this moment", False: "its recording ended before this moment"}
+_BEFORE: Final = "not recorded yet at this moment"
+_AFTER: Final = "its recording ended before this moment"
+_NOT_YET: Final = "its recording has not come so far yet"
 
 
 class Letter(QWidget):
@@ -94,12 +96,18 @@ class SideView(QWidget):
         if share is not None:
             text, look = f"reading its course: {percent(share, 0)}", "muted"
         elif not side.holds(at_ns):
-            text, look = _NOT_HERE[at_ns < side.range_ns[0]], "warning"
+            text, look = self._absence(side, at_ns), "warning"
         else:
             text, look = self._words(), "muted"
         if self._about.text() != text:
             self._about.setText(text)
             set_look(self._about, look)
+
+    def _absence(self, side: Side, at_ns: int) -> str:
+        if at_ns < side.range_ns[0]:
+            return _BEFORE
+        player = self.session.player
+        return _NOT_YET if player is not None and player.recording.may_grow else _AFTER
 
     def _words(self) -> str:
         hello = self.session.live_mirror.hello

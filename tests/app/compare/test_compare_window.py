@@ -20,7 +20,7 @@ from kvscope_app.compare.curves_view import SIDES
 from kvscope_app.desktop import Desktop
 from kvscope_app.look.theme import LIGHT
 from kvscope_app.playback.recording_opening import RecordingOpening
-from kvscope_telemetry.exports.comparison.alignment import Moment
+from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment
 from kvscope_telemetry.recordings.reader import Recording
 
 WAIT_MS = 60_000
@@ -65,6 +65,19 @@ def test_both_are_named_and_where_they_differ_is_said(make_compared):
     window._show_words()
     assert "120 blocks of 16" in window.sides[0]._about.text()
     assert "300 blocks of 16" in window.sides[1]._about.text()
+
+
+def test_where_a_run_was_not_recorded_is_said(make_compared):
+    window = make_compared()
+    window.pair.go_live()
+    window._show_words()
+    assert window.sides[1]._about.text() == "its recording ended before this moment"
+    assert window.sides[0]._about.text().startswith("synthetic")
+    window.pair.align(Alignment.of(window.pair.a.timeline_range_ns[1], window.pair.b.timeline_range_ns[0]))
+    window.pair.go_live()
+    window.pair.go_to(window.pair.origin_ns)
+    window._show_words()
+    assert window.sides[1]._about.text() == "not recorded yet at this moment"
 
 
 def test_the_table_has_both_and_the_difference(make_compared):
