@@ -179,7 +179,7 @@ class Pair(QObject):
     def step_frames(self, num_frames: int) -> None:
         """So many frames of A further, or of B where A was not recorded; the other follows."""
         self.pause()
-        lead = next(side for side in self.sides if side.holds(self._position_ns))
+        lead = next((side for side in self.sides if side.holds(self._position_ns)), self.sides[0])
         self._stepping = lead
         lead.session.step_frames(num_frames)
 

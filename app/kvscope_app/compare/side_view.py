@@ -79,7 +79,7 @@ class SideView(QWidget):
         if around is None:
             return
         length_s = (around[1] - around[0]) / 1e9
-        if not self.moment.hasFocus():
+        if not self.moment.lineEdit().isModified():  # somebody is writing in it
             self.moment.blockSignals(True)
             self.moment.setMaximum(round(length_s, 1))
             self.moment.setValue((self.session.cursor_ns - around[0]) / 1e9)
@@ -129,6 +129,12 @@ class SideView(QWidget):
             f"Seconds since the start of {self._look.label}. Another one will lie beside what the other run shows now"
         )
         self.moment.valueChanged.connect(self.moment_chosen)
+        self.moment.editingFinished.connect(self._leave_moment)
+
+    def _leave_moment(self) -> None:
+        """By Return: keys are the map's again. Who went elsewhere stays there."""
+        if self.moment.hasFocus():
+            self.map.canvas.setFocus()
 
     def _build(self) -> None:
         row = QHBoxLayout()

@@ -145,6 +145,27 @@ def test_a_moment_that_is_chosen_lies_beside_what_the_other_shows(make_compared)
     assert [session.player.position for session in window.sessions] == pytest.approx([1.5, 3.0])
 
 
+def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_compared, qtbot):
+    window = make_compared()
+    window._show_words()
+    field = window.sides[1].moment
+    window.activateWindow()
+    field.setFocus()
+    qtbot.waitUntil(field.hasFocus, timeout=WAIT_MS)
+    field.selectAll()
+    qtbot.keyClicks(field, "2.5")
+    window._show_words()
+    assert field.text().startswith("2.5")
+    qtbot.keyClick(field, Qt.Key.Key_Return)
+    settle(window.pair)
+    assert window.sessions[1].player.position == pytest.approx(2.5)
+    assert window.focusWidget() is window.sides[1].map.canvas
+    window.pair.jump_by(0.5)
+    settle(window.pair)
+    window._show_words()
+    assert field.value() == pytest.approx(3.0, abs=0.05)
+
+
 def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
     def bookmarks(session):
         return [Moment("the load begins", session.timeline_range_ns[0] + 1)]
