@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 
 import pytest
@@ -19,11 +20,13 @@ from kvscope_app.compare.compare_window import CompareWindow
 from kvscope_app.compare.curves_view import SIDES
 from kvscope_app.desktop import Desktop
 from kvscope_app.look.theme import LIGHT
+from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.playback.recording_opening import RecordingOpening
 from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment
 from kvscope_telemetry.recordings.reader import Recording
 
 WAIT_MS = 60_000
+SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
 
 
 @pytest.fixture
@@ -51,6 +54,15 @@ def desktop(qapp, tmp_path):
     made.close()
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     made.deleteLater()
+
+
+@pytest.fixture
+def endpoint():
+    """Of an engine that is another process."""
+    process = EngineProcess(command=SYNTHETIC)
+    process.start()
+    yield process.endpoint
+    process.close()
 
 
 def cell(window, label, column):
@@ -249,6 +261,25 @@ def test_a_window_on_a_file_compares_it_with_another(desktop, paths, qtbot):
     window.close()
     assert desktop.comparisons[0].isVisible()
     desktop.comparisons[0].close()
+    assert not desktop.comparisons
+
+
+def test_a_live_session_is_compared_as_it_grows_and_ends_with_its_window(desktop, endpoint, paths, qtbot):
+    desktop.attach(endpoint)
+    window = desktop.windows[-1]
+    with qtbot.waitSignal(window.views_loaded, timeout=WAIT_MS):
+        pass
+    qtbot.waitUntil(lambda: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: len(window.session.course) > 0, timeout=WAIT_MS)
+    compare_with(window, str(paths[1]))
+    qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
+    comparison = desktop.comparisons[0]
+    assert comparison.windowTitle() == "live | other.mcap – kvscope"
+    own = comparison.sessions[0]
+    length = own.timeline_range_ns[1] - own.timeline_range_ns[0]
+    qtbot.waitUntil(lambda: own.timeline_range_ns[1] - own.timeline_range_ns[0] > length, timeout=WAIT_MS)
+    assert not window.session.paused  # its cursor is another
+    window.close()
     assert not desktop.comparisons
 
 
