@@ -19,8 +19,8 @@ _COMMANDS_HELP: Final = "without one the window opens; none but bench needs a di
 
 _HELP: Final = ("-h", "--help")
 
-Command = Callable[[], int]
-"""Runs it; gives the exit code."""
+Command = Callable[[], "int | Options"]
+"""Runs it; gives the exit code, or what the desktop is to open."""
 AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParser]
 """Adds a command. Its parser sets `run`: arguments in, exit code out."""
 
@@ -40,6 +40,8 @@ class Options:
     """Files to play instead of watching an engine."""
     key: Path | None = None
     """The key file for the engines to attach to."""
+    compares: bool = False
+    """Whether the two recordings are shown side by side."""
 
 
 class Parser(argparse.ArgumentParser):

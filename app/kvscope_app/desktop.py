@@ -36,6 +36,7 @@ from kvscope_telemetry.source import Source
 from kvscope_telemetry.sources.live_source import LiveSource
 
 if TYPE_CHECKING:
+    from kvscope_app.compare.compare_window import CompareWindow
     from kvscope_app.playback.recording_opening import RecordingOpening
     from kvscope_telemetry.recorded import Recorded
 
@@ -58,6 +59,7 @@ class Desktop(QObject):
         self._slots = WindowSlots(Path(settings.fileName()))
         self._themes = ThemeKeeper(app, settings, options.theme)
         self.windows: list[MainWindow] = []
+        self.comparisons: list[CompareWindow] = []
         self.failures: list[str] = []
         """Why recordings of the command line could not be opened, a line each."""
         self.sessions: list[Session] = []
@@ -101,6 +103,47 @@ class Desktop(QObject):
         window.show()
         return window
 
+    def compare(self, a: Recorded, b: Recorded, beside: MainWindow | None = None) -> CompareWindow:
+        """Two timelines in a window; that of `beside` is A, and where it is live the window ends with it."""
+        from kvscope_app.compare.compare_window import CompareWindow  # plots: most desktops compare nothing
+        from kvscope_app.compare.pair_marks import named_moments
+
+        is_live = beside is not None and not beside.session.is_file
+        names = ("live" if is_live else a.path.name, b.path.name)
+        window = CompareWindow(a, b, names, self._themes, named_moments)
+        self.comparisons.append(window)
+        window.closing.connect(self._comparison_closed)
+        if beside is not None and is_live:
+            beside.closing.connect(window.close)
+        window.show()
+        return window
+
+    def compare_when_ready(self, openings: Sequence[RecordingOpening]) -> None:
+        """The two that are being opened, side by side. Small windows say how far they are."""
+        from kvscope_app.playback.opening_window import OpeningWindow
+
+        ready: dict[int, Recorded] = {}
+
+        def take(place: int, recording: Recorded) -> None:
+            ready[place] = recording
+            if len(ready) == len(openings):
+                self.compare(ready[0], ready[1])
+
+        for place, opening in enumerate(openings):
+            if opening.recording is not None:
+                take(place, opening.recording)
+                continue
+            window = OpeningWindow(opening)
+            window.opened.connect(partial(take, place))
+            window.failed.connect(self._tell_failure)
+            window.show()
+
+    def _comparison_closed(self, window: CompareWindow) -> None:
+        if window in self.comparisons:
+            self.comparisons.remove(window)
+            window.deleteLater()
+            self._forgetting.start()
+
     def _tell_failure(self, reason: str) -> None:
         self.failures.append(reason)
         print(f"{PROGRAM}: {reason}", file=sys.stderr)
@@ -111,6 +154,8 @@ class Desktop(QObject):
 
     def close(self) -> None:
         """End all sessions."""
+        for comparison in list(self.comparisons):
+            comparison.close()
         while self.sessions:
             self._end(self.sessions[0])
         self._slots.close()
@@ -119,6 +164,7 @@ class Desktop(QObject):
         session = Session(source, self)
         slot = self._slots.take(window_kind(session))
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
+        window.compare = partial(self.compare, beside=window)
         layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
@@ -173,8 +219,11 @@ def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequen
     desktop = Desktop(app, options, QSettings())
     for endpoint in options.attach or ((engine.endpoint,) if engine is not None else ()):
         desktop.open_window(endpoint, engine, options.key)
-    for opening in openings:
-        desktop.open_when_ready(opening)
+    if options.compares:
+        desktop.compare_when_ready(openings)
+    else:
+        for opening in openings:
+            desktop.open_when_ready(opening)
     desktop.offer_left_rings()
     _quit_on_signals(app)
     if desktop.windows:

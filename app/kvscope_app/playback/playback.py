@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from kvscope_app.session.session import Session
+from kvscope_app.playback.timeline_control import Timeline
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 BACK_S: Final = 10.0
@@ -13,7 +13,7 @@ BACK_S: Final = 10.0
 STEP_S: Final = 1.0
 
 
-def toggle(session: Session) -> None:
+def toggle(session: Timeline) -> None:
     """Go on from here, or stand still here."""
     if session.is_playing:
         session.pause()
@@ -21,14 +21,14 @@ def toggle(session: Session) -> None:
         session.play()
 
 
-def to_start(session: Session) -> None:
+def to_start(session: Timeline) -> None:
     """To the first moment there is."""
     around = session.timeline_range_ns
     if around is not None:
         session.go_to(around[0])
 
 
-def change_speed(session: Session, steps: int) -> None:
+def change_speed(session: Timeline, steps: int) -> None:
     """To the next of `SPEEDS`, or the one before."""
     nearest = min(range(len(SPEEDS)), key=lambda index: abs(SPEEDS[index] - session.speed))
     session.set_speed(SPEEDS[max(0, min(nearest + steps, len(SPEEDS) - 1))])

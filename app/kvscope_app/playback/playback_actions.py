@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
-from kvscope_app.session.session import Session
+from kvscope_app.playback.timeline_control import Timeline
 from kvscope_app.window.actions import ActionSpec
 
 TIME: Final = "Time"
@@ -24,7 +24,7 @@ EVENT_KINDS: Final = {
 class EventJumps:
     """To the next event, or the one before, of the kind that was chosen; `tell` says where there is none."""
 
-    def __init__(self, session: Session, tell: Callable[[str], None]) -> None:
+    def __init__(self, session: Timeline, tell: Callable[[str], None]) -> None:
         self.kind = "preempted"
         self._session = session
         self._tell = tell
@@ -39,7 +39,7 @@ class EventJumps:
             self._tell(f"There are no {EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this")
 
 
-def playback_actions(session: Session, jumps: EventJumps) -> list[ActionSpec]:
+def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
     """Play, jump, step, faster and slower. What leads to the end is called by what the end is."""
     wide, narrow = f"{BACK_S:.0f} s", f"{STEP_S:.0f} s"
     end = "To the end" if session.is_file else "Go live"

@@ -17,7 +17,7 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.playback.playback import SPEEDS, speed_text, time_text, wall_text
 from kvscope_app.playback.slider_marks import ROOM_FOR_SIGNS, SliderMarks
 from kvscope_app.playback.time_slider import TimeSlider
-from kvscope_app.session.session import Session
+from kvscope_app.playback.timeline_control import Timeline
 
 _REFRESH_MS: Final = 50
 _NARROWEST: Final = 240
@@ -26,7 +26,7 @@ _NARROWEST: Final = 240
 class PlaybackBar(QFrame):
     """Follows `session`. `buttons`: to the start, a frame back, play, a frame further, to the end."""
 
-    def __init__(self, session: Session, buttons: tuple[QAction, ...]) -> None:
+    def __init__(self, session: Timeline, buttons: tuple[QAction, ...]) -> None:
         super().__init__()
         self._session = session
         self._play = next(action for action in buttons if action.objectName() == "play")

@@ -13,7 +13,7 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.playback.mark_words import mark_text
 from kvscope_app.playback.playback import wall_text
 from kvscope_app.playback.time_slider import TimeSlider
-from kvscope_app.session.session import Session
+from kvscope_app.playback.timeline_control import Timeline
 
 _NEAR_PX: Final = 5.0
 _APART_PX: Final = 2.0
@@ -25,7 +25,7 @@ ROOM_FOR_SIGNS: Final = 24
 class SliderMarks(QWidget):
     """Lies over `slider`, as large as it is."""
 
-    def __init__(self, session: Session, slider: TimeSlider) -> None:
+    def __init__(self, session: Timeline, slider: TimeSlider) -> None:
         super().__init__(slider)
         self._session, self._slider = session, slider
         self.theme: Theme = DARK

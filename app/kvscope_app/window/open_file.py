@@ -5,8 +5,9 @@ The window goes on meanwhile; where it takes long, a small dialog says how far i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QProgressDialog
@@ -14,7 +15,10 @@ from PySide6.QtWidgets import QFileDialog, QProgressDialog
 from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.window_body import WindowBody
 
-_FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
+if TYPE_CHECKING:
+    from kvscope_telemetry.recorded import Recorded
+
+FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
 _PATIENCE_MS: Final = 500
 """What takes less is not worth a dialog."""
 _STEPS: Final = 1000
@@ -22,16 +26,17 @@ _STEPS: Final = 1000
 
 def ask_file(window: WindowBody) -> None:
     """Show the dialog; it leaves the window alive."""
-    dialog = QFileDialog(window, "Open recording", filter=_FILES)
+    dialog = QFileDialog(window, "Open recording", filter=FILES)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.fileSelected.connect(lambda path: try_to_open(window, path))
     dialog.open()
 
 
-def try_to_open(window: WindowBody, path: str) -> FileOpening | None:
-    """Begin to open `path` in a window of its own; say why not when it cannot be. None where it is not offered."""
-    open_recording = window.open_recording
+def try_to_open(window: WindowBody, path: str, then: Callable[[Recorded], object] | None = None) -> FileOpening | None:
+    """Begin to open `path` in a window of its own, or for `then`; say why not when it cannot be. None where it is not
+    offered."""
+    open_recording = then or window.open_recording
     if open_recording is None:
         return None
     opening = FileOpening(path, window)

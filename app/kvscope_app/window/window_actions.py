@@ -8,6 +8,7 @@ from typing import Final
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu
 
+from kvscope_app.compare.ask import ask_other
 from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
@@ -104,6 +105,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
     recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
     end = [
         *(recording if window.open_recording else []),
+        ActionSpec("compare", "Compare with…", ENGINE, partial(ask_other, window), ("Ctrl+Shift+D",), "compare"),
         ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
         ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
     ]

@@ -55,6 +55,8 @@ class WindowBody(QMainWindow):
     actions_by_name: Actions
     settings: QSettings
     alarms: AlarmWatch
+    compare: Callable[[Recorded, Recorded], object] | None = None
+    """Opens a window on two timelines side by side."""
 
     def __init__(
         self,

@@ -104,11 +104,11 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
         num_silences=len(silences),
         silent_s=float(silences.sum()) / 1e9,
         totals=totals,
-        first_token_p50_s=_quantile(course, "first_token", 0.50, rows),
-        first_token_p95_s=_quantile(course, "first_token", 0.95, rows),
-        inter_token_p50_s=_quantile(course, "inter_token", 0.50, rows),
-        inter_token_p95_s=_quantile(course, "inter_token", 0.95, rows),
-        queued_p95_s=_quantile(course, "queued", 0.95, rows),
+        first_token_p50_s=quantile_of(course, "first_token", 0.50, rows),
+        first_token_p95_s=quantile_of(course, "first_token", 0.95, rows),
+        inter_token_p50_s=quantile_of(course, "inter_token", 0.50, rows),
+        inter_token_p95_s=quantile_of(course, "inter_token", 0.95, rows),
+        queued_p95_s=quantile_of(course, "queued", 0.95, rows),
     )
 
 
@@ -126,6 +126,27 @@ def usage_of(course: Course) -> FloatArray:
     return share
 
 
+def fragmentation_of(course: Course) -> FloatArray:
+    """Share of the free blocks that the longest free run has not, shape (n,); NaN where no block is free."""
+    free, longest = course.column("free_blocks"), course.column("longest_free_run")
+    shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
+    return np.where((free > 0) & (longest > 0), shares, np.nan)
+
+
+def quantile_of(course: Course, latency: str, share: float, rows: slice) -> float | None:
+    """Of the range, as far as the quantiles of its seconds tell: each stands for the part of its second next to it."""
+    counts = course.column(f"{latency}_count")[rows]
+    known = counts > 0
+    if not known.any():
+        return None
+    columns = [course.column(f"{latency}_{part}")[rows][known] for part in _PARTS]
+    values = np.concatenate(columns)
+    weights = np.concatenate([counts[known] * part for part in _PARTS.values()])
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
+
+
 def _pool(recording: Exported) -> Pool:
     cache = recording.info.hello.cache
     return Pool(
@@ -138,17 +159,3 @@ def _pool(recording: Exported) -> Pool:
         num_host_blocks=cache.num_host_blocks,
         num_disk_blocks=cache.num_disk_blocks,
     )
-
-
-def _quantile(course: Course, latency: str, share: float, rows: slice) -> float | None:
-    """Of the range, as far as the quantiles of its seconds tell: each stands for the part of its second next to it."""
-    counts = course.column(f"{latency}_count")[rows]
-    known = counts > 0
-    if not known.any():
-        return None
-    columns = [course.column(f"{latency}_{part}")[rows][known] for part in _PARTS]
-    values = np.concatenate(columns)
-    weights = np.concatenate([counts[known] * part for part in _PARTS.values()])
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])

@@ -25,6 +25,7 @@ class LegendEntry:
 
     name: str
     label: str
+    dashed: bool = False
 
 
 class Legend(QWidget):
@@ -94,9 +95,14 @@ class Legend(QWidget):
         if with_labels and entry.label:
             right = self._paint_text(painter, entry.label, right - 5, sans(0.92), self._theme.muted)
         swatch = QRectF(right - 5 - _SWATCH, (self.height() - _SWATCH) / 2, _SWATCH, _SWATCH)
+        color = QColor(self._colors.get(entry.name, self._theme.muted))
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(QColor(self._colors.get(entry.name, self._theme.muted)))
-        painter.drawRoundedRect(swatch, 2, 2)
+        if entry.dashed:
+            for dash in _dashes(swatch):
+                painter.fillRect(dash, color)
+        else:
+            painter.setBrush(color)
+            painter.drawRoundedRect(swatch, 2, 2)
         return swatch.left()
 
     def _paint_text(self, painter: QPainter, text: str, right: float, font: QFont, color: str) -> float:
@@ -113,6 +119,12 @@ class Legend(QWidget):
             total += _GAP + _SWATCH + 5 + values.horizontalAdvance(self._values.get(entry.name, ""))
             total += 5 + labels.horizontalAdvance(entry.label) if with_labels and entry.label else 0
         return total
+
+
+def _dashes(swatch: QRectF) -> tuple[QRectF, QRectF]:
+    """Two dashes of a line."""
+    dash = QRectF(swatch.left() - 3, swatch.center().y() - 1, 5, 2)
+    return dash, dash.translated(7, 0)
 
 
 def _value_font() -> QFont:

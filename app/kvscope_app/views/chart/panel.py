@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyqtgraph as pg  # type: ignore[import-untyped]
@@ -34,6 +35,7 @@ class CurveSpec:
     label: str
     color: str | int
     filled: bool = False
+    dashed: bool = False
 
     def color_of(self, theme: Theme) -> str:
         """`#rrggbb`."""
@@ -55,6 +57,8 @@ class ChartPanel(QWidget):
     """x under the mouse in seconds, None when it left."""
     range_dragged = Signal(float, float)
     """The person moved or zoomed the time shown."""
+    clicked = Signal(float)
+    """x where the person clicked, in seconds."""
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class ChartPanel(QWidget):
         *,
         top: float | None = None,
         join_gap_s: float = 0.0,
+        time_axis: TimeAxis | None = None,
     ) -> None:
         super().__init__()
         self.title = title
@@ -72,8 +77,8 @@ class ChartPanel(QWidget):
         self._fixed_top = top
         self._join_gap_s = join_gap_s
         self._top = 0.0
-        self.legend = Legend(title, [LegendEntry(curve.name, curve.label) for curve in self.curves])
-        self._time_axis = TimeAxis()
+        self.legend = Legend(title, [LegendEntry(c.name, c.label, c.dashed) for c in self.curves])
+        self._time_axis = time_axis or TimeAxis()
         axes = {"left": ValueAxis(axis_text), "bottom": self._time_axis}
         self.plot = Plot(axisItems=axes, enableMenu=False)
         self._dots: dict[str, pg.ScatterPlotItem] = {}
@@ -176,7 +181,8 @@ class ChartPanel(QWidget):
             color_axis(self.plot.getAxis(name), theme)
         for curve in self.curves:
             color = curve.color_of(theme)
-            self._items[curve.name].setPen(pg.mkPen(color, width=1))
+            style = Qt.PenStyle.DashLine if curve.dashed else Qt.PenStyle.SolidLine
+            self._items[curve.name].setPen(pg.mkPen(color, width=1, style=style))
             self._dots[curve.name].setBrush(pg.mkBrush(color))
             if curve.filled:
                 self._items[curve.name].setBrush(pg.mkBrush(mix(theme.base, color, 0.45)))
@@ -212,6 +218,7 @@ class ChartPanel(QWidget):
         plot.addItem(self._cursor, ignoreBounds=True)
         self._cursor.hide()
         plot.scene().sigMouseMoved.connect(self._on_mouse_moved)
+        plot.scene().sigMouseClicked.connect(self._on_clicked)
         plot.getViewBox().sigRangeChangedManually.connect(self._on_dragged)
 
     def leaveEvent(self, event: object) -> None:
@@ -221,6 +228,11 @@ class ChartPanel(QWidget):
         view = self.plot.getViewBox()
         inside = view.sceneBoundingRect().contains(position)
         self.hovered.emit(float(view.mapSceneToView(position).x()) if inside else None)
+
+    def _on_clicked(self, event: Any) -> None:
+        view = self.plot.getViewBox()
+        if event.button() is Qt.MouseButton.LeftButton and view.sceneBoundingRect().contains(event.scenePos()):
+            self.clicked.emit(float(view.mapSceneToView(event.scenePos()).x()))
 
     def _on_dragged(self, _axes: object) -> None:
         (first, last), _ = self.plot.viewRange()

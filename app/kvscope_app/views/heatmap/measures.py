@@ -19,13 +19,6 @@ NO_RUNS: Final = 2
 MOST_LEVEL: Final = 12
 
 
-def external(course: Course) -> FloatArray:
-    """Share of the free blocks that the longest free run has not, shape (n,); NaN where no block is free."""
-    free, longest = course.column("free_blocks"), course.column("longest_free_run")
-    shares = 1 - np.minimum(longest / np.maximum(free, 1), 1)
-    return np.where((free > 0) & (longest > 0), shares, np.nan)
-
-
 def internal(course: Course, pools: Pools) -> FloatArray:
     """Share of the slots of held blocks that hold no token, shape (n,); NaN where none is held, or where it is not
     known how many slots a block has."""

@@ -23,7 +23,7 @@ from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
 from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, external, internal, num_sizes, run_keys
+from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, internal, num_sizes, run_keys
 from kvscope_app.views.heatmap.on_time import on_time
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
@@ -33,6 +33,7 @@ from kvscope_app.views.heatmap.words import cell_words, runs_words
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.places import section_sizes, tier_title
+from kvscope_telemetry.exports.digest import fragmentation_of
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -170,7 +171,7 @@ class HeatmapView(View):
         if version == self._strip_version:
             return
         self._strip_version = version
-        self._external.show_values(course.time_ns, external(course))
+        self._external.show_values(course.time_ns, fragmentation_of(course))
         self._longest.show_values(course.time_ns, course.column("longest_free_run"))
         self._number.show_values(course.time_ns, course.column("num_free_runs"))
         self._internal.show_values(course.time_ns, internal(course, self.pools))

@@ -8,10 +8,11 @@ import pytest
 
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS, highest, spread
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.measures import NO_RUNS, external, internal, num_sizes, run_keys, size_text
+from kvscope_app.views.heatmap.measures import NO_RUNS, internal, num_sizes, run_keys, size_text
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.heatmap.time_scale import FIRST_COLUMN_NS, TimeScale
+from kvscope_telemetry.exports.digest import fragmentation_of
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.summaries.address_bins import bin_edges
@@ -163,7 +164,7 @@ def test_measures_of_a_pool(course, second, begin_ns):
     pools = Pools()
     assert np.isnan(internal(course, pools)).all(), "nobody told how many slots a block has"
     pools.note(7, CacheInfo(num_blocks=64, block_size=16))
-    np.testing.assert_allclose(external(course), [1 - 1 / 32, np.nan, 0])
+    np.testing.assert_allclose(fragmentation_of(course), [1 - 1 / 32, np.nan, 0])
     np.testing.assert_allclose(internal(course, pools), [0.75, 1 - 32 * 4 / (64 * 16), np.nan])
     keys = run_keys(course, np.arange(3), num_sizes(64))
     assert keys.shape == (3, 7)

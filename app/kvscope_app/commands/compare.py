@@ -1,0 +1,96 @@
+"""`kvscope compare`: two recordings in a window, or their key figures without one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvscope_app.command_line import Options
+from kvscope_app.commands.progress import Progress
+from kvscope_app.commands.values import moment
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.exports.comparison.comparison import Comparison, Run
+
+
+def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "compare",
+        help="two recordings side by side",
+        description="Two recordings side by side in a window: their page maps under one cursor, their curves, and a"
+        " table of key figures. Without a display the table alone. Each difference is set beside the runs' own spread:"
+        " a run is cut into 5 windows, and from how much these vary follows what two runs of the same differ by in 19"
+        " of 20 cases.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("a", metavar="A.mcap", type=Path, help="a recording")
+    parser.add_argument("b", metavar="B.mcap", type=Path, help="another one")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--table", action="store_true", help="print the table of key figures; needs no display")
+    how.add_argument("--json", action="store_true", help="print one JSON object; units are in the names")
+    how.add_argument("--csv", metavar="FILE.csv", type=Path, help="write the table to a file; nothing is overwritten")
+    parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="figures from S seconds of each on")
+    parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="figures until S seconds of each")
+    parser.add_argument("--theme", choices=("auto", "dark", "light"), help="of the window (default: as last time)")
+    parser.set_defaults(run=compare)
+    return parser
+
+
+def compare(args: argparse.Namespace) -> int | Options:
+    """Print the table, or write it; without either what is to be opened is given back."""
+    if not (args.table or args.json or args.csv):
+        return _for_the_window(args)
+    from kvscope_app.compare.words import as_text
+
+    comparison = _compared(args)
+    if args.json:
+        print(_as_json(args, comparison))
+    elif args.csv:
+        _write(args.csv, comparison)
+        print(f"{args.csv}: {len(comparison.rows)} figures")
+    else:
+        print(as_text(comparison, (str(args.a), str(args.b))))
+    return 0
+
+
+def _compared(args: argparse.Namespace) -> Comparison:
+    from kvscope_telemetry.exports.comparison.comparison import compare
+
+    return compare(_run(args.a, args), _run(args.b, args))
+
+
+def _run(path: Path, args: argparse.Namespace) -> Run:
+    from kvscope_telemetry.exports.comparison.comparison import Run
+    from kvscope_telemetry.exports.span import span_of
+    from kvscope_telemetry.recordings.overview import read_course
+    from kvscope_telemetry.recordings.reader import Recording
+
+    with Progress(f"reading {path.name}") as progress:
+        recording = Recording.open(path)
+        span = span_of(recording, args.from_s, args.until_s)
+        return Run(recording, read_course(recording, progress.watch), span)
+
+
+def _as_json(args: argparse.Namespace, comparison: Comparison) -> str:
+    import msgspec
+
+    told = {"a_file": str(args.a), "b_file": str(args.b), **msgspec.to_builtins(comparison)}
+    return msgspec.json.encode(told).decode()
+
+
+def _write(path: Path, comparison: Comparison) -> None:
+    from kvscope_telemetry.exports.comparison.table import write_comparison_csv
+    from kvscope_telemetry.exports.new_file import new_file
+
+    with new_file(path) as file:
+        write_comparison_csv(comparison, file)
+
+
+def _for_the_window(args: argparse.Namespace) -> Options:
+    if args.from_s is not None or args.until_s is not None:
+        raise BadInput("--from and --until go with --table, --json or --csv: in the window a range is chosen by hand")
+    debug = bool(getattr(args, "debug", False))
+    return Options(theme=args.theme, debug=debug, recordings=(str(args.a), str(args.b)), compares=True)

@@ -1,0 +1,72 @@
+"""By what moments the two timelines are laid side by side, in a list. Owns the list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QComboBox
+
+from kvscope_app.compare.pair import Pair
+from kvscope_app.session.session import Session
+from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment, moments, shared
+
+STARTS: Final = "Starts together"
+CLOCK: Final = "By the clock"
+CHOSEN: Final = "Moments I chose"
+
+_Way = tuple[Alignment, int | None]
+Bookmarks = Callable[[Session], Iterable[Moment]]
+"""The bookmarks of a timeline: they join the moments that both runs have."""
+
+
+def no_bookmarks(session: Session) -> Iterable[Moment]:
+    """Where nobody keeps any."""
+    return ()
+
+
+class AlignBox(QComboBox):
+    """Starts, the clock where they share some time, and moments that both have: the first preemption of each, …"""
+
+    chosen = Signal(object, object)
+    """The `Alignment`, and the moment of A to go to: None to stay."""
+
+    def __init__(self, pair: Pair, bookmarks: Bookmarks = no_bookmarks) -> None:
+        super().__init__()
+        self._pair, self._bookmarks = pair, bookmarks
+        self._ways: dict[str, _Way | None] = {}
+        self.setAccessibleName("Align by")
+        self.setToolTip("Which moments of the two runs lie side by side")
+        self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
+        self.refresh()
+        self.textActivated.connect(self._on_activated)
+
+    def refresh(self) -> None:
+        """The courses may have grown."""
+        ways = self._find()
+        if list(ways) != list(self._ways):
+            current = self.currentText() or STARTS
+            self.clear()
+            self.addItems(list(ways))
+            self.setCurrentText(current if current in ways else CHOSEN)
+        self._ways = ways
+
+    def show_chosen(self) -> None:
+        """The person laid them side by side by hand."""
+        self.setCurrentText(CHOSEN)
+
+    def _find(self) -> dict[str, _Way | None]:
+        pair = self._pair
+        ways: dict[str, _Way | None] = {STARTS: (pair.by_starts(), None)}
+        if pair.have_one_clock:
+            ways[CLOCK] = (Alignment(), None)
+        named = [moments(session.course, self._bookmarks(session)) for session in (pair.a, pair.b)]
+        for moment, alignment in shared(*named):
+            ways[moment.name[:1].upper() + moment.name[1:]] = (alignment, moment.time_ns)
+        ways[CHOSEN] = None
+        return ways
+
+    def _on_activated(self, name: str) -> None:
+        way = self._ways.get(name)
+        self.chosen.emit(*((self._pair.alignment, None) if way is None else way))

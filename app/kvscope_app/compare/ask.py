@@ -1,0 +1,67 @@
+"""Asks for what a window's timeline is compared with, and opens both. The window goes on meanwhile."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, cast
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFileDialog
+
+from kvscope_app.recording.recording_actions import Task
+from kvscope_app.session.background import Background
+from kvscope_app.session.session import Session
+from kvscope_app.window.open_file import FILES, try_to_open
+from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.effort import Watch
+
+_NOTICE_MS: Final = 6000
+
+
+def ask_other(window: WindowBody) -> None:
+    """Show the dialog; it leaves the window alive."""
+    if not has_past(window.session):
+        window.statusBar().showMessage("Nothing is kept of this session yet that could be compared", _NOTICE_MS)
+        return
+    dialog = QFileDialog(window, "Compare with a recording", filter=FILES)
+    dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.fileSelected.connect(partial(compare_with, window))
+    dialog.open()
+
+
+def has_past(session: Session) -> bool:
+    """Whether there is a timeline to compare."""
+    return session.timeline_range_ns is not None
+
+
+def compare_with(window: WindowBody, path: str) -> None:
+    """Open `path` as B, then the window's own timeline, once more, as A."""
+    try_to_open(window, path, partial(_open_own, window))
+
+
+def _open_own(window: WindowBody, other: Recorded) -> None:
+    work = _own(window.session)
+
+    def done() -> None:
+        if work.made is not None and window.compare is not None:
+            window.compare(work.made, other)
+        elif work.failure:
+            window.banner.tell("These cannot be compared", work.failure)
+
+    Task(window, work, "Opening the timeline", done)
+
+
+def _own(session: Session) -> Background[Recorded]:
+    """A handle of its own on what the session is of: one thread reads each."""
+    if session.kept is not None:
+        return cast("Background[Recorded]", session.kept.open_tape())
+    assert session.player is not None, "a session without a past"
+    recording = session.player.recording
+
+    def work(watch: Watch) -> Recorded:
+        opened: Recorded = type(recording).open(recording.path, watch=watch)  # type: ignore[attr-defined]
+        return opened
+
+    return Background(work, "kvscope-compare")

@@ -1,0 +1,134 @@
+"""What can be done in a window of two timelines, beside playing: copy, export, colours, and the window itself."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QApplication, QFileDialog
+
+from kvscope_app.compare.compare_body import CompareBody
+from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.sheets.command_palette import CommandPalette
+from kvscope_app.window.sheets.help_sheets import shortcut_sheet
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.exports.comparison.table import write_comparison_csv
+from kvscope_telemetry.exports.new_file import new_file
+
+COMPARISON: Final = "Comparison"
+VIEW: Final = "View"
+EVENTS: Final = "Which events"
+HELP: Final = "Help"
+_NOTICE_MS: Final = 8000
+
+
+def add_compare_actions(window: CompareBody, actions: Actions) -> None:
+    """All of them, and the menus they are in."""
+    jumps = EventJumps(window.pair, lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
+    time = (*playback_actions(window.pair, jumps), *event_kind_actions(jumps, EVENTS))
+    for spec in (*_comparison(window), *time, *_view(window), *_help(window, actions)):
+        actions.add(spec)
+    actions["events_preempted"].setChecked(True)
+    actions[f"color_{window.sides[0].map.mode}"].setChecked(True)
+    _build_menus(window, actions)
+
+
+def export_table(window: CompareBody, path: str) -> None:
+    """Write the table to `path`, which must be new."""
+    comparison = window.figures.comparison
+    if comparison is None:
+        return
+    target = Path(path if path.endswith(".csv") else f"{path}.csv")
+    try:
+        with new_file(target) as file:
+            write_comparison_csv(comparison, file)
+    except KvscopeError as error:
+        window.banner.tell("The table is not exported", str(error))
+        return
+    window.statusBar().showMessage(f"Exported to {target}", _NOTICE_MS)
+
+
+def _comparison(window: CompareBody) -> list[ActionSpec]:
+    return [
+        ActionSpec("copy", "Copy the table", COMPARISON, partial(_copy, window), ("Ctrl+C",)),
+        ActionSpec("export_table", "Export the table…", COMPARISON, partial(_ask_path, window), ("Ctrl+E",)),
+        ActionSpec("close", "Close window", COMPARISON, window.close, ("Ctrl+W",)),
+        ActionSpec("quit", "Quit", COMPARISON, QApplication.closeAllWindows, ("Ctrl+Q",)),
+    ]
+
+
+def _view(window: CompareBody) -> list[ActionSpec]:
+    modes = [
+        ActionSpec(
+            f"color_{mode}",
+            f"Colour by {mode}",
+            VIEW,
+            partial(window.set_mode, mode),
+            (str(index),),
+            checkable=True,
+            exclusive="color",
+        )
+        for index, mode in enumerate(ColorMode, start=1)
+    ]
+    return [
+        *modes,
+        ActionSpec("zoom_in", "Zoom in", VIEW, partial(window.zoom, "in"), ("+", "="), "zoom-in"),
+        ActionSpec("zoom_out", "Zoom out", VIEW, partial(window.zoom, "out"), ("-",), "zoom-out"),
+        ActionSpec("fit", "Show all blocks", VIEW, partial(window.zoom, "all"), ("F", "Ctrl+0"), "fit"),
+        ActionSpec("whole_time", "Show the whole time", VIEW, window.curves.show_all, ("W",)),
+        ActionSpec("theme_toggle", "Dark or light", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
+    ]
+
+
+def _help(window: CompareBody, actions: Actions) -> list[ActionSpec]:
+    def entries() -> list[tuple[str, QAction]]:
+        return [(spec.group, actions[spec.name]) for spec in actions]
+
+    return [
+        ActionSpec(
+            "palette",
+            "Command palette…",
+            HELP,
+            lambda: CommandPalette(window).open_with(entries()),
+            ("Ctrl+Shift+P",),
+            "palette",
+        ),
+        ActionSpec(
+            "shortcuts",
+            "Keyboard shortcuts",
+            HELP,
+            lambda: shortcut_sheet(window, entries()).show(),
+            ("F1", "?"),
+            "keyboard",
+        ),
+    ]
+
+
+def _build_menus(window: CompareBody, actions: Actions) -> None:
+    bar = window.menuBar()
+    for title, group in (("&Comparison", COMPARISON), ("&Time", TIME), ("&View", VIEW), ("&Help", HELP)):
+        menu = bar.addMenu(title)
+        menu.addActions([actions[spec.name] for spec in actions.in_group(group)])
+        if group == TIME:
+            menu.addMenu(EVENTS).addActions([actions[spec.name] for spec in actions.in_group(EVENTS)])
+
+
+def _copy(window: CompareBody) -> None:
+    window.figures.copy()
+    window.statusBar().showMessage("The table is copied", _NOTICE_MS)
+
+
+def _ask_path(window: CompareBody) -> None:
+    dialog = QFileDialog(window, "Export the table", filter="CSV (*.csv)")
+    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+    dialog.setOption(QFileDialog.Option.DontConfirmOverwrite)  # nothing is ever overwritten
+    dialog.setDefaultSuffix("csv")
+    dialog.selectFile("comparison.csv")
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.fileSelected.connect(partial(export_table, window))
+    dialog.open()

@@ -1,0 +1,97 @@
+"""What a window of two timelines is made of, as those see it that act on it: its sessions, its parts, where they are.
+
+Owns both sessions and the parts. Knows no actions, and nobody who acts on it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMainWindow, QSplitter, QVBoxLayout, QWidget
+
+from kvscope_app.compare.align_bar import AlignBox, Bookmarks
+from kvscope_app.compare.curves_view import SIDES, CurvesView
+from kvscope_app.compare.figures_view import FiguresView
+from kvscope_app.compare.pair import Pair
+from kvscope_app.compare.side_view import SideView
+from kvscope_app.look.makers import label
+from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.session.session import Session
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.window.banner import Banner
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recorded import Recorded
+
+
+class CompareBody(QMainWindow):
+    """Two page maps over a bar; below it the curves and the table."""
+
+    def __init__(
+        self, a: Recorded, b: Recorded, names: tuple[str, str], themes: ThemeKeeper, bookmarks: Bookmarks
+    ) -> None:
+        super().__init__()
+        self.themes = themes
+        self.setWindowTitle(f"{names[0]} | {names[1]} – kvscope")
+        self.sessions = [Session(PlaybackSource(each, is_playing=False), self) for each in (a, b)]
+        self.pair = Pair(self.sessions[0], self.sessions[1], self)
+        self.sides = [SideView(*each) for each in zip(self.sessions, names, SIDES, strict=True)]
+        self.curves = CurvesView(self.pair)
+        self.figures = FiguresView()
+        self.align = AlignBox(self.pair, bookmarks)
+        self.banner = Banner(self)
+        self.statusBar()  # now, or the first message would move everything
+
+    def set_mode(self, mode: ColorMode) -> None:
+        """Let colours mean the same in both maps."""
+        for side in self.sides:
+            if side.map.mode != mode:
+                side.map.set_mode(mode)
+
+    def zoom(self, how: Literal["in", "out", "all"]) -> None:
+        """Both maps."""
+        for side in self.sides:
+            {"in": side.map.zoom_in, "out": side.map.zoom_out, "all": side.map.fit_all}[how]()
+
+    def lay_out(self, bar: QWidget) -> None:
+        """Everything in its place, `bar` under the maps."""
+        body = QSplitter(Qt.Orientation.Vertical)
+        body.addWidget(self._maps(bar))
+        body.addWidget(self._below())
+        body.setSizes([500, 500])
+        body.setChildrenCollapsible(False)
+        self.setCentralWidget(body)
+
+    def _maps(self, bar: QWidget) -> QWidget:
+        maps = QSplitter(Qt.Orientation.Horizontal)
+        for side in self.sides:
+            maps.addWidget(side)
+        row = QHBoxLayout()
+        row.setSpacing(0)
+        row.addWidget(bar, 1)
+        row.addWidget(self._align_frame())
+        made = QWidget()
+        column = QVBoxLayout(made)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(self.banner)
+        column.addWidget(maps, 1)
+        column.addLayout(row)
+        return made
+
+    def _below(self) -> QSplitter:
+        below = QSplitter(Qt.Orientation.Horizontal)
+        below.addWidget(self.curves)
+        below.addWidget(self.figures)
+        below.setSizes([460, 540])
+        return below
+
+    def _align_frame(self) -> QFrame:
+        """Looks as a part of the bar."""
+        frame = QFrame()
+        frame.setProperty("look", "playback")
+        row = QHBoxLayout(frame)
+        row.setContentsMargins(6, 4, 12, 4)
+        row.addWidget(label("Align by", "muted"))
+        row.addWidget(self.align)
+        return frame

@@ -1,0 +1,172 @@
+"""A window of two timelines: two page maps over one bar, their curves, and the table of their key figures.
+
+Owns what is wired between its parts, and which runs the figures are of. Knows nothing of where the recordings come
+from: that of a live engine is its ring, and grows.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtGui import QCloseEvent, QShowEvent
+
+from kvscope_app.compare.align_bar import Bookmarks, no_bookmarks
+from kvscope_app.compare.compare_actions import add_compare_actions
+from kvscope_app.compare.compare_body import CompareBody
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.playback.playback_bar import PlaybackBar
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.window import layout
+from kvscope_app.window.actions import Actions
+from kvscope_app.window.refresher import Refresher
+from kvscope_telemetry.exports.comparison.alignment import Alignment
+from kvscope_telemetry.exports.comparison.comparison import Run, compare
+from kvscope_telemetry.exports.span import Span
+from kvscope_telemetry.recorded import Recorded
+
+_TOGETHER_MS: Final = 400
+"""Courses that grow are looked at so often at most,"""
+_SHARE_OF_TIME: Final = 20
+"""and so that it takes one part in so many of the time: hours cost 50 ms a run."""
+_WORDS_EVERY_MS: Final = 100
+_BUTTONS: Final = ("to_start", "frame_back", "play", "frame_forward", "to_end")
+
+
+class CompareWindow(CompareBody):
+    """Takes both recordings for its own. `names`: what each is called."""
+
+    closing = Signal(object)
+    """The window itself, for the last time."""
+
+    def __init__(
+        self,
+        a: Recorded,
+        b: Recorded,
+        names: tuple[str, str],
+        themes: ThemeKeeper,
+        bookmarks: Bookmarks = no_bookmarks,
+    ) -> None:
+        super().__init__(a, b, names, themes, bookmarks)
+        self.actions_by_name = Actions(self)
+        add_compare_actions(self, self.actions_by_name)
+        self.bar = PlaybackBar(self.pair, tuple(self.actions_by_name[name] for name in _BUTTONS))
+        self._refreshers = [Refresher(session, self) for session in self.sessions]
+        self._soon = QTimer(self, singleShot=True, interval=_TOGETHER_MS)
+        self._words = QTimer(self, singleShot=True, interval=_WORDS_EVERY_MS)
+        self.lay_out(self.bar)
+        self._connect()
+        self._apply_theme(themes.theme)
+        layout.default_size(self)
+        for session in self.sessions:
+            session.start()
+
+    def set_mode(self, mode: ColorMode) -> None:
+        super().set_mode(mode)
+        self.actions_by_name[f"color_{mode}"].setChecked(True)
+
+    def refresh_course(self) -> None:
+        """Curves and figures of what is known by now."""
+        begun_ns = time.monotonic_ns()
+        self.align.refresh()
+        self.curves.refresh()
+        self.refresh_figures()
+        took_ms = (time.monotonic_ns() - begun_ns) // 1_000_000
+        self._soon.setInterval(max(_TOGETHER_MS, _SHARE_OF_TIME * took_ms))
+
+    def refresh_figures(self) -> None:
+        """Of all, or of the time shown."""
+        runs = self._runs()
+        if runs is not None:
+            self.figures.show_comparison(compare(*runs))
+
+    # Qt's side
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.sides[0].map.canvas.setFocus()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        self.pair.pause()
+        for refresher, side in zip(self._refreshers, self.sides, strict=True):
+            refresher.remove(side.map)
+            side.map.shut_down()
+        for session in self.sessions:
+            session.close()
+        self.closing.emit(self)
+        super().closeEvent(event)
+
+    # private
+
+    def _runs(self) -> tuple[Run, Run] | None:
+        """What the figures are of; None while a course is not read, and where a run has nothing in the time shown."""
+        shown_ns = self.curves.shown_ns if self.figures.of_shown else None
+        runs = []
+        for side in self.pair.sides:
+            player = side.session.player
+            if player is None or not len(side.session.course):
+                return None
+            first, last = side.range_ns
+            if shown_ns is not None:
+                first, last = max(first, shown_ns[0]), min(last, shown_ns[1])
+            if last <= first:
+                return None
+            span = Span(player.recording.start_ns, first + side.offset_ns, last + side.offset_ns)
+            runs.append(Run(player.recording, side.session.course, span))
+        return runs[0], runs[1]
+
+    def _on_moment(self, place: int, seconds: float) -> None:
+        """A person laid another moment of one run beside what the other shows."""
+        around = self.sessions[place].timeline_range_ns
+        if around is None:
+            return
+        a_ns, b_ns = (session.cursor_ns for session in self.sessions)
+        chosen_ns = around[0] + round(seconds * 1e9)
+        a_ns, b_ns = (chosen_ns, b_ns) if place == 0 else (a_ns, chosen_ns)
+        self.pair.align(Alignment.of(a_ns, b_ns), a_ns)
+        self.align.show_chosen()
+
+    def _show_words(self) -> None:
+        for view, side in zip(self.sides, self.pair.sides, strict=True):
+            view.show_at(side, self.pair.cursor_ns)
+
+    def _on_cursor(self) -> None:
+        if not self._words.isActive():
+            self._words.start()
+
+    def _on_course(self) -> None:
+        if not self._soon.isActive():
+            self._soon.start()
+
+    def _on_shown(self) -> None:
+        if self.figures.of_shown:
+            self.refresh_figures()
+
+    def _connect(self) -> None:
+        parts = zip(self.sessions, self.sides, self._refreshers, strict=True)
+        for place, (session, side, refresher) in enumerate(parts):
+            refresher.add(side.map)
+            session.course_changed.connect(self._on_course)
+            side.map.mode_changed.connect(self.set_mode)
+            side.moment_chosen.connect(partial(self._on_moment, place))
+        self.pair.cursor_changed.connect(self._on_cursor)
+        self.pair.status_changed.connect(self._on_cursor)  # a recording that is read, or written, is told of
+        self.pair.aligned.connect(self._on_course)
+        self.align.chosen.connect(self.pair.align)
+        self.curves.shown_changed.connect(self._on_shown)
+        self.figures.range_chosen.connect(self.refresh_figures)
+        self._soon.timeout.connect(self.refresh_course)
+        self._words.timeout.connect(self._show_words)
+        self.themes.changed.connect(self._apply_theme)
+
+    def _apply_theme(self, theme: Theme) -> None:
+        self.actions_by_name.apply_theme(theme)
+        for side in self.sides:
+            side.apply_theme(theme)
+        for part in (self.curves, self.figures, self.bar, self.banner):
+            part.apply_theme(theme)
+        for refresher in self._refreshers:
+            refresher.touch_all()

@@ -1,0 +1,148 @@
+"""The curves of both runs, one above the other: A solid, B dashed. One time for all panels, and one cursor.
+
+Owns which time is shown. A click goes there; a drag and the wheel with Ctrl change the time shown.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QVBoxLayout, QWidget
+
+from kvscope_app.compare.elapsed_axis import ElapsedAxis
+from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
+from kvscope_app.compare.pair import Pair
+from kvscope_app.look.theme import Theme
+from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
+
+SIDES: Final = (CurveSpec("A", "A", 0), CurveSpec("B", "B", 1, dashed=True))
+"""How the two are told apart, everywhere in the window."""
+_PANEL_MIN_WIDTH: Final = 300
+_TOO_LITTLE_S: Final = 1e-3
+
+
+class CurvesView(QWidget):
+    """Six panels, as many side by side as there is room for."""
+
+    shown_changed = Signal()
+    """Another time is shown."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__()
+        self._pair = pair
+        self.setAccessibleName("Curves of both runs")
+        self.panels = {spec.key: _panel(spec) for spec in PANELS}
+        self._curves: dict[str, tuple[Curve, Curve]] = {}
+        self._shown_s: tuple[float, float] | None = None
+        self._hover_s: float | None = None
+        self._num_columns = 0
+        self._lay_out()
+        for panel in self.panels.values():
+            panel.hovered.connect(self._on_hover)
+            panel.range_dragged.connect(self.show_time)
+            panel.clicked.connect(lambda x: pair.go_to(pair.origin_ns + round(x * 1e9)))
+        pair.cursor_changed.connect(self.show_cursor)
+        pair.aligned.connect(self.show_all)
+
+    @property
+    def shown_ns(self) -> tuple[int, int] | None:
+        """The time shown, by A's clock; None where it is all of it."""
+        if self._shown_s is None:
+            return None
+        origin_ns = self._pair.origin_ns
+        return origin_ns + round(self._shown_s[0] * 1e9), origin_ns + round(self._shown_s[1] * 1e9)
+
+    def show_time(self, first_s: float, last_s: float) -> None:
+        """Show from `first_s` to `last_s` of the pair's timeline."""
+        first_s, last_s = max(first_s, 0.0), min(last_s, self._length_s)
+        if last_s - first_s > _TOO_LITTLE_S:
+            self._shown_s = (first_s, last_s)
+        self.refresh()
+        self.shown_changed.emit()
+
+    def show_all(self) -> None:
+        """Show the whole of both."""
+        self._shown_s = None
+        self.refresh()
+        self.shown_changed.emit()
+
+    def refresh(self) -> None:
+        """Draw what is known by now."""
+        first_s, last_s = self._shown_s or (0.0, max(self._length_s, 1.0))
+        zero_ns = self._pair.origin_ns
+        shown_ns = (zero_ns + round(first_s * 1e9), zero_ns + round(last_s * 1e9))
+        for spec in PANELS:
+            panel, highest = self.panels[spec.key], 0.0
+            panel.show_time(first_s, last_s, None)
+            curves = []
+            for look, side in zip(SIDES, self._pair.sides, strict=True):
+                offset_ns = side.offset_ns
+                own_ns = (shown_ns[0] + offset_ns, shown_ns[1] + offset_ns)
+                curve = curve_of(spec, side.session.course, zero_ns + offset_ns, own_ns)
+                highest = max(highest, panel.show_curve(look.name, curve.seconds, curve.values, 0))
+                curves.append(curve)
+            panel.fit(highest)
+            self._curves[spec.key] = (curves[0], curves[1])
+        self.show_cursor()
+
+    def show_cursor(self) -> None:
+        """The line where the pair is, and the values there, or under the mouse."""
+        at_s = self._hover_s
+        if at_s is None:
+            at_s = (self._pair.cursor_ns - self._pair.origin_ns) / 1e9
+        for spec in PANELS:
+            panel = self.panels[spec.key]
+            panel.show_cursor(at_s)
+            if spec.key in self._curves:
+                a, b = self._curves[spec.key]
+                panel.legend.set_values({"A": spec.text(a.at(at_s)), "B": spec.text(b.at(at_s))})
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        for panel in self.panels.values():
+            panel.apply_theme(theme)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        columns = max(1, min(3, self.width() // _PANEL_MIN_WIDTH))
+        if columns != self._num_columns:
+            self._num_columns = columns
+            self._reflow()
+
+    @property
+    def _length_s(self) -> float:
+        first_ns, last_ns = self._pair.timeline_range_ns
+        return (last_ns - first_ns) / 1e9
+
+    def _on_hover(self, x: float | None) -> None:
+        self._hover_s = x
+        self.show_cursor()
+
+    def _reflow(self) -> None:
+        for index, panel in enumerate(self.panels.values()):
+            self._grid.removeWidget(panel)
+            self._grid.addWidget(panel, index // self._num_columns, index % self._num_columns)
+            panel.show_time_labels(index >= len(self.panels) - self._num_columns)
+
+    def _lay_out(self) -> None:
+        body, scroll = QWidget(), QScrollArea()
+        self._grid = QGridLayout(body)
+        self._grid.setContentsMargins(4, 4, 8, 6)
+        self._grid.setHorizontalSpacing(10)
+        self._grid.setVerticalSpacing(6)
+        for panel in self.panels.values():
+            panel.setParent(body)
+            panel.plot.area = scroll
+        scroll.setWidget(body)
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(scroll)
+
+
+def _panel(spec: Overlaid) -> ChartPanel:
+    return ChartPanel(spec.title, SIDES, spec.axis_text, top=spec.top, join_gap_s=2.5, time_axis=ElapsedAxis())

@@ -1,0 +1,177 @@
+"""The table of key figures: A, B, the difference, and what it is beside the runs' own spread. Copied and exported.
+
+Owns of which time the figures are: of all, or of what the curves show.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, Qt, Signal
+from PySide6.QtGui import QBrush, QFont, QGuiApplication
+from PySide6.QtWidgets import QAbstractItemView, QHBoxLayout, QHeaderView, QTableView, QVBoxLayout, QWidget
+
+from kvscope_app.compare.words import HEADINGS, as_tsv, cells, explained, unlike_text
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.makers import label
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_telemetry.exports.comparison.comparison import Comparison, Row
+from kvscope_telemetry.exports.comparison.spread import Verdict
+
+_LABEL, _A, _B, _DIFFERENCE, _VERDICT = range(len(HEADINGS))
+_Index = QModelIndex | QPersistentModelIndex
+_ROW_PAD: Final = 6
+_ABOUT: Final = (
+    "Each run is cut into 5 windows of equal length. From how much a figure varies among them follows how near two runs"
+    " of the same are in 19 of 20 cases. Of 20 figures one may be called larger by chance."
+)
+
+
+class FiguresModel(QAbstractTableModel):
+    """The rows of a comparison."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.rows: tuple[Row, ...] = ()
+        self._cells: list[tuple[str, ...]] = []
+        self._theme = DARK
+
+    def show(self, rows: tuple[Row, ...]) -> None:
+        """Show these; while they are as many the view keeps its place."""
+        if len(rows) != len(self.rows):
+            self.beginResetModel()
+            self.rows, self._cells = rows, [cells(row) for row in rows]
+            self.endResetModel()
+        else:
+            self.rows, self._cells = rows, [cells(row) for row in rows]
+            self.dataChanged.emit(self.index(0, 0), self.index(len(rows) - 1, len(HEADINGS) - 1))
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._theme = theme
+        self.layoutChanged.emit()
+
+    def rowCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: _Index = QModelIndex()) -> int:  # noqa: B008
+        return len(HEADINGS)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation is not Qt.Orientation.Horizontal:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return HEADINGS[section]
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _alignment(section)
+        if role == Qt.ItemDataRole.ToolTipRole and section == _VERDICT:
+            return plain_tip(_ABOUT)
+        return None
+
+    def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if not index.isValid():
+            return None
+        row, column = self.rows[index.row()], index.column()
+        if role == Qt.ItemDataRole.DisplayRole:
+            return self._cells[index.row()][column]
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _alignment(column)
+        if role == Qt.ItemDataRole.ForegroundRole:
+            return QBrush(self._theme.color(self._color(row, column)))
+        if role == Qt.ItemDataRole.FontRole and column in (_DIFFERENCE, _VERDICT) and row.verdict is Verdict.LARGER:
+            return sans(1.0, QFont.Weight.DemiBold)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return plain_tip(explained(row))
+        return None
+
+    def _color(self, row: Row, column: int) -> str:
+        if column in (_DIFFERENCE, _VERDICT):
+            return "text" if row.verdict is Verdict.LARGER else "muted"
+        return "muted" if column == _LABEL else "text"
+
+
+class FiguresView(QWidget):
+    """The table under a line that says of which time it is, and where the engines are not alike."""
+
+    range_chosen = Signal()
+    """The person wants the figures of another time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setAccessibleName("Key figures of both runs")
+        self.comparison: Comparison | None = None
+        self.model = FiguresModel(self)
+        self.table = QTableView()
+        self.ranges = Segments(["Whole runs", "Time shown"], "Figures of")
+        self.ranges.set_tip(1, "Figures of the time that the curves show")
+        self.ranges.chosen.connect(self._choose)
+        self.of_shown = False
+        self._widths = [0] * _VERDICT
+        self._unlike = ElidedLabel()
+        self._unlike.setProperty("look", "warning")
+        self._build()
+
+    def show_comparison(self, comparison: Comparison) -> None:
+        """Show its figures."""
+        self.comparison = comparison
+        self.model.show(comparison.rows)
+        text = unlike_text(comparison)
+        self._unlike.setText(f"Not alike: {text}" if text else "")
+        self._unlike.setVisible(bool(text))
+        self._fit_columns()
+
+    def choose_shown(self, of_shown: bool) -> None:
+        """Figures of the time shown, or of all."""
+        self.ranges.set_current(int(of_shown))
+        self.of_shown = of_shown
+
+    def copy(self) -> None:
+        """The table as it stands, with tabs."""
+        if self.model.rows:
+            QGuiApplication.clipboard().setText(as_tsv(self.model.rows))
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self.model.apply_theme(theme)
+
+    def _choose(self, index: int) -> None:
+        self.of_shown = index == 1
+        self.range_chosen.emit()
+
+    def _fit_columns(self) -> None:
+        """Never narrower than before: a table that is written anew twice a second must not jump."""
+        for column in range(_VERDICT):
+            wanted = max(self.table.sizeHintForColumn(column), self.table.horizontalHeader().sectionSizeHint(column))
+            if wanted > self._widths[column]:
+                self._widths[column] = wanted
+                self.table.setColumnWidth(column, wanted)
+
+    def _build(self) -> None:
+        table = self.table
+        table.setModel(self.model)
+        table.setAccessibleName("Key figures")
+        table.setShowGrid(False)
+        table.setWordWrap(False)
+        table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        table.setTabKeyNavigation(False)
+        table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        table.verticalHeader().hide()
+        table.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        table.verticalHeader().setDefaultSectionSize(table.fontMetrics().height() + _ROW_PAD)
+        table.horizontalHeader().setStretchLastSection(True)
+        row = QHBoxLayout()
+        row.addWidget(label("Key figures", "heading"))
+        row.addWidget(self._unlike, 1)
+        row.addStretch(0)
+        row.addWidget(self.ranges)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(10, 4, 10, 8)
+        column.addLayout(row)
+        column.addWidget(table, 1)
+
+
+def _alignment(column: int) -> Qt.AlignmentFlag:
+    side = Qt.AlignmentFlag.AlignRight if column in (_A, _B, _DIFFERENCE) else Qt.AlignmentFlag.AlignLeft
+    return side | Qt.AlignmentFlag.AlignVCenter

@@ -1,0 +1,98 @@
+"""The curves of two courses on one time: which there are, and how they are drawn one above the other. No Qt.
+
+Owns the list of panels. Seconds count from the beginning of the pair's timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.look.number_text import NOTHING, percent, short
+from kvscope_telemetry.exports.digest import fragmentation_of, usage_of
+from kvscope_telemetry.summaries.course import Course, FloatArray
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+MAX_POINTS: Final = 300
+"""Of a curve: more would make a dashed one solid."""
+
+
+def _column(name: str, course: Course) -> FloatArray:
+    return course.column(name)
+
+
+def _text(unit: str, value: float) -> str:
+    return f"{short(value)}{unit}" if np.isfinite(value) else NOTHING
+
+
+def _share(value: float) -> str:
+    return percent(value) if np.isfinite(value) else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Overlaid:
+    """One panel: what of each second is drawn, and how it is written."""
+
+    key: str
+    title: str
+    values: Callable[[Course], FloatArray]
+    text: Callable[[float], str]
+    axis_text: Callable[[float], str] = short
+    top: float | None = None
+
+
+def _whole_percent(value: float) -> str:
+    return percent(value, 0)
+
+
+PANELS: Final = (
+    Overlaid("usage", "KV usage", usage_of, _share, _whole_percent, 1.0),
+    Overlaid("decode", "Decode", partial(_column, "decode_tokens"), partial(_text, " tok/s")),
+    Overlaid("running", "Running", partial(_column, "num_running"), partial(_text, "")),
+    Overlaid("waiting", "Waiting", partial(_column, "num_waiting"), partial(_text, "")),
+    Overlaid("preemptions", "Preemptions", partial(_column, "preemptions"), partial(_text, " /s")),
+    Overlaid("scattered", "External fragmentation", fragmentation_of, _share, _whole_percent, 1.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Shape (n,) each; NaN where nothing is known."""
+
+    seconds: FloatArray
+    values: FloatArray
+
+    def at(self, second: float) -> float:
+        """The value at `second`; NaN where the run has none."""
+        if not self.seconds.size:
+            return float("nan")
+        step = (self.seconds[-1] - self.seconds[0]) / max(self.seconds.size - 1, 1)
+        place = int(np.argmin(np.abs(self.seconds - second)))
+        return float(self.values[place]) if abs(self.seconds[place] - second) <= max(step, 1.0) else float("nan")
+
+
+def curve_of(panel: Overlaid, course: Course, zero_ns: int, shown_ns: tuple[int, int]) -> Curve:
+    """Of the seconds in `shown_ns`, both by the course's clock; `zero_ns` is second 0. Where there are too many for
+    `MAX_POINTS`, means of several."""
+    times = course.time_ns
+    first = max(0, int(np.searchsorted(times, shown_ns[0], "left")) - 2)
+    last = int(np.searchsorted(times, shown_ns[1], "right")) + 1
+    size = -(-(min(last, len(times)) - first) // MAX_POINTS)
+    if size > 1:
+        first -= first % size  # the same seconds fall together wherever one looks from
+    seconds = (times[first:last] - zero_ns + SECOND_NS // 2) / 1e9
+    values = panel.values(course)[first:last]
+    return Curve(seconds, values) if size <= 1 else Curve(_means(seconds, size), _means(values, size))
+
+
+def _means(values: FloatArray, size: int) -> FloatArray:
+    padded = np.pad(values, (0, -values.size % size), constant_values=np.nan).reshape(-1, size)
+    known = np.isfinite(padded)
+    counts = known.sum(axis=1)
+    sums = np.where(known, padded, 0.0).sum(axis=1)
+    means: FloatArray = np.divide(sums, counts, out=np.full(len(padded), np.nan), where=counts > 0)
+    return means

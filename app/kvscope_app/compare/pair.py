@@ -1,0 +1,229 @@
+"""Two sessions in step: one cursor, moved and played as one, by the same bar and keys as a session of its own.
+
+Owns the cursor, by A's clock, and which moment of B lies beside it. Each session plays by itself; whoever is ahead
+waits. Where one of the two was not recorded it stands at its nearest moment. Knows no widget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.compare.pair_marks import NoLoop, PairMarks
+from kvscope_app.session.session import FRAME_MS, Session
+from kvscope_telemetry.exports.comparison.alignment import Alignment
+
+_AHEAD_S: Final = 0.1
+"""Whoever is further ahead than what is played in this time waits for the other."""
+_BESIDE_S: Final = 0.02
+_SAME_NS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two, by A's clock."""
+
+    session: Session
+    offset_ns: int
+
+    @property
+    def range_ns(self) -> tuple[int, int]:
+        """First and last moment that was recorded."""
+        around = self.session.timeline_range_ns
+        assert around is not None, "a recording has a range"
+        return around[0] - self.offset_ns, around[1] - self.offset_ns
+
+    @property
+    def cursor_ns(self) -> int:
+        """Where it is."""
+        return self.session.cursor_ns - self.offset_ns
+
+    def holds(self, time_ns: int) -> bool:
+        """Whether it was recorded then."""
+        first, last = self.range_ns
+        return first <= time_ns <= last
+
+    def goes_on_at(self, time_ns: int) -> bool:
+        """Whether there is more after that."""
+        first, last = self.range_ns
+        return first <= time_ns < last
+
+    def go_to(self, time_ns: int) -> None:
+        """There, or as near as there is."""
+        if abs(self.cursor_ns - time_ns) > _SAME_NS:
+            self.session.go_to(time_ns + self.offset_ns)
+
+
+class Pair(QObject):
+    """`a` and `b` play recordings; both are its caller's to close. A `Timeline`."""
+
+    status_changed = Signal()
+    paused_changed = Signal()
+    cursor_changed = Signal()
+    aligned = Signal()
+    """Other moments lie side by side than before."""
+
+    def __init__(self, a: Session, b: Session, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.a, self.b = a, b
+        self.is_file = True
+        self.alignment = Alignment()
+        self._position_ns = 0
+        self._is_playing = False
+        self._speed = 1.0
+        self._stepping: Side | None = None
+        self._clock = QTimer(self, interval=FRAME_MS)
+        self._clock.timeout.connect(self._look)
+        for session in (a, b):
+            session.status_changed.connect(self.status_changed)
+            session.cursor_changed.connect(self._on_jumped)
+        self.bookmarks, self.loop = PairMarks(self, self), NoLoop(self)
+        self.align(self.by_starts())
+
+    # How they lie side by side
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """A and B."""
+        return Side(self.a, 0), Side(self.b, self.alignment.offset_ns)
+
+    def by_starts(self) -> Alignment:
+        """Both begin together."""
+        (a_first, _), (b_first, _) = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
+        return Alignment.of(a_first, b_first)
+
+    @property
+    def have_one_clock(self) -> bool:
+        """Whether there is a time at which both were recorded."""
+        a, b = Side(self.a, 0).range_ns, Side(self.b, 0).range_ns
+        return a[0] <= b[1] and b[0] <= a[1]
+
+    def align(self, alignment: Alignment, at_ns: int | None = None) -> None:
+        """Lay them side by side like this, and go to `at_ns`, or stay where A is."""
+        self.alignment = alignment
+        self.pause()
+        self.go_to(self._position_ns if at_ns is None else at_ns)
+        self.aligned.emit()
+
+    # The cursor, by A's clock
+
+    @property
+    def timeline_range_ns(self) -> tuple[int, int]:
+        """From where the first begins to where the last ends."""
+        (a_first, a_last), (b_first, b_last) = (side.range_ns for side in self.sides)
+        return min(a_first, b_first), max(a_last, b_last)
+
+    @property
+    def origin_ns(self) -> int:
+        """Where both begin to be told from."""
+        return self.timeline_range_ns[0]
+
+    @property
+    def cursor_ns(self) -> int:
+        """Where both are."""
+        return self._position_ns
+
+    @property
+    def paused(self) -> bool:
+        """There is no end that goes on."""
+        return False
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether it goes on."""
+        return self._is_playing
+
+    @property
+    def speed(self) -> float:
+        """Recorded seconds a second."""
+        return self._speed
+
+    def set_speed(self, factor: float) -> None:
+        """Play so many times as fast. Raises BadInput for what is not accepted."""
+        for side in self.sides:
+            side.session.set_speed(factor)
+        self._speed = factor
+
+    def play(self) -> None:
+        """Go on from here."""
+        if any(side.goes_on_at(self._position_ns) for side in self.sides):
+            self._is_playing = True
+            self._stepping = None
+            self._clock.start()
+            self._look()
+
+    def pause(self) -> None:
+        """Stand still here, both at the same moment."""
+        self._clock.stop()
+        self._is_playing = False
+        for side in self.sides:
+            side.session.pause()
+        self._gather()
+
+    def go_to(self, time_ns: int) -> None:
+        """Both there, as far as there is something."""
+        first, last = self.timeline_range_ns
+        self._position_ns = max(first, min(time_ns, last))
+        self._stepping = None
+        self._gather()
+
+    def go_live(self) -> None:
+        """To the end."""
+        self.go_to(self.timeline_range_ns[1])
+
+    def jump_by(self, seconds: float) -> None:
+        """Forward, or back with a negative number."""
+        self.go_to(self._position_ns + round(seconds * 1e9))
+
+    def step_frames(self, num_frames: int) -> None:
+        """So many frames of A further, or of B where A was not recorded; the other follows."""
+        self.pause()
+        lead = next((side for side in self.sides if side.holds(self._position_ns)), self.sides[0])
+        self._stepping = lead
+        lead.session.step_frames(num_frames)
+
+    def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> bool:
+        """To the next event of `kinds` in either, or the one before; whether there is one."""
+        found: list[int] = []
+        for side in self.sides:
+            events, at_ns = side.session.course.events, self._position_ns + side.offset_ns
+            places = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
+            found += [events[int(place)].time_ns - side.offset_ns for place in places]
+        if found:
+            self.go_to(min(found) if forward else max(found))
+        return bool(found)
+
+    # private
+
+    def _gather(self) -> None:
+        for side in self.sides:
+            first, last = side.range_ns
+            side.go_to(max(first, min(self._position_ns, last)))
+        self.cursor_changed.emit()
+
+    def _look(self) -> None:
+        """While it plays: the cursor is where the slower is, and the other waits."""
+        going = [side for side in self.sides if side.goes_on_at(max(self._position_ns, side.cursor_ns))]
+        going = [side for side in going if side.range_ns[0] <= self._position_ns]
+        if not going:
+            self._position_ns = self.timeline_range_ns[1]
+            self.pause()
+            return
+        self._position_ns = max(self._position_ns, min(side.cursor_ns for side in going))
+        for side in going:
+            ahead_s = (side.cursor_ns - self._position_ns) / 1e9
+            if side.session.is_playing and ahead_s > _AHEAD_S * self._speed:
+                side.session.pause()
+            elif not side.session.is_playing and ahead_s <= _BESIDE_S * self._speed:
+                side.session.play()
+        self.cursor_changed.emit()
+
+    def _on_jumped(self) -> None:
+        """A session is where it was told to go: after a step the other follows it."""
+        lead = self._stepping
+        if lead is not None and lead.session is self.sender():
+            self._position_ns = lead.cursor_ns
+            self._gather()

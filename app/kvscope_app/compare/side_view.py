@@ -1,0 +1,151 @@
+"""One of the two runs: its letter, its name, what it ran on, the moment it shows, and its page map.
+
+Owns the field in which a person chooses the moment. Knows nothing of the other side.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QDoubleSpinBox, QHBoxLayout, QVBoxLayout, QWidget
+
+from kvscope_app.compare.pair import Side
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.makers import set_look
+from kvscope_app.look.model_name import model_name
+from kvscope_app.look.number_text import count, percent
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.session.session import Session
+from kvscope_app.views.chart.panel import CurveSpec
+from kvscope_app.views.page_map import PageMapView
+
+_BEFORE: Final = "not recorded yet at this moment"
+_AFTER: Final = "its recording ended before this moment"
+_NOT_YET: Final = "its recording has not come so far yet"
+
+
+class Letter(QWidget):
+    """A or B, in a frame of its curves' colour and line."""
+
+    def __init__(self, look: CurveSpec) -> None:
+        super().__init__()
+        self._look, self._theme = look, DARK
+        self.setFixedSize(24, 22)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self._theme = theme
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        color = QColor(self._look.color_of(self._theme))
+        painter.setPen(QPen(color, 2, Qt.PenStyle.DotLine if self._look.dashed else Qt.PenStyle.SolidLine))
+        painter.drawRoundedRect(QRectF(self.rect()).adjusted(1.5, 1.5, -1.5, -1.5), 4, 4)
+        painter.setPen(color)
+        painter.setFont(sans(1.0, QFont.Weight.Bold))
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignCenter, self._look.label)
+        painter.end()
+
+
+class SideView(QWidget):
+    """`name` is the file's, or what is said of a live engine."""
+
+    moment_chosen = Signal(float)
+    """Seconds since its start that the person wants to see beside what the other shows."""
+
+    def __init__(self, session: Session, name: str, look: CurveSpec) -> None:
+        super().__init__()
+        self.session = session
+        self._look = look
+        self.setAccessibleName(f"Run {look.label}: {name}")
+        self._letter = Letter(look)
+        self._name = ElidedLabel(name)
+        self._name.setProperty("look", "heading")
+        self._about = ElidedLabel()
+        self._about.setProperty("look", "muted")
+        self.moment = QDoubleSpinBox()
+        self._set_up_moment()
+        self.map = PageMapView(session)
+        self._build()
+
+    def show_at(self, side: Side, at_ns: int) -> None:
+        """The pair is at `at_ns`, by A's clock."""
+        around = self.session.timeline_range_ns
+        if around is None:
+            return
+        length_s = (around[1] - around[0]) / 1e9
+        if not self.moment.lineEdit().isModified():  # somebody is writing in it
+            self.moment.blockSignals(True)
+            self.moment.setMaximum(round(length_s, 1))
+            self.moment.setValue((self.session.cursor_ns - around[0]) / 1e9)
+            self.moment.blockSignals(False)
+        self._show_about(side, at_ns)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self.map.apply_theme(theme)
+        self._letter.apply_theme(theme)
+
+    def _show_about(self, side: Side, at_ns: int) -> None:
+        share = self.session.course_share
+        if share is not None:
+            text, look = f"reading its course: {percent(share, 0)}", "muted"
+        elif not side.holds(at_ns):
+            text, look = self._absence(side, at_ns), "warning"
+        else:
+            text, look = self._words(), "muted"
+        if self._about.text() != text:
+            self._about.setText(text)
+            set_look(self._about, look)
+
+    def _absence(self, side: Side, at_ns: int) -> str:
+        if at_ns < side.range_ns[0]:
+            return _BEFORE
+        player = self.session.player
+        return _NOT_YET if player is not None and player.recording.may_grow else _AFTER
+
+    def _words(self) -> str:
+        hello = self.session.live_mirror.hello
+        if hello is None:
+            return ""
+        cache = hello.cache
+        pool = f"{count(cache.num_blocks)} blocks of {cache.block_size}"
+        note = "" if self.session.player is None else self.session.player.note
+        return " · ".join(filter(None, (model_name(hello), pool, cache.allocator, note)))
+
+    def _set_up_moment(self) -> None:
+        self.moment.setDecimals(1)
+        self.moment.setSuffix(" s")
+        self.moment.setMaximum(0.0)
+        self.moment.setKeyboardTracking(False)
+        self.moment.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        self.moment.setAccessibleName(f"Moment of {self._look.label}")
+        self.moment.setToolTip(
+            f"Seconds since the start of {self._look.label}. Another one will lie beside what the other run shows now"
+        )
+        self.moment.valueChanged.connect(self.moment_chosen)
+        self.moment.editingFinished.connect(self._leave_moment)
+
+    def _leave_moment(self) -> None:
+        """By Return: keys are the map's again. Who went elsewhere stays there."""
+        if self.moment.hasFocus():
+            self.map.canvas.setFocus()
+
+    def _build(self) -> None:
+        row = QHBoxLayout()
+        row.setContentsMargins(14, 8, 14, 0)
+        row.setSpacing(8)
+        row.addWidget(self._letter)
+        row.addWidget(self._name, 2)
+        row.addWidget(self._about, 3)
+        row.addWidget(self.moment)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addLayout(row)
+        column.addWidget(self.map, 1)

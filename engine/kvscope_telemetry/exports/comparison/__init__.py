@@ -1,0 +1,1 @@
+"""Two recordings compared: how they lie side by side, their figures, and whether these differ by more than chance."""

@@ -1,0 +1,90 @@
+"""`kvscope compare` without a window: the table, JSON, a file, and one line for what is not accepted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.telemetry.conftest import record
+
+from kvscope_app.command_line import Options, parse
+from kvscope_app.main import COMMANDS, main
+
+__all__ = ["record"]
+
+HEAVY = ("PySide6", "pyqtgraph", "torch", "triton", "transformers", "kvscope_engine")
+
+
+@pytest.fixture
+def pair(record: Callable) -> tuple[str, str]:  # type: ignore[type-arg]
+    """Two recordings; A is longer."""
+    return str(record(1500, name="a.mcap").path), str(record(600, name="b.mcap").path)
+
+
+def test_the_table_needs_no_display_and_no_qt(pair: tuple[str, str]) -> None:
+    program = (
+        "import sys\nfrom kvscope_app.main import main\n"
+        f"code = main(['compare', *{pair!r}, '--table'])\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), code, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={})
+    assert done.stderr == "[] 0\n"
+    assert "Tokens generated a second" in done.stdout
+
+
+def test_the_table_in_words(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *pair, "--table"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"A  {pair[0]}"
+    assert lines[1] == f"B  {pair[1]}"
+    assert lines[3].split() == ["A", "B", "Difference", "The", "difference", "is"]
+    assert main(["compare", pair[0], pair[0], "--table"]) == 0
+    words = capsys.readouterr().out
+    assert "not alike" not in words
+    assert "larger" not in words
+    assert "equal" in words
+
+
+def test_as_json_and_as_a_file(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *pair, "--json", "--from", "1", "--until", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["key"]: row for row in found["rows"]}
+    assert rows["length_s"]["a"] == rows["length_s"]["b"] == 3
+    assert rows["length_s"]["verdict"] == "equal"
+    assert found["a"]["pool"]["num_blocks"] == 400
+    target = tmp_path / "table.csv"
+    assert main(["compare", *pair, "--csv", str(target)]) == 0
+    assert len(target.read_text("utf-8").splitlines()) == 1 + len(rows)
+    assert main(["compare", *pair, "--csv", str(target)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_without_either_the_window_is_to_open() -> None:
+    wanted = parse(["compare", "a.mcap", "b.mcap", "--theme", "light"], COMMANDS)
+    assert not isinstance(wanted, Options)
+    assert wanted() == Options(theme="light", recordings=("a.mcap", "b.mcap"), compares=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["A.mcap"], "B.mcap"),
+        (["FILE", "nowhere.mcap", "--table"], "'nowhere.mcap' cannot be read"),
+        (["FILE", __file__, "--json"], "is not a recording"),
+        (["FILE", "FILE", "--table", "--json"], "not allowed with"),
+        (["FILE", "FILE", "--table", "--from", "1e6"], "there is nothing from 1e+06 s on"),
+        (["FILE", "FILE", "--from", "1"], "--from and --until go with"),
+    ],
+)
+def test_what_is_not_accepted_is_one_line(
+    pair: tuple[str, str], words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [pair[0] if word == "FILE" else word for word in words]
+    assert main(["compare", *given]) == 2
+    told = capsys.readouterr().err
+    assert named in told
+    assert told.count("\n") == 1

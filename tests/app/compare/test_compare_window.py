@@ -1,0 +1,319 @@
+"""The window of two recordings: what a person sees, chooses, copies and takes away; and that it leaves nothing."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import pytest
+from PySide6.QtCore import QCoreApplication, QEvent, QSettings, Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QApplication
+from tests.app.compare.conftest import record, settle
+
+from kvscope_app.command_line import Options
+from kvscope_app.compare.align_bar import CHOSEN, STARTS
+from kvscope_app.compare.ask import ask_other, compare_with
+from kvscope_app.compare.compare_actions import export_table
+from kvscope_app.compare.compare_window import CompareWindow
+from kvscope_app.compare.curves_view import SIDES
+from kvscope_app.desktop import Desktop
+from kvscope_app.look.theme import LIGHT
+from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.playback.recording_opening import RecordingOpening
+from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment
+from kvscope_telemetry.recordings.reader import Recording
+
+WAIT_MS = 60_000
+SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
+
+
+@pytest.fixture
+def make_compared(paths, themes, qtbot):
+    """Windows on two recordings, shown and settled."""
+
+    def make(a=paths[0], b=paths[1], **options):
+        window = CompareWindow(Recording.open(a), Recording.open(b), (a.name, b.name), themes, **options)
+        window.resize(1400, 900)
+        qtbot.addWidget(window)
+        window.show()
+        settle(window.pair)
+        window.refresh_course()
+        return window
+
+    return make
+
+
+@pytest.fixture
+def desktop(qapp, tmp_path):
+    made = Desktop(qapp, Options(theme="dark"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
+    yield made
+    for window in list(made.windows):
+        window.close()
+    made.close()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    made.deleteLater()
+
+
+@pytest.fixture
+def endpoint():
+    """Of an engine that is another process."""
+    process = EngineProcess(command=SYNTHETIC)
+    process.start()
+    yield process.endpoint
+    process.close()
+
+
+def cell(window, label, column):
+    rows = [row.label for row in window.figures.model.rows]
+    return window.figures.model.index(rows.index(label), column).data()
+
+
+def test_both_are_named_and_where_they_differ_is_said(make_compared):
+    window = make_compared()
+    assert window.windowTitle() == "paged.mcap | other.mcap – kvscope"
+    assert "blocks 120 | 300" in window.figures._unlike.text()
+    window._show_words()
+    assert "120 blocks of 16" in window.sides[0]._about.text()
+    assert "300 blocks of 16" in window.sides[1]._about.text()
+
+
+def test_where_a_run_was_not_recorded_is_said(make_compared):
+    window = make_compared()
+    window.pair.go_live()
+    window._show_words()
+    assert window.sides[1]._about.text() == "its recording ended before this moment"
+    assert window.sides[0]._about.text().startswith("synthetic")
+    window.pair.align(Alignment.of(window.pair.a.timeline_range_ns[1], window.pair.b.timeline_range_ns[0]))
+    window.pair.go_live()
+    window.pair.go_to(window.pair.origin_ns)
+    window._show_words()
+    assert window.sides[1]._about.text() == "not recorded yet at this moment"
+
+
+def test_the_table_has_both_and_the_difference(make_compared):
+    window = make_compared()
+    a, b = (session.course.column("finished").sum() for session in window.sessions)
+    assert cell(window, "Requests finished", 1) == f"{a:.0f}"
+    assert cell(window, "Requests finished", 2) == f"{b:.0f}"
+    assert cell(window, "Tokens generated a second", 1).endswith("tok/s")
+    verdicts = [window.figures.model.index(row, 4).data() for row in range(len(window.figures.model.rows))]
+    assert set(verdicts) <= {"–", "equal", "within their own spread", "too little to tell"} | {
+        verdict for verdict in verdicts if verdict.startswith("larger")
+    }
+
+
+def test_the_same_file_twice_is_equal(make_compared, paths):
+    window = make_compared(b=paths[0])
+    assert not window.figures._unlike.isVisible()
+    assert {window.figures.model.index(row, 4).data() for row in range(len(window.figures.model.rows))} <= {
+        "equal",
+        "–",
+    }
+
+
+def test_the_table_is_copied_and_exported(make_compared, tmp_path):
+    window = make_compared()
+    window.actions_by_name["copy"].trigger()
+    lines = QGuiApplication.clipboard().text().splitlines()
+    assert lines[0].split("\t") == ["", "A", "B", "Difference", "The difference is"]
+    assert len(lines) == 1 + len(window.figures.model.rows)
+    export_table(window, str(tmp_path / "table"))
+    assert (tmp_path / "table.csv").read_text("utf-8").startswith("key,label,unit,a,b,")
+    export_table(window, str(tmp_path / "table.csv"))
+    assert window.banner.text == "The table is not exported"
+
+
+def test_one_bar_and_one_set_of_keys_drive_both(make_compared, qtbot):
+    window = make_compared()
+    window.pair.go_to(window.pair.origin_ns + 2_000_000_000)
+    window.bar.refresh()
+    assert window.bar.time.text().startswith("0:02.0 / ")
+    window.actions_by_name["forward_little"].trigger()
+    settle(window.pair)
+    assert [session.player.position for session in window.sessions] == pytest.approx([3.0, 3.0])
+    window.actions_by_name["faster"].trigger()
+    assert window.pair.speed == 2.0
+    window.actions_by_name["play"].trigger()
+    assert window.pair.is_playing
+    qtbot.keyClick(window.bar.slider, Qt.Key.Key_Space)
+    assert not window.pair.is_playing
+    assert [action.toString() for action in window.actions_by_name["play"].shortcuts()] == ["Space"]
+
+
+def test_a_moment_that_is_chosen_lies_beside_what_the_other_shows(make_compared):
+    window = make_compared()
+    assert window.align.currentText() == STARTS
+    window.pair.go_to(window.pair.origin_ns + 1_000_000_000)
+    settle(window.pair)
+    window.sides[1].moment.setMaximum(3.0)
+    window.sides[1].moment.setValue(2.5)
+    settle(window.pair)
+    assert window.align.currentText() == CHOSEN
+    assert [session.player.position for session in window.sessions] == pytest.approx([1.0, 2.5])
+    window.pair.jump_by(0.5)
+    settle(window.pair)
+    assert [session.player.position for session in window.sessions] == pytest.approx([1.5, 3.0])
+
+
+def test_a_moment_is_written_in_peace_and_then_the_keys_are_the_maps_again(make_compared, qtbot):
+    window = make_compared()
+    window._show_words()
+    field = window.sides[1].moment
+    window.activateWindow()
+    field.setFocus()
+    qtbot.waitUntil(field.hasFocus, timeout=WAIT_MS)
+    field.selectAll()
+    qtbot.keyClicks(field, "2.5")
+    window._show_words()
+    assert field.text().startswith("2.5")
+    qtbot.keyClick(field, Qt.Key.Key_Return)
+    settle(window.pair)
+    assert window.sessions[1].player.position == pytest.approx(2.5)
+    assert window.focusWidget() is window.sides[1].map.canvas
+    window.pair.jump_by(0.5)
+    settle(window.pair)
+    window._show_words()
+    assert field.value() == pytest.approx(3.0, abs=0.05)
+
+
+def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
+    def bookmarks(session):
+        return [Moment("the load begins", session.timeline_range_ns[0] + 1)]
+
+    window = make_compared(bookmarks=bookmarks)
+    names = [window.align.itemText(index) for index in range(window.align.count())]
+    assert names[:2] == ["Starts together", "By the clock"]
+    assert "The load begins" in names
+    assert "Peak of KV usage" in names
+    window.align.textActivated.emit("Peak of KV usage")
+    settle(window.pair)
+    peaks = [moments["Peak of KV usage"] for moments in [window.align._ways]]
+    assert window.pair.cursor_ns == peaks[0][1]
+    assert window.pair.alignment == peaks[0][0]
+
+
+def test_figures_of_the_time_shown(make_compared):
+    window = make_compared()
+    whole = cell(window, "Length", 1)
+    window.curves.show_time(1.0, 3.0)
+    window.figures.choose_shown(True)
+    window.refresh_figures()
+    assert cell(window, "Length", 1) == cell(window, "Length", 2) == "2.00 s"
+    window.actions_by_name["whole_time"].trigger()
+    assert cell(window, "Length", 1) == whole
+
+
+def test_curves_are_of_both_and_tell_them_apart(make_compared):
+    window = make_compared()
+    panel = window.curves.panels["usage"]
+    shapes = [panel._items[look.name].getData()[0].size for look in SIDES]
+    assert shapes[0] > shapes[1] > 2
+    styles = [panel._items[look.name].opts["pen"].style() for look in SIDES]
+    assert styles == [Qt.PenStyle.SolidLine, Qt.PenStyle.DashLine]
+    window.pair.go_to(window.pair.origin_ns + 2_000_000_000)
+    assert panel.legend.values["A"].endswith("%")
+    panel.clicked.emit(3.0)
+    assert window.pair.cursor_ns == window.pair.origin_ns + 3_000_000_000
+    window.pair.go_live()
+    assert panel.legend.values["B"] == "–"
+
+
+def test_colours_mean_the_same_in_both_maps(make_compared):
+    window = make_compared()
+    window.actions_by_name["color_owner"].trigger()
+    assert [side.map.mode for side in window.sides] == ["owner", "owner"]
+    window.sides[1].map._modes.chosen.emit(2)
+    assert [side.map.mode for side in window.sides] == ["fill", "fill"]
+
+
+def test_both_themes(make_compared, themes):
+    window = make_compared()
+    dark = window.grab().toImage().pixelColor(5, 300)
+    themes.choose("light")
+    QApplication.processEvents()
+    assert window.sides[0].map.theme is LIGHT
+    assert window.grab().toImage().pixelColor(5, 300).lightness() > dark.lightness() + 100
+
+
+def test_it_leaves_nothing(make_compared):
+    gone = []
+    for _ in range(2):
+        window = make_compared()
+        gone += [weakref.ref(each) for each in (window, window.pair, *window.sessions, *window.sides, window.curves)]
+        window.close()
+        window.deleteLater()
+        del window
+    for _ in range(3):
+        QCoreApplication.processEvents()
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    gc.collect()
+    assert not [reference() for reference in gone if reference() is not None]
+
+
+def test_a_window_on_a_file_compares_it_with_another(desktop, paths, qtbot):
+    window = desktop.open_recording(Recording.open(paths[0]))
+    qtbot.waitUntil(lambda: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
+    compare_with(window, str(paths[1]))
+    qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
+    assert desktop.comparisons[0].windowTitle() == "paged.mcap | other.mcap – kvscope"
+    window.close()
+    assert desktop.comparisons[0].isVisible()
+    desktop.comparisons[0].close()
+    assert not desktop.comparisons
+
+
+def test_a_live_session_is_compared_as_it_grows_and_ends_with_its_window(desktop, endpoint, paths, qtbot):
+    desktop.attach(endpoint)
+    window = desktop.windows[-1]
+    with qtbot.waitSignal(window.views_loaded, timeout=WAIT_MS):
+        pass
+    qtbot.waitUntil(lambda: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: len(window.session.course) > 0, timeout=WAIT_MS)
+    compare_with(window, str(paths[1]))
+    qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
+    comparison = desktop.comparisons[0]
+    assert comparison.windowTitle() == "live | other.mcap – kvscope"
+    own = comparison.sessions[0]
+    length = own.timeline_range_ns[1] - own.timeline_range_ns[0]
+    qtbot.waitUntil(lambda: own.timeline_range_ns[1] - own.timeline_range_ns[0] > length, timeout=WAIT_MS)
+    assert not window.session.paused  # its cursor is another
+    window.close()
+    assert not desktop.comparisons
+
+
+def test_what_is_no_recording_is_said_in_one_line(desktop, paths, qtbot, tmp_path):
+    broken = tmp_path / "broken.mcap"
+    broken.write_bytes(b"nothing of the kind")
+    window = desktop.open_recording(Recording.open(paths[0]))
+    compare_with(window, str(broken))
+    qtbot.waitUntil(lambda: bool(window.banner.text), timeout=WAIT_MS)
+    assert window.banner.text == "That file cannot be opened"
+    assert not desktop.comparisons
+
+
+def test_a_session_without_a_past_says_so(session, make_window):
+    window = make_window(session)
+    ask_other(window)
+    assert "Nothing is kept" in window.statusBar().currentMessage()
+
+
+def test_the_command_line_opens_both_side_by_side(desktop, paths, qtbot):
+    openings = [RecordingOpening(str(path)) for path in paths]
+    assert openings[0].wait(60)
+    desktop.compare_when_ready(openings)
+    qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
+    assert desktop.comparisons[0].sides[1]._name.text() == "other.mcap"
+
+
+def test_a_recording_without_a_course_gets_one(make_compared, tmp_path, paths):
+    """It was cut short: its end has no summaries, and what is lost of it is lost."""
+    cut = tmp_path / "cut.mcap"
+    whole = record(tmp_path / "whole.mcap", 400, 80)
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    window = make_compared(b=cut)
+    assert len(window.sessions[1].course)
+    window._show_words()
+    assert "cut short" in window.sides[1]._about.text()
+    assert cell(window, "KV usage, mean", 2).endswith("%")

@@ -1,0 +1,54 @@
+"""Runs without a file: a course made of numbers a second, and what a comparison asks of its recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.telemetry.conftest import SteppedClock
+
+from kvscope_telemetry.exports.comparison.comparison import Run
+from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+START_NS = 1_000 * SECOND_NS
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run() -> MakeRun:
+    """`make_run(values, blocks=100)`: `values` tokens in each second, as many blocks in use, and as many ms to a first
+    token."""
+
+    def make(values: npt.NDArray[np.float64], blocks: int = 100) -> Run:
+        hello = SyntheticEngine(num_blocks=blocks, epoch=9, clock=SteppedClock()).hello
+        course = Course()
+        for second, value in enumerate(values):
+            whole = round(float(value))
+            course.extend(
+                [
+                    Summary(
+                        time_ns=START_NS + second * SECOND_NS,
+                        epoch=9,
+                        decode_tokens=whole,
+                        prefill_tokens=10,
+                        cached_tokens=30,
+                        finished=1,
+                        active_blocks=whole,
+                        free_blocks=blocks - whole,
+                        longest_free_run=(blocks - whole) // 2,
+                        first_token=Latency(1, value / 1e3, value / 1e3, value / 1e3),
+                    )
+                ]
+            )
+        recording = SimpleNamespace(info=SimpleNamespace(hello=hello, epochs=(9,)))
+        end_ns = START_NS + len(values) * SECOND_NS
+        return Run(cast(Exported, recording), course, Span(START_NS, START_NS, end_ns))
+
+    return make

@@ -1,0 +1,151 @@
+"""The table: figures as `digest` has them, differences, verdicts, and runs that are not alike, short or empty."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+from tests.telemetry.conftest import record
+from tests.telemetry.exports.comparison.conftest import START_NS, MakeRun
+
+from kvscope_telemetry.exports.comparison.alignment import PEAK, Alignment, Moment, moments, shared
+from kvscope_telemetry.exports.comparison.comparison import Comparison, Row, Run, compare
+from kvscope_telemetry.exports.comparison.figures import FIGURES, windows
+from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Verdict
+from kvscope_telemetry.exports.comparison.table import comparison_table, write_comparison_csv
+from kvscope_telemetry.exports.digest import digest, rows_in
+from kvscope_telemetry.exports.span import Span, span_of
+from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
+
+__all__ = ["record"]
+
+
+def rows_of(comparison: Comparison) -> dict[str, Row]:
+    return {row.key: row for row in comparison.rows}
+
+
+def run_of(recording: Recording) -> Run:
+    return Run(recording, read_course(recording), span_of(recording))
+
+
+def test_figures_are_those_of_the_digest(record: Callable) -> None:  # type: ignore[type-arg]
+    recording = Recording.open(record(1500).path)
+    run = run_of(recording)
+    rows, found = rows_of(compare(run, run)), digest(recording, run.course, run.span)
+    assert rows["length_s"].a == found.length_s
+    assert rows["finished"].a == found.totals["finished"] > 0
+    assert rows["preemptions"].b == found.totals["preemptions"]
+    assert rows["usage_mean"].a == found.mean_usage
+    assert rows["usage_peak"].a == found.peak_usage
+    assert rows["first_token_p95_s"].a == found.first_token_p95_s
+    assert rows["inter_token_p50_s"].a == found.inter_token_p50_s
+    assert rows["decode_tokens_per_s"].a == pytest.approx(found.totals["decode_tokens"] / found.length_s, rel=0.01)
+    assert rows["preemptions_per_min"].a == pytest.approx(60 * found.totals["preemptions"] / found.length_s, rel=0.01)
+
+
+def test_a_run_is_equal_to_itself(make_run: MakeRun) -> None:
+    run = make_run(np.random.default_rng(1).normal(50, 5, 60))
+    for row in compare(run, run).rows:
+        assert row.verdict in (Verdict.EQUAL, Verdict.NONE)
+        assert row.difference in (0.0, None)
+    assert rows_of(compare(run, run))["hit_rate"].a == 0.75
+
+
+def test_what_is_larger_is_called_so_and_what_is_not_is_not(make_run: MakeRun) -> None:
+    rng = np.random.default_rng(2)
+    slow, fast = make_run(rng.normal(40, 4, 120)), make_run(rng.normal(60, 4, 90))
+    rows = rows_of(compare(slow, fast))
+    for key in ("decode_tokens_per_s", "usage_mean", "first_token_p50_s"):
+        assert rows[key].verdict is Verdict.LARGER
+        assert rows[key].times_spread is not None
+        assert rows[key].times_spread > 2
+    assert rows["decode_tokens_per_s"].difference == pytest.approx(20, abs=2)
+    assert rows["finished_per_min"].verdict is Verdict.EQUAL
+    assert rows["length_s"].verdict is Verdict.NONE
+    assert rows["finished"].verdict is Verdict.NONE
+
+
+def test_halves_of_one_run_are_equal_in_19_of_20(make_run: MakeRun) -> None:
+    """Through the whole of it, with quantiles and means that are no sums of independent seconds."""
+    rng = np.random.default_rng(3)
+    verdicts = []
+    for _ in range(60):
+        values = 50 + np.convolve(rng.normal(0, 5, 250), np.ones(10) / 3, "same")[5:245]
+        whole = make_run(values)
+        middle = START_NS + 120 * SECOND_NS
+        halves = [
+            Run(whole.recording, whole.course, Span(START_NS, first, last))
+            for first, last in ((START_NS, middle), (middle, whole.span.until_ns))
+        ]
+        rows = rows_of(compare(*halves))
+        verdicts += [rows[key].verdict for key in ("decode_tokens_per_s", "usage_mean", "first_token_p50_s")]
+    assert 0.87 <= np.mean([verdict is Verdict.WITHIN for verdict in verdicts]) <= 0.995
+
+
+def test_what_was_not_alike_before_anything_ran(make_run: MakeRun) -> None:
+    comparison = compare(make_run(np.full(30, 5.0)), make_run(np.full(30, 5.0), blocks=2000))
+    assert [(each.name, each.a, each.b) for each in comparison.settings] == [("blocks", "100", "2,000")]
+
+
+def test_too_short_and_empty_runs_are_said_to_be(make_run: MakeRun) -> None:
+    long, short, empty = (make_run(np.full(size, 5.0) + np.arange(size) % 3) for size in (60, 8, 0))
+    assert rows_of(compare(long, short))["decode_tokens_per_s"].verdict is Verdict.UNTOLD
+    rows = rows_of(compare(long, empty))
+    assert rows["usage_mean"].b is None
+    assert all(row.verdict is Verdict.NONE for row in rows.values())
+
+
+def test_windows_cover_each_second_once(make_run: MakeRun) -> None:
+    run = make_run(np.arange(47.0))
+    parts = windows(run.course, run.span, NUM_WINDOWS)
+    assert [rows.start for rows, _ in parts[1:]] == [rows.stop for rows, _ in parts[:-1]]
+    whole = rows_in(run.course, run.span)
+    assert (parts[0][0].start, parts[-1][0].stop) == (whole.start, whole.stop)
+    assert sum(span.length_s for _, span in parts) == pytest.approx(47)
+
+
+def test_a_silence_is_no_slowness(make_run: MakeRun) -> None:
+    """Seconds of which nothing was recorded count neither as work nor as time."""
+    steady, broken = make_run(np.full(60, 50.0)), make_run(np.full(30, 50.0))
+    late = Run(broken.recording, broken.course, Span(START_NS, START_NS, START_NS + 60 * SECOND_NS))
+    assert rows_of(compare(steady, late))["decode_tokens_per_s"].verdict is Verdict.EQUAL
+
+
+def test_the_table_goes_to_other_tools(make_run: MakeRun) -> None:
+    comparison = compare(make_run(np.full(30, 5.0)), make_run(np.full(30, 9.0)))
+    table = comparison_table(comparison)
+    assert table.num_rows == len(FIGURES) == len({figure.key for figure in FIGURES})
+    file = io.BytesIO()
+    write_comparison_csv(comparison, file)
+    header, *lines = file.getvalue().decode().splitlines()
+    assert header == "key,label,unit,a,b,difference,a_spread,b_spread,spread,times_spread,verdict"
+    assert len(lines) == table.num_rows
+    assert any(line.startswith("decode_tokens_per_s,") and ",5.0,9.0,4.0," in line for line in lines)
+    assert msgspec.json.decode(msgspec.json.encode(comparison))["rows"][0]["key"] == "length_s"
+
+
+def test_moments_that_both_have(make_run: MakeRun) -> None:
+    a, b = make_run(np.array([1.0, 9.0, 2.0])), make_run(np.array([1.0, 2.0, 3.0, 8.0]))
+    for run, kinds in ((a, ("admitted", "preempted", "preempted")), (b, ("preempted",))):
+        run.course.extend(
+            [],
+            [
+                TimedEvent(START_NS + place * SECOND_NS, 9, Event(kind=kind, time_ns=1, number=1))  # type: ignore[arg-type]
+                for place, kind in enumerate(kinds)
+            ],
+        )
+    assert [moment.name for moment in moments(a.course)] == ["first request", "first preemption", PEAK]
+    found = shared(
+        moments(a.course, [Moment("load begins", START_NS + 5)]), moments(b.course, [Moment("load begins", 3)])
+    )
+    assert [moment.name for moment, _ in found] == ["first preemption", PEAK, "load begins"]
+    offsets = [alignment.offset_ns for _, alignment in found]
+    assert offsets == [-SECOND_NS, 2 * SECOND_NS, 3 - START_NS - 5]
+    alignment = Alignment(7)
+    assert alignment.to_a(alignment.to_b(100)) == 100
