@@ -1,8 +1,8 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
 Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
-QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice` and `playback` for a QFrame, `primary`
-and `danger` for a QPushButton.
+QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice` and `playback` for a QFrame,
+`primary` and `danger` for a QPushButton.
 """
 
 from __future__ import annotations
