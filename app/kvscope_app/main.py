@@ -77,9 +77,10 @@ def run(options: Options) -> int:
 def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
     if not paths:
         return []
+    from kvscope_app.library.sample import path_of
     from kvscope_app.playback.recording_opening import RecordingOpening
 
-    return [RecordingOpening(path) for path in paths]
+    return [RecordingOpening(path_of(path)) for path in paths]
 
 
 def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:

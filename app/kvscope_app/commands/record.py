@@ -21,6 +21,7 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 
 if TYPE_CHECKING:
     from kvscope_app.commands.segments import SegmentedWriter
+    from kvscope_app.library.place import note_paths
     from kvscope_telemetry.sources.live_source import LiveSource
 
 LOOK_S: Final = 0.1
@@ -64,6 +65,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 def record(args: argparse.Namespace) -> int:
     """Record; 1 when it ended before the time that was asked for."""
     from kvscope_app.commands.segments import SegmentedWriter
+    from kvscope_app.library.place import note_paths
     from kvscope_telemetry.keys.connections import key_for
     from kvscope_telemetry.sockets.endpoints import require_curve
     from kvscope_telemetry.sources.live_source import LiveSource
@@ -79,6 +81,7 @@ def record(args: argparse.Namespace) -> int:
         raise KvscopeError(failure)
     if not writer.has_begun:
         raise KvscopeError(f"nothing was recorded: {why or 'it was stopped before anything came'}")
+    note_paths(writer.paths)
     print(
         f"{_named(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames" + (f"; {why}" if why else "")
     )

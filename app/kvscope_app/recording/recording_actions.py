@@ -84,6 +84,7 @@ def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
 
     def done() -> None:
         if work.made:
+            _note(window, _with_ending(path))
             window.statusBar().showMessage(f"Kept in {_with_ending(path)}", _NOTICE_MS)
         elif work.failure:
             window.banner.tell("The last minutes could not be kept", work.failure)
@@ -98,6 +99,7 @@ def record(window: WindowBody, path: str) -> None:
         return
     try:
         kept.start_recording(_with_ending(path))
+        _note(window, _with_ending(path))
     except BadInput as error:
         window.banner.tell("That cannot be recorded", str(error))
     window.session.status_changed.emit()
@@ -150,6 +152,12 @@ class Task(QObject):
         self._clock.stop()
         self.work.cancel()
         self.work.wait(2.0)
+
+
+def _note(window: WindowBody, path: Path) -> None:
+    """It is listed among the recordings."""
+    if window.library is not None:
+        window.library.note(path)
 
 
 def _ask_path(window: WindowBody, run: Callable[[str], object]) -> None:

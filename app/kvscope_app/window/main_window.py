@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
-from PySide6.QtGui import QCloseEvent, QShowEvent
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QShowEvent
 
+from kvscope_app.library.offers import accept_drag, offer_recordings, open_dropped
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
@@ -72,6 +73,8 @@ class MainWindow(WindowBody):
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
         build_menus(self, self.actions_by_name)
+        if open_recording is not None:
+            offer_recordings(self)
         self.playback = self._build_playback()
         self._corner = self._build_corner()
         self._status = StatusBar(session, self)
@@ -96,6 +99,13 @@ class MainWindow(WindowBody):
         super().changeEvent(event)
         if event.type() is QEvent.Type.WindowStateChange and not self.isMinimized():
             self.refresher.touch_all()
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        accept_drag(event)
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        accept_drag(event)
+        open_dropped(self, event.mimeData())
 
     def closeEvent(self, event: QCloseEvent) -> None:
         layout.save(self, self._settings, self._group)
