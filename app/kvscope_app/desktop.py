@@ -18,10 +18,10 @@ from PySide6.QtCore import QEvent, QObject, QSettings, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.command_line import PROGRAM, Options
+from kvscope_app.leftovers import give_back, spare_the_collector
 from kvscope_app.library.library import Library
 from kvscope_app.library.place import library_folder
 from kvscope_app.library.sample import is_sample
-from kvscope_app.leftovers import give_back, spare_the_collector
 from kvscope_app.look.fonts import apply_fonts
 from kvscope_app.look.icons import app_icon
 from kvscope_app.look.theme_keeper import ThemeKeeper

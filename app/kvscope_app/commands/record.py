@@ -21,7 +21,6 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 
 if TYPE_CHECKING:
     from kvscope_app.commands.segments import SegmentedWriter
-    from kvscope_app.library.place import note_paths
     from kvscope_telemetry.sources.live_source import LiveSource
 
 LOOK_S: Final = 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -35,6 +36,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.is_known and (self.epoch, self.start_ns, self.model) == (other.epoch, other.start_ns, other.model)
 
 
+NO_FACTS: Final = Facts()
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the list."""
@@ -42,7 +46,7 @@ class Entry:
     path: str
     seen_s: float
     """When kvscope last wrote or opened it, by the wall clock: seconds since 1970."""
-    facts: Facts = Facts()
+    facts: Facts = NO_FACTS
     stamp: str = ""
     """Size and time of the file when `facts` were found out; empty: never."""
     problem: str = ""

@@ -15,6 +15,7 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 
 Index = QModelIndex | QPersistentModelIndex
+_ROOT: Final = QModelIndex()
 SORT_ROLE: Final = Qt.ItemDataRole.UserRole
 
 
@@ -80,10 +81,10 @@ class LibraryModel(QAbstractTableModel):
         used = {entry.picture for entry in entries}
         self._pictures = {data: made for data, made in self._pictures.items() if data in used}
 
-    def rowCount(self, parent: Index = QModelIndex()) -> int:
+    def rowCount(self, parent: Index = _ROOT) -> int:
         return 0 if parent.isValid() else len(self.entries)
 
-    def columnCount(self, parent: Index = QModelIndex()) -> int:
+    def columnCount(self, parent: Index = _ROOT) -> int:
         return 0 if parent.isValid() else len(Column)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:

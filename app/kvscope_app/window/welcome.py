@@ -54,6 +54,8 @@ class Welcome(QWidget):
     def offer(self, action: QAction) -> None:
         """Something to do meanwhile, as a button."""
         button = QPushButton(action.text())
+        button.setMinimumWidth(1)  # a small window stays small
+        button.setToolTip(action.toolTip())
         button.clicked.connect(action.trigger)
         self._offers.insertWidget(self._offers.count() - 1, button)
 

@@ -8,8 +8,8 @@ from typing import Final, Literal
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu
 
-from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.library.library_actions import library_actions
+from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
