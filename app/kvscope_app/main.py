@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvscope_app.bench.options import add_bench_parser
 from kvscope_app.command_line import PROGRAM, Options, parse
+from kvscope_app.commands.desktop_files import add_desktop_files_parser
 from kvscope_app.commands.export import add_export_parser
 from kvscope_app.commands.info import add_info_parser
 from kvscope_app.commands.record import add_record_parser
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
 _PATIENCE_S: Final = 0.5
 """A recording that takes longer to open gets a window meanwhile; what fails sooner ends the command."""
 
-COMMANDS: Final = (add_info_parser, add_record_parser, add_export_parser, add_recover_parser, add_bench_parser)
+COMMANDS: Final = (
+    add_info_parser,
+    add_record_parser,
+    add_export_parser,
+    add_recover_parser,
+    add_desktop_files_parser,
+    add_bench_parser,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -50,7 +50,7 @@ def look_into(path: str, watch: Watch) -> tuple[Facts, bytes]:
 
 
 def picture(course: Course, num_blocks: int) -> bytes:
-    """A PNG: time across, address in the pool of `num_blocks` down, what is held and cached; empty where nothing tells."""
+    """A PNG of the pool's `num_blocks`: time across, address down, what is held and cached. Empty where none tells."""
     if not len(course):
         return b""
     num_columns, num_rows = PICTURE_SIZE
