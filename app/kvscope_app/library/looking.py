@@ -43,6 +43,7 @@ def look_into(path: str, watch: Watch) -> tuple[Facts, bytes]:
         peak_usage=found.peak_usage,
         preemptions=found.totals["preemptions"],
         requests=found.totals["admitted"],
+        has_texts=recording.has_texts,
         is_complete=recording.info.is_complete,
         epoch=recording.info.hello.epoch,
     )

@@ -2,9 +2,9 @@
 
 An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
 `kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels; and, in chunks of
-their own, leaps over some seconds (`leaps`), a summary a second and every event, these as JSON with a JSON schema. Log
-times are the engine's monotonic clock set by the wall clock of its hello, and on the first four channels never go back
-(`log_clock`). Every keyframe begins a chunk.
+their own, leaps over some seconds (`leaps`), a summary a second and every event, and, only where somebody asked for
+them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by the
+wall clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 PROFILE: Final = "kvscope"
 SCHEMA: Final = "kvscope.TelemetryMessage"
@@ -23,7 +24,7 @@ SUFFIX: Final = ".mcap"
 PART_SUFFIX: Final = ".part"
 """Added to the name while the file is being written."""
 
-FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS = 1, 2, 3, 4, 5, 6, 7
+FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS, TEXTS = 1, 2, 3, 4, 5, 6, 7, 8
 TOPICS: Final = {
     FRAMES: "/kvscope/frames",
     STATE: "/kvscope/state",  # hellos, and snapshots that somebody asked for
@@ -32,6 +33,7 @@ TOPICS: Final = {
     SUMMARIES: "/kvscope/summaries",
     EVENTS: "/kvscope/events",
     LEAPS: "/kvscope/leaps",  # the frames of some seconds joined into one, for seeking
+    TEXTS: "/kvscope/texts",  # what blocks held, where somebody asked for it
 }
 """Channel id -> topic. A file that another tool wrote anew may have other ids; its channel records say so."""
 SEEKABLE: Final = (KEYFRAMES, LEAPS)
@@ -39,6 +41,7 @@ SEEKABLE: Final = (KEYFRAMES, LEAPS)
 JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
     SUMMARIES: ("kvscope.Summary", Summary),
     EVENTS: ("kvscope.TimedEvent", TimedEvent),
+    TEXTS: ("kvscope.RecordedText", RecordedText),
 }
 """Channels that are JSON: name of the schema, and of what it is."""
 
