@@ -36,6 +36,7 @@ OPTIONS = (
     *("--kv-host-memory", "14MiB", "--kv-disk", "24MiB"),
 )
 LONG = "the-verdict.txt"
+MAX_WAITING = 5
 SYSTEM = "You are a librarian who answers in plain words and never in more than a short paragraph."
 QUESTIONS = (
     "Who speaks here, and to whom?",
@@ -49,7 +50,7 @@ def main() -> int:
     """Make it; 1 when the engine was under no pressure."""
     parser = argparse.ArgumentParser(description="Make the sample recording.")
     parser.add_argument("out", type=Path, metavar="FILE.mcap")
-    parser.add_argument("--seconds", type=float, default=45.0, help="how long new requests come (default: 45)")
+    parser.add_argument("--seconds", type=float, default=38.0, help="how long new requests come (default: 38)")
     args = parser.parse_args()
     args.out.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvscope-sample-") as folder:
@@ -73,44 +74,48 @@ def record(out: Path, folder: Path, seconds: float) -> None:
 
 
 def load(source: LiveSource, seconds: float) -> None:
-    """Send each command at its time, then let what runs end, within reason."""
+    """Send a command after another, a slow machine fewer of them; then let what runs end, within reason."""
     began_s = time.monotonic()
-    for at, command in plan(seconds):
-        time.sleep(max(0.0, began_s + at - time.monotonic()))
-        source.send(command)
-    deadline_s = time.monotonic() + 20.0
-    while time.monotonic() < deadline_s:
-        time.sleep(0.5)
-        source.update_mirror()
-        counters = source.mirror.counters
-        if not counters.num_running + counters.num_waiting:
+    for pause_s, command in plan():
+        time.sleep(pause_s)
+        while waiting(source) > MAX_WAITING:
+            time.sleep(0.1)
+        if time.monotonic() - began_s > seconds:
             break
+        source.send(command)
+    deadline_s = time.monotonic() + 25.0
+    while time.monotonic() < deadline_s and waiting(source) + source.mirror.counters.num_running:
+        time.sleep(0.5)
     time.sleep(1.5)
 
 
-def plan(seconds: float) -> Iterator[tuple[float, Command]]:
-    """Seconds and commands, in order."""
+def waiting(source: LiveSource) -> int:
+    """Requests that wait now."""
+    source.update_mirror()
+    return source.mirror.counters.num_waiting
+
+
+def plan() -> Iterator[tuple[float, Command]]:
+    """Commands in order, each with the seconds before it."""
     chats = [json.loads(line)["prompt"] for line in _text("prompts.jsonl").splitlines()][:30]
     paragraphs = [text for text in _text(LONG).split("\n\n") if len(text) > 200]
-    at, number = 0.0, 0
-    while at < seconds:
-        wave = number // 8  # calm, then rush, then calm
+    for number in range(200):
+        wave = number // 8
+        pause_s = 0.35 if wave % 2 else 1.2  # calm, then rush, then calm
         kind = number % 8
         name = f"request-{number}"
         if kind in (0, 3, 5):
             excerpt = paragraphs[wave % len(paragraphs)][:1200]
             question = QUESTIONS[kind % len(QUESTIONS)]
-            yield at, _ask(name, f"{excerpt}\n\n{question}", 160)
+            yield pause_s, _ask(name, f"{excerpt}\n\n{question}", 160)
         elif kind == 6:
-            yield at, _ask(name, chats[number % len(chats)], 90, n=3)
+            yield pause_s, _ask(name, chats[number % len(chats)], 90, n=3)
         else:
-            yield at, _ask(name, chats[number % len(chats)], 200)
-        if number == 20:
-            yield at + 0.2, _ask("too-long", "all work and no play " * 900, 400)
+            yield pause_s, _ask(name, chats[number % len(chats)], 200)
+        if number == 9:
+            yield 0.2, _ask("too-long", "all work and no play " * 900, 400)
         if number == 12:
-            yield at + 0.4, Abort(request_id="request-10")
-        number += 1
-        at += 1.7 if wave % 2 else 0.45
+            yield 0.4, Abort(request_id="request-10")
 
 
 def _ask(name: str, text: str, max_tokens: int, n: int = 1) -> Submit:

@@ -16,6 +16,7 @@ from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import Summary
+from kvscope_telemetry.texts.block_texts import RecordedText
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.save import save
 from kvscope_telemetry.timeline.tape import Tape
@@ -50,6 +51,8 @@ class KeptTimeline:
         self.ring = ring
         self.recorder: Recorder | None = None
         """The recording that runs beside it."""
+        self.has_texts = False
+        """Whether texts of blocks were ever written to the ring."""
         self._set_sink = set_sink
         self._both: Both | None = None
         set_sink(ring)
@@ -76,15 +79,23 @@ class KeptTimeline:
             course.forget_before(self.ring.start_ns)
         return True
 
+    def write_texts(self, texts: list[RecordedText]) -> None:
+        """What blocks hold, where a person agreed: into the ring and the recording that runs."""
+        self.has_texts = self.has_texts or bool(texts)
+        self.ring.write_texts(texts)
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.writer.write_texts(texts)
+
     def open_tape(self) -> Background[Tape]:
         """What the ring has now, to be read; it grows."""
-        return Background(self._tape, "kvscope-tape")
+        return Background(self.read_tape, "kvscope-tape")
 
     def save(self, path: Path, seconds: float) -> Background[bool]:
         """Write the last `seconds` of the ring to `path`."""
 
         def work(watch: Watch) -> bool:
-            tape = self._tape(watch)
+            tape = self.read_tape(watch)
             return save(tape, path, max(tape.first_s, tape.info.duration_s - seconds), watch=watch)
 
         return Background(work, "kvscope-save")
@@ -117,6 +128,7 @@ class KeptTimeline:
             ending.wait(_END_S)
         self.ring.close()
 
-    def _tape(self, watch: Watch) -> Tape:
+    def read_tape(self, watch: Watch) -> Tape:
+        """What the ring has now, on the thread of who reads it."""
         self.ring.flush()
         return Tape.open(self.ring.folder, self.ring.origin_ns, watch)

@@ -32,6 +32,7 @@ from kvscope_telemetry.summaries.course import Course
 if TYPE_CHECKING:
     from kvscope_app.session.course_reading import CourseReading
     from kvscope_app.session.kept_timeline import KeptTimeline
+    from kvscope_app.session.recorded_texts import RecordedTexts
     from kvscope_app.session.recorder import Recorder
 
 FRAME_MS: Final = 16
@@ -69,6 +70,7 @@ class Session(QObject):
         self.course = Course()
         """Seconds and events of the whole timeline; it grows. For the GUI thread."""
         self.kept: KeptTimeline | None = None
+        self._texts: RecordedTexts | None = None
         self._link = link_of(source)
         player = player_of(source)
         other_end = self._link or player
@@ -107,6 +109,8 @@ class Session(QObject):
         self._cursor.close(wait=True)
         if self._reading is not None:
             self._reading.close()
+        if self._texts is not None:
+            self._texts.close()
         kept, self.kept = self.kept, None
         self.source.close()
         if kept is not None:
@@ -199,6 +203,15 @@ class Session(QObject):
     def recorder(self) -> Recorder | None:
         """The recording that runs."""
         return None if self.kept is None else self.kept.recorder
+
+    @property
+    def recorded_texts(self) -> RecordedTexts | None:
+        """What blocks held, as the recording or the kept past tells it; None where there is nothing that could."""
+        if self._texts is None and (self.is_file or (self.kept is not None and self.kept.has_texts)):
+            from kvscope_app.session.recorded_texts import recorded_texts  # most windows need none of it
+
+            self._texts = recorded_texts(self._end.player, self.kept)
+        return self._texts
 
     # Moving in time
 

@@ -17,6 +17,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
+from kvscope_app.recording.text_agreement import follow_agreement
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.views.base import View
@@ -73,6 +74,7 @@ class MainWindow(WindowBody):
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
         build_menus(self, self.actions_by_name)
+        follow_agreement(self)
         if open_recording is not None:
             offer_recordings(self)
         self.playback = self._build_playback()
