@@ -16,8 +16,8 @@ from kvscope_app.look.theme import Theme
 _PADDING: Final = 12
 _WIDTHS: Final = {
     Column.PICTURE: PICTURE_SIZE[0] + _PADDING,
-    Column.NAME: 200,
-    Column.MODEL: 165,
+    Column.NAME: 190,
+    Column.MODEL: 155,
     Column.WHEN: 122,
     Column.LENGTH: 70,
     Column.SIZE: 78,
@@ -25,7 +25,6 @@ _WIDTHS: Final = {
     Column.PREEMPTIONS: 80,
     Column.REQUESTS: 74,
     Column.TAGS: 96,
-    Column.NOTES: 160,
 }
 
 
