@@ -113,7 +113,7 @@ class _Watch:
             if self._texts is None:
                 self._source.take()  # nobody looks at it here
             else:
-                self._texts.look()
+                self._texts.look(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
             if self._texts is not None and status.role == Role.VIEWER:
                 raise KvscopeError(f"--record-text: at {self._endpoint} you are a viewer, and texts are for operators")

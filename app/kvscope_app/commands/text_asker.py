@@ -24,10 +24,14 @@ class TextAsker:
         self._source, self._write = source, write
         self._collector = TextCollector()
         self._tag = 0
+        self._num_files = 1
         self._next_s = self._asked_s = 0.0
 
-    def look(self) -> None:
-        """Take what came, ask for what is due, write what is sure."""
+    def look(self, num_files: int = 1) -> None:
+        """Take what came, ask for what is due, write what is sure. `num_files` were begun: each is to have all."""
+        if num_files != self._num_files:
+            self._num_files = num_files
+            self._collector.forget_written()
         update = self._source.update_mirror()
         if update is not None:
             self._collector.changed(None if update.snapshot is not None else update.block_ids)

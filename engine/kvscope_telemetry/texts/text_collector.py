@@ -137,5 +137,6 @@ class TextCollector:
 
     def _is_written(self, ledger: Ledger, ids: IdArray) -> npt.NDArray[np.bool_]:
         same_owner = self._owner[ids] == ledger.owner[ids]
-        same: npt.NDArray[np.bool_] = same_owner & (self._hash[ids] == ledger.hash[ids])
-        return same & (self._filled[ids] == ledger.filled[ids])
+        same_tokens = (self._hash[ids] == ledger.hash[ids]) & (self._filled[ids] == ledger.filled[ids])
+        same: npt.NDArray[np.bool_] = same_owner & same_tokens
+        return same
