@@ -5,12 +5,14 @@ Owns the librarian and who watches. Knows no widget; signals are emitted on the 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.library.librarian import Librarian, Told
+from kvscope_app.library.store import LibraryStore
 
 _LOOK_MS: Final = 80
 
@@ -60,12 +62,12 @@ class Library(QObject):
     def remove(self, paths: list[str]) -> None:
         """No longer list them; the files stay."""
         for path in paths:
-            self._librarian.do(lambda store, path=path: store.remove(path))
+            self._librarian.do(partial(LibraryStore.remove, path=path))
 
     def restore(self, paths: list[str]) -> None:
         """List again what was removed."""
         for path in paths:
-            self._librarian.do(lambda store, path=path: store.restore(path))
+            self._librarian.do(partial(LibraryStore.restore, path=path))
 
     def relocate(self, old: str, new: Path) -> None:
         """The recording listed at `old`, whose file is gone, is at `new`."""

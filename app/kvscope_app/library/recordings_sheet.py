@@ -6,7 +6,6 @@ Owns its widgets and what was removed last. What is listed is the library's; ope
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -217,15 +216,13 @@ class RecordingsSheet(Sheet):
         self._buttons["open"].setProperty("look", "primary")
         self._buttons["compare"].setVisible(self._compare is not None)
         row.addStretch()
-        for text, run in (
-            ("Sample recording", partial(try_to_open, self._window, str(sample_recording()))),
-            ("Open another file…", partial(ask_file, self._window)),
-        ):
-            button = QPushButton(text)
+        sample, other = QPushButton("Sample recording"), QPushButton("Open another file…")
+        sample.setToolTip(SAMPLE_TEXT)
+        sample.clicked.connect(lambda: try_to_open(self._window, str(sample_recording())))
+        other.clicked.connect(lambda: ask_file(self._window))
+        for button in (sample, other):
             button.setAutoDefault(False)
-            button.clicked.connect(lambda _=False, run=run: run())
             row.addWidget(button)
-        row.itemAt(row.count() - 2).widget().setToolTip(SAMPLE_TEXT)
         return row
 
 

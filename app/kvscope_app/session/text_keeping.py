@@ -77,8 +77,9 @@ class TextKeeping(QObject):
         mirror, kept = session.live_mirror, session.kept
         if kept is None or mirror.epoch is None or not session.may_operate:
             return
-        if kept.recorder is not self._recorder:
-            self._recorder = kept.recorder
+        recorder = kept.recorder
+        if recorder is not self._recorder and (recorder is None or recorder.writer.num_written):
+            self._recorder = recorder
             self._collector.forget_written()  # a file begins that has nothing yet
         elif now_s - self._restated_s > _RESTATE_S and mirror.ledger.num_blocks <= _MAX_RESTATED:
             self._restated_s = now_s

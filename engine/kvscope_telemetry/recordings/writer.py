@@ -180,6 +180,8 @@ class RecordingWriter:
         """In chunks of their own: who does not ask for them reads past."""
         self._num_lost -= 1
         newest_ns = self._newest_ns
+        if not newest_ns:  # of a state that is not in the file
+            return
         timed = [text if text.time_ns else msgspec.structs.replace(text, time_ns=newest_ns) for text in texts]
         entries = [(TEXTS, text.time_ns, encode_text(text)) for text in timed]
         self._file.add_together([entry for entry in entries if len(entry[2]) <= MAX_TEXT_BYTES])

@@ -28,6 +28,8 @@ class TextCollector:
     `confirmed`."""
 
     def __init__(self) -> None:
+        self.num_confirmed = 0
+        """Texts since a file began."""
         self._epoch: int | None = None
         self._dirty: list[IdArray] = []
         self._is_all_dirty = True
@@ -53,6 +55,7 @@ class TextCollector:
 
     def forget_written(self) -> None:
         """A file begins that has nothing yet: all is due again."""
+        self.num_confirmed = 0
         self._owner.fill(-2)
         self.changed(None)
 
@@ -86,7 +89,9 @@ class TextCollector:
         """Of the answers, those whose block is now as it was when it was asked for."""
         self._follow(ledger, epoch)
         answers, self._answers = self._answers, []
-        return [text for content in answers if (text := self._believed(ledger, epoch, content)) is not None]
+        texts = [text for content in answers if (text := self._believed(ledger, epoch, content)) is not None]
+        self.num_confirmed += len(texts)
+        return texts
 
     def _believed(self, ledger: Ledger, epoch: int, content: BlockContent) -> RecordedText | None:
         block = content.block

@@ -66,7 +66,7 @@ def test_it_is_asked_once_and_remembered(window, settings, qtbot):
 
 def test_without_a_yes_nothing_is_asked_of_the_engine_and_nothing_kept(window, qtbot, tmp_path):
     record(window, str(tmp_path / "without.mcap"))
-    qtbot.wait(700)
+    qtbot.waitUntil(lambda: window.session.kept.recorder.writer.num_written > 5, timeout=WAIT_MS)
     stop_recording(window)
     qtbot.waitUntil(lambda: (tmp_path / "without.mcap").exists(), timeout=WAIT_MS)
     assert not Recording.open(tmp_path / "without.mcap").has_texts
@@ -77,8 +77,8 @@ def test_with_a_yes_a_recording_and_the_last_minutes_have_them(window, settings,
     window.actions_by_name["record_texts"].trigger()
     assert texts_agreed(settings) is True
     record(window, str(tmp_path / "with.mcap"))
-    qtbot.waitUntil(lambda: window.session.kept.has_texts, timeout=WAIT_MS)
-    qtbot.wait(600)
+    keeping = window.session.findChild(TextKeeping)
+    qtbot.waitUntil(lambda: keeping._recorder is not None and keeping._collector.num_confirmed > 0, timeout=WAIT_MS)
     stop_recording(window)
     keep_last(window, 60.0, str(tmp_path / "kept.mcap"))
     for name in ("with.mcap", "kept.mcap"):
