@@ -16,8 +16,8 @@ from kvscope_app.look.theme import Theme
 _PADDING: Final = 12
 _WIDTHS: Final = {
     Column.PICTURE: PICTURE_SIZE[0] + _PADDING,
-    Column.NAME: 190,
-    Column.MODEL: 155,
+    Column.NAME: 185,
+    Column.MODEL: 140,
     Column.WHEN: 122,
     Column.LENGTH: 70,
     Column.SIZE: 78,

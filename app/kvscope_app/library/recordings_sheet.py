@@ -6,6 +6,7 @@ Owns its widgets and what was removed last. What is listed is the library's; ope
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme import Theme
+from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.open_file import ask_file, try_to_open
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_body import WindowBody
@@ -230,11 +232,29 @@ def show_recordings(window: WindowBody, compare: Compare | None = None) -> Recor
     """The sheet of `window`, brought up; None where there is no list."""
     if window.library is None:
         return None
+    if compare is None and getattr(window, "compare", None) is not None:
+        compare = partial(compare_two, window)
     sheet = window.findChild(RecordingsSheet) or RecordingsSheet(window, window.library, compare)
     sheet.show()
     sheet.raise_()
     sheet.activateWindow()
     return sheet
+
+
+def compare_two(window: WindowBody, first: Path, second: Path) -> None:
+    """Open both, one after the other, and hand them to what compares; say why not where one cannot be opened."""
+
+    def open_next(path: Path, then: Callable[[object], object]) -> None:
+        opening = FileOpening(str(path), window)
+        opening.opened.connect(then)
+        opening.failed.connect(lambda reason: window.banner.tell("These cannot be compared", reason))
+        window.closing.connect(opening.cancel)
+        for ended in (opening.opened, opening.failed, opening.cancelled):
+            ended.connect(opening.deleteLater)
+
+    compare = getattr(window, "compare", None)
+    if compare is not None:
+        open_next(first, lambda a: open_next(second, lambda b: compare(a, b)))
 
 
 def select_rows(sheet: RecordingsSheet, rows: list[int]) -> None:

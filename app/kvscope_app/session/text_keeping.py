@@ -24,7 +24,7 @@ _RESTATE_S: Final = 30.0
 _MAX_RESTATED: Final = 4096
 """A ring forgets its oldest segments: where there are no more blocks than this, all texts are written again."""
 _GIVE_UP_S: Final = 5.0
-_FIRST_TAG: Final = 1 << 42
+_FIRST_TAG: Final = 1 << 44
 
 
 def texts_agreed(settings: QSettings) -> bool | None:

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.library.model import Column
 from kvscope_app.library.offers import open_dropped
-from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, select_rows, show_recordings
+from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, compare_two, select_rows, show_recordings
 from kvscope_app.library.sample import sample_recording
 
 WAIT_MS = 60_000
@@ -118,6 +118,15 @@ def test_two_can_be_compared_where_that_is_offered(window, library, record, qtbo
     sheet._buttons["compare"].click()
     assert sorted(compared[0]) == ["a.mcap", "b.mcap"]
     sheet.close()
+
+
+def test_two_are_opened_for_what_compares(sheet, window, qtbot, tmp_path):
+    compared = []
+    window.compare = lambda first, second: compared.append((first.path.name, second.path.name))
+    compare_two(window, tmp_path / "first.mcap", tmp_path / "second.mcap")
+    qtbot.waitUntil(lambda: compared == [("first.mcap", "second.mcap")], timeout=WAIT_MS)
+    compare_two(window, tmp_path / "first.mcap", tmp_path / "gone.mcap")
+    qtbot.waitUntil(lambda: window.banner.text == "These cannot be compared", timeout=WAIT_MS)
 
 
 def test_the_folder_is_shown(sheet, monkeypatch, tmp_path):

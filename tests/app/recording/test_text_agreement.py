@@ -126,10 +126,9 @@ def test_a_played_block_tells_its_text_from_the_file(played, qtbot):
     block = int(full[0])
     stamp = block_facts(played.mirror, block, 16).stamp
     assert texts.get(block, stamp) is None
-    assert texts.is_waiting(block, stamp)
+    assert texts.may_ask(block, stamp)
     qtbot.waitUntil(lambda: texts.get(block, stamp) is not None, timeout=WAIT_MS)
     assert texts.get(block, stamp).text == f"words of block {block}"
-    assert not texts.is_waiting(block, stamp)
     texts.deleteLater()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_app.look.number_text import count, plural
-from kvscope_app.views.page_map.block_texts import Stamp
+from kvscope_app.views.page_map.block_texts import Stamp, stamp_of
 from kvscope_app.views.places import is_swapped_out, place_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 from kvscope_telemetry.state.mirror import Mirror
@@ -84,7 +84,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
         holders=holders,
         owner=None if owner == NO_OWNER or not holds else owner,
-        stamp=_stamp(mirror, block) if holds else None,
+        stamp=stamp_of(mirror, block) if holds else None,
         empty="" if holds else _EMPTY_PLACE if place.tier is not Tier.HBM else _EMPTY[state],
     )
 
@@ -154,8 +154,3 @@ def _holders(mirror: Mirror, block: int) -> tuple[int, ...]:
     ledger = mirror.ledger
     limit = min(int(ledger.ref_count[block]), MAX_HOLDERS_NAMED)
     return tuple(mirror.requests.holders(block, limit, first=int(ledger.owner[block])))
-
-
-def _stamp(mirror: Mirror, block: int) -> Stamp:
-    ledger = mirror.ledger
-    return Stamp(mirror.epoch or 0, int(ledger.owner[block]), int(ledger.filled[block]), int(ledger.hash[block]))

@@ -15,6 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText, Reply
+from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
 MAX_KEPT: Final = 512
@@ -34,13 +35,20 @@ class Stamp:
     hash: int
 
 
+def stamp_of(mirror: Mirror, block: int) -> Stamp:
+    """Of a block, 0 <= block < mirror.num_rows."""
+    ledger = mirror.ledger
+    return Stamp(mirror.epoch or 0, int(ledger.owner[block]), int(ledger.filled[block]), int(ledger.hash[block]))
+
+
 class BlockTexts(QObject):
     """Cache of block contents by block and stamp."""
 
     arrived = Signal(int)
     """The content of this block is there now."""
 
-    def __init__(self, session: Session, parent: QObject | None = None) -> None:
+    def __init__(self, session: Session, parent: QObject | None = None, first_tag: int = _FIRST_TAG) -> None:
+        """`first_tag`: who asks beside others on the same session has tags of its own."""
         super().__init__(parent)
         self._session = session
         self._kept: OrderedDict[tuple[int, Stamp], BlockContent] = OrderedDict()
@@ -48,7 +56,7 @@ class BlockTexts(QObject):
         self._wanted: tuple[int, Stamp] | None = None
         self._looking: Background[BlockContent] | None = None
         self._tag = 0
-        self._tags = itertools.count(_FIRST_TAG)
+        self._tags = itertools.count(first_tag)
         self._timer = QTimer(self, singleShot=True, interval=ASK_EVERY_MS)
         self._timer.timeout.connect(self._ask)
         self._give_up = QTimer(self, singleShot=True, interval=GIVE_UP_MS)
@@ -61,29 +69,23 @@ class BlockTexts(QObject):
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        if key != self._asked and self._can_be_told(key):
+        if key != self._asked and self.may_ask(block, stamp):
             self._wanted = key
             if not self._timer.isActive() and self._asked is None:
                 self._timer.start()
         return None
 
-    def is_waiting(self, block: int, stamp: Stamp) -> bool:
-        """Whether that was asked for, or soon will be."""
-        return (block, stamp) in (self._asked, self._wanted)
+    def may_ask(self, block: int, stamp: Stamp) -> bool:
+        """Whether somebody can tell: the engine, of a block that is so now; of another time, what was recorded."""
+        return self._is_live(block, stamp) or self._session.recorded_texts is not None
 
-    def _can_be_told(self, key: tuple[int, Stamp]) -> bool:
-        if self._is_present(key):
-            return self._session.may_operate
-        return self._session.recorded_texts is not None
-
-    def _is_present(self, key: tuple[int, Stamp]) -> bool:
-        """Whether the block is so now, at the other end."""
-        mirror, (block, stamp) = self._session.live_mirror, key
-        if self._session.is_file or mirror.epoch != stamp.epoch or block >= mirror.ledger.num_blocks:
+    def _is_live(self, block: int, stamp: Stamp) -> bool:
+        """Whether there is an engine that may be asked, and the block there is still what is shown: away from the end
+        it may hold another's text."""
+        live = self._session.live_mirror
+        if not self._session.may_operate:
             return False
-        row = (mirror.ledger.owner[block], mirror.ledger.filled[block], mirror.ledger.hash[block])
-        is_live = self._session.mirror is mirror  # a block that fills is another by the time it is asked for
-        return is_live or tuple(int(value) for value in row) == (stamp.owner, stamp.filled, stamp.hash)
+        return live is self._session.mirror or (block < live.num_rows and stamp_of(live, block) == stamp)
 
     def _ask(self) -> None:
         if self._looking is not None:
@@ -92,7 +94,7 @@ class BlockTexts(QObject):
         if self._wanted is None or self._asked is not None:
             return
         self._asked, self._wanted = self._wanted, None
-        recorded = None if self._is_present(self._asked) else self._session.recorded_texts
+        recorded = None if self._is_live(*self._asked) else self._session.recorded_texts
         if recorded is not None:
             block, stamp = self._asked
             asked = Asked(stamp.epoch, block, stamp.owner, stamp.filled, stamp.hash)

@@ -260,7 +260,7 @@ class PageMapView(View):
             self._card.hide()
             return
         content = None if facts.stamp is None else self._texts.get(block, facts.stamp)
-        waiting = content is None and facts.stamp is not None and self._texts.is_waiting(block, facts.stamp)
+        waiting = facts.stamp is not None and content is None and self._texts.may_ask(block, facts.stamp)
         self._card.show_block(facts, content, waiting)
         self._card.place(self.canvas.cell_rect(block), self.canvas.rect())
         if self.canvas.hasFocus():
