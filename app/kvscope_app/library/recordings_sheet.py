@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import QItemSelectionModel, Qt, QUrl
+from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLineEdit, QPushButton, QStackedLayout, QWidget
 
+from kvscope_app.library.compare_two import compare_two
 from kvscope_app.library.entry import Entry
 from kvscope_app.library.library import Library
 from kvscope_app.library.library_table import LibraryTable
@@ -22,7 +23,6 @@ from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme import Theme
-from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.open_file import ask_file, try_to_open
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_body import WindowBody
@@ -239,28 +239,3 @@ def show_recordings(window: WindowBody, compare: Compare | None = None) -> Recor
     sheet.raise_()
     sheet.activateWindow()
     return sheet
-
-
-def compare_two(window: WindowBody, first: Path, second: Path) -> None:
-    """Open both, one after the other, and hand them to what compares; say why not where one cannot be opened."""
-
-    def open_next(path: Path, then: Callable[[object], object]) -> None:
-        opening = FileOpening(str(path), window)
-        opening.opened.connect(then)
-        opening.failed.connect(lambda reason: window.banner.tell("These cannot be compared", reason))
-        window.closing.connect(opening.cancel)
-        for ended in (opening.opened, opening.failed, opening.cancelled):
-            ended.connect(opening.deleteLater)
-
-    compare = getattr(window, "compare", None)
-    if compare is not None:
-        open_next(first, lambda a: open_next(second, lambda b: compare(a, b)))
-
-
-def select_rows(sheet: RecordingsSheet, rows: list[int]) -> None:
-    """Select rows as they are shown."""
-    selection = sheet.table.selectionModel()
-    selection.clearSelection()
-    flags = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
-    for row in rows:
-        selection.select(sheet.table.proxy.index(row, 0), flags)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+from PySide6.QtCore import QItemSelectionModel, QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDesktopServices, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QApplication
 
+from kvscope_app.library.compare_two import compare_two
 from kvscope_app.library.model import Column
 from kvscope_app.library.offers import open_dropped
-from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, compare_two, select_rows, show_recordings
+from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, show_recordings
 from kvscope_app.library.sample import sample_recording
 
 WAIT_MS = 60_000
@@ -39,6 +40,14 @@ def sheet(window, library, record, qtbot):
 
 def wait(sheet, qtbot, until):
     qtbot.waitUntil(lambda: bool(until(sheet.table.model_of_list.entries)), timeout=WAIT_MS)
+
+
+def select_rows(sheet, rows):
+    selection = sheet.table.selectionModel()
+    selection.clearSelection()
+    for row in rows:
+        flags = QItemSelectionModel.SelectionFlag.Select | QItemSelectionModel.SelectionFlag.Rows
+        selection.select(sheet.table.proxy.index(row, 0), flags)
 
 
 def names(sheet):
