@@ -107,7 +107,8 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         metavar="FILE.mcap",
         action="append",
         default=[],
-        help="play a recording instead of starting an engine; each gets a window (repeatable)",
+        help="play a recording instead of starting an engine; each gets a window (repeatable). `sample` is one that"
+        " comes with kvscope: an engine under pressure",
     )
     parser.add_argument("--keep-engine", action="store_true", help="leave the engine running when the desktop closes")
     parser.add_argument("--theme", choices=THEME_CHOICES, help="colours (default: as last time, at first auto)")

@@ -19,6 +19,9 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.command_line import PROGRAM, Options
 from kvscope_app.leftovers import give_back, spare_the_collector
+from kvscope_app.library.library import Library
+from kvscope_app.library.place import library_folder
+from kvscope_app.library.sample import is_sample
 from kvscope_app.look.fonts import apply_fonts
 from kvscope_app.look.icons import app_icon
 from kvscope_app.look.theme_keeper import ThemeKeeper
@@ -63,6 +66,7 @@ class Desktop(QObject):
         self.failures: list[str] = []
         """Why recordings of the command line could not be opened, a line each."""
         self.sessions: list[Session] = []
+        self._library = Library(library_folder(), self)
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
         self._forgetting.timeout.connect(partial(give_back, app))
 
@@ -89,6 +93,8 @@ class Desktop(QObject):
         """Play `recording`."""
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # most windows need none of it
 
+        if recording.path.is_file() and not is_sample(recording.path):
+            self._library.note(recording.path)
         return self._open(PlaybackSource(recording))
 
     def open_when_ready(self, opening: RecordingOpening) -> QWidget:
@@ -158,6 +164,7 @@ class Desktop(QObject):
             comparison.close()
         while self.sessions:
             self._end(self.sessions[0])
+        self._library.close()
         self._slots.close()
 
     def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
@@ -165,6 +172,7 @@ class Desktop(QObject):
         slot = self._slots.take(window_kind(session))
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
         window.compare = partial(self.compare, beside=window)
+        window.library = self._library
         layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from kvscope_app.bench.options import add_bench_parser
 from kvscope_app.command_line import PROGRAM, Options, parse
 from kvscope_app.commands.compare import add_compare_parser
+from kvscope_app.commands.desktop_files import add_desktop_files_parser
 from kvscope_app.commands.export import add_export_parser
 from kvscope_app.commands.info import add_info_parser
 from kvscope_app.commands.record import add_record_parser
@@ -35,6 +36,7 @@ COMMANDS: Final = (
     add_export_parser,
     add_recover_parser,
     add_compare_parser,
+    add_desktop_files_parser,
     add_bench_parser,
 )
 
@@ -86,9 +88,10 @@ def run(options: Options) -> int:
 def _begin_to_open(paths: Sequence[str]) -> list[RecordingOpening]:
     if not paths:
         return []
+    from kvscope_app.library.sample import path_of
     from kvscope_app.playback.recording_opening import RecordingOpening
 
-    return [RecordingOpening(path) for path in paths]
+    return [RecordingOpening(path_of(path)) for path in paths]
 
 
 def _wait_a_moment(openings: Sequence[RecordingOpening]) -> None:

@@ -15,6 +15,8 @@ KEPT_MEGABYTES: Final = "timeline/megabytes"
 """How much of the past a live session keeps on the disk, at most."""
 ALARM_RULES: Final = "alarms/rules"
 """When alarms ring, as JSON (`kvscope_telemetry.alarms.rules`)."""
+RECORD_TEXTS: Final = "recording/texts"
+"""Whether recordings, and what is kept of a live session, hold prompts and answers: `yes` or `no`, once asked."""
 LAYOUT_VERSION: Final = 3
 """Of a window's docks. A saved layout of another version is not restored, but for those before that are named here."""
 LAYOUT_BEFORE_TIMELINE: Final = 2

@@ -17,6 +17,7 @@ from kvscope_telemetry.recordings.request_index import RecordedRequest
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,13 @@ class Recorded(Protocol):
 
     def raw_messages(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
         """All that was written in this time (by the wall clock, both included), keyframes too."""
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether prompts and answers can be read in it."""
+
+    def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
+        """What blocks held, in the order it was written, from about `from_ns` on."""
 
     def glances(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
         """Summaries and events that were written, in their order; from about `from_ns` on."""

@@ -52,6 +52,7 @@ def _as_json(recording: Recording, found: Digest) -> dict[str, object]:
         "file_bytes": recording.path.stat().st_size,
         "is_complete": recording.info.is_complete,
         "num_frames": recording.info.num_frames,
+        "has_texts": recording.has_texts,
         "damage": recording.detail.splitlines(),
         **msgspec.to_builtins(found),
     }
@@ -86,6 +87,7 @@ def _as_text(recording: Recording, found: Digest) -> str:
         ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s)),
         ("next tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s)),
         ("gaps", _gaps(found)),
+        ("texts", "prompts and answers can be read in it" if recording.has_texts else "none"),
         ("file", _damage(recording)),
     ]
     return "\n".join(f"{name:<12} {text}" for name, text in rows)

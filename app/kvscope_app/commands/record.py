@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvscope_app.commands.text_asker import TextAsker
 from kvscope_app.commands.values import size, span
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 if TYPE_CHECKING:
@@ -44,6 +46,11 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--seconds", metavar="N", type=span, help="how long, from the first that comes (without it: until Ctrl-C)"
     )
+    parser.add_argument(
+        "--record-text",
+        action="store_true",
+        help="what blocks hold as text as well, so that prompts and answers can be read in the file (for operators)",
+    )
     parser.add_argument("--key", metavar="FILE", type=Path, help="key file for the engine, as with `kvscope --attach`")
     parser.add_argument(
         "--wait",
@@ -64,6 +71,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 def record(args: argparse.Namespace) -> int:
     """Record; 1 when it ended before the time that was asked for."""
     from kvscope_app.commands.segments import SegmentedWriter
+    from kvscope_app.library.place import note_paths
     from kvscope_telemetry.keys.connections import key_for
     from kvscope_telemetry.sockets.endpoints import require_curve
     from kvscope_telemetry.sources.live_source import LiveSource
@@ -79,6 +87,7 @@ def record(args: argparse.Namespace) -> int:
         raise KvscopeError(failure)
     if not writer.has_begun:
         raise KvscopeError(f"nothing was recorded: {why or 'it was stopped before anything came'}")
+    note_paths(writer.paths)
     print(
         f"{_named(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames" + (f"; {why}" if why else "")
     )
@@ -94,14 +103,20 @@ class _Watch:
         self._wait_s: float = args.wait
         self._endpoint: str = args.endpoint
         self._source, self._writer, self._stopped = source, writer, stopped
+        self._texts = TextAsker(source, writer.write_texts) if args.record_text else None
         self._present_s = self._told_s = time.monotonic()
         self._state: SourceState | None = None
 
     def run(self) -> str:
         """Returns when it is over; why, where that is not what was asked for."""
         while not self._stopped.wait(LOOK_S):
-            self._source.take()  # nobody looks at it here
+            if self._texts is None:
+                self._source.take()  # nobody looks at it here
+            else:
+                self._texts.look(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
+            if self._texts is not None and status.role == Role.VIEWER:
+                raise KvscopeError(f"--record-text: at {self._endpoint} you are a viewer, and texts are for operators")
             is_refused = status.state is SourceState.REFUSED
             if not is_refused and status.state not in _ABSENT:
                 self._present_s = now_s

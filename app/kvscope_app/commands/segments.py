@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from kvscope_telemetry.errors import BadInput, KvscopeError
@@ -17,6 +18,7 @@ from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 
 class SegmentedWriter:
@@ -79,6 +81,10 @@ class SegmentedWriter:
                 self._begin_next()
             self._follower.feed(message)
         return self._writer.write(message, data)
+
+    def write_texts(self, texts: Iterable[RecordedText]) -> object:
+        """What blocks hold, into the file in progress."""
+        return self._writer.write_texts(texts)
 
     def close(self) -> str:
         """Make the files whole; why that failed, empty when it did not. Where nothing came nothing is left."""

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QFileDialog, QInputDialog, QProgressDialog
 from kvscope_app.look.model_name import model_name
 from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.recording.kept_dialog import KeptDialog
+from kvscope_app.recording.text_agreement import ask_once, text_actions
 from kvscope_app.session.background import Background
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
@@ -36,6 +37,7 @@ def recording_actions(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("record", "Record from now on…", TIME, partial(ask_recording, window), ("Ctrl+R",)),
         ActionSpec("stop_recording", "Stop recording", TIME, partial(stop_recording, window)),
         ActionSpec("kept_bounds", "Timeline keeps…", TIME, partial(_ask_bounds, window)),
+        *text_actions(window, TIME),
     ]
 
 
@@ -52,7 +54,11 @@ def free_path(window: WindowBody) -> Path:
 
 
 def ask_minutes(window: WindowBody) -> None:
-    """How many, then where."""
+    """How many, then where; at first, whether with texts."""
+    ask_once(window, partial(_ask_minutes, window))
+
+
+def _ask_minutes(window: WindowBody) -> None:
     around = window.session.timeline_range_ns
     if window.session.kept is None or around is None:
         window.statusBar().showMessage("Nothing is kept yet", _NOTICE_MS)
@@ -71,8 +77,8 @@ def ask_minutes(window: WindowBody) -> None:
 
 
 def ask_recording(window: WindowBody) -> None:
-    """Where to."""
-    _ask_path(window, partial(record, window))
+    """Where to; at first, whether with texts."""
+    ask_once(window, lambda: _ask_path(window, partial(record, window)))
 
 
 def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
@@ -84,6 +90,7 @@ def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
 
     def done() -> None:
         if work.made:
+            _note(window, _with_ending(path))
             window.statusBar().showMessage(f"Kept in {_with_ending(path)}", _NOTICE_MS)
         elif work.failure:
             window.banner.tell("The last minutes could not be kept", work.failure)
@@ -98,6 +105,7 @@ def record(window: WindowBody, path: str) -> None:
         return
     try:
         kept.start_recording(_with_ending(path))
+        _note(window, _with_ending(path))
     except BadInput as error:
         window.banner.tell("That cannot be recorded", str(error))
     window.session.status_changed.emit()
@@ -150,6 +158,12 @@ class Task(QObject):
         self._clock.stop()
         self.work.cancel()
         self.work.wait(2.0)
+
+
+def _note(window: WindowBody, path: Path) -> None:
+    """It is listed among the recordings."""
+    if window.library is not None:
+        window.library.note(path)
 
 
 def _ask_path(window: WindowBody, run: Callable[[str], object]) -> None:

@@ -17,6 +17,7 @@ from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import Summary
+from kvscope_telemetry.texts.block_texts import RecordedText
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.save import save
 from kvscope_telemetry.timeline.tape import Tape
@@ -51,6 +52,8 @@ class KeptTimeline:
         self.ring = ring
         self.recorder: Recorder | None = None
         """The recording that runs beside it."""
+        self.has_texts = False
+        """Whether texts of blocks were ever written to the ring."""
         self._set_sink = set_sink
         self._both: Both | None = None
         set_sink(ring)
@@ -85,21 +88,23 @@ class KeptTimeline:
                 self.recorder.writer.mark(bookmark)
         return "" if all(taken) else f"bookmarks last as long as this window: {self.failure or 'nothing is kept'}"
 
+    def write_texts(self, texts: list[RecordedText]) -> None:
+        """What blocks hold, where a person agreed: into the ring and the recording that runs."""
+        self.has_texts = self.has_texts or bool(texts)
+        self.ring.write_texts(texts)
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.writer.write_texts(texts)
+
     def open_tape(self) -> Background[Tape]:
         """What the ring has now, to be read; it grows."""
-
-        def work(watch: Watch) -> Tape:
-            self.ring.flush()
-            return self.tape(watch)
-
-        return Background(work, "kvscope-tape")
+        return Background(self.read_tape, "kvscope-tape")
 
     def save(self, path: Path, seconds: float) -> Background[bool]:
         """Write the last `seconds` of the ring to `path`."""
 
         def work(watch: Watch) -> bool:
-            self.ring.flush()
-            tape = self.tape(watch)
+            tape = self.read_tape(watch)
             return save(tape, path, max(tape.first_s, tape.info.duration_s - seconds), watch=watch)
 
         return Background(work, "kvscope-save")
@@ -132,6 +137,7 @@ class KeptTimeline:
             ending.wait(_END_S)
         self.ring.close()
 
-    def tape(self, watch: Watch) -> Tape:
-        """What of the ring is written; whoever calls waits, and reads it alone."""
+    def read_tape(self, watch: Watch) -> Tape:
+        """What the ring has now, on the thread of who reads it."""
+        self.ring.flush()
         return Tape.open(self.ring.folder, self.ring.origin_ns, watch)

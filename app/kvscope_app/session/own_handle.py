@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OwnHandle:
-    """`open_it` opens it; `flush` has what is kept in memory written."""
+    """`open_it` opens it, all that was kept until then; `flush` has what is in memory written, before a second look."""
 
     def __init__(self, open_it: Callable[[Watch], Recorded], flush: Callable[[], object]) -> None:
         self._open_it = open_it
@@ -24,7 +24,6 @@ class OwnHandle:
     def get(self, watch: Watch) -> Recorded:
         """With all that was recorded until now. Waits; raises BadInput where it cannot be read."""
         if self._recorded is None:
-            self._flush()
             self._recorded = self._open_it(watch)
         elif self._recorded.may_grow:
             self._flush()

@@ -36,6 +36,7 @@ from kvscope_telemetry.summaries.course import Course
 if TYPE_CHECKING:
     from kvscope_app.session.course_reading import CourseReading
     from kvscope_app.session.kept_timeline import KeptTimeline
+    from kvscope_app.session.recorded_texts import RecordedTexts
     from kvscope_app.session.recorder import Recorder
 
 FRAME_MS: Final = 16
@@ -76,6 +77,7 @@ class Session(QObject):
         self.bookmarks.failed.connect(self.noticed)
         self.loop = Loop(self, self)
         self.kept: KeptTimeline | None = None
+        self._texts: RecordedTexts | None = None
         self._link = link_of(source)
         player = player_of(source)
         other_end = self._link or player
@@ -117,6 +119,8 @@ class Session(QObject):
         self._cursor.close(wait=True)
         if self._reading is not None:
             self._reading.close()
+        if self._texts is not None:
+            self._texts.close()
         kept, self.kept = self.kept, None
         self.source.close()
         if kept is not None:
@@ -209,6 +213,15 @@ class Session(QObject):
     def recorder(self) -> Recorder | None:
         """The recording that runs."""
         return None if self.kept is None else self.kept.recorder
+
+    @property
+    def recorded_texts(self) -> RecordedTexts | None:
+        """What blocks held, as the recording or the kept past tells it; None where there is nothing that could."""
+        if self._texts is None and (self.is_file or (self.kept is not None and self.kept.has_texts)):
+            from kvscope_app.session.recorded_texts import recorded_texts  # most windows need none of it
+
+            self._texts = recorded_texts(self._end.player, self.kept)
+        return self._texts
 
     # Moving in time
 
@@ -346,7 +359,7 @@ class Session(QObject):
             recording = player.recording
             open_it = partial(type(recording).open, recording.path)  # type: ignore[attr-defined]
             return OwnHandle(lambda watch: open_it(watch=watch), lambda: None)
-        return None if self.kept is None else OwnHandle(self.kept.tape, self.kept.ring.flush)
+        return None if self.kept is None else OwnHandle(self.kept.read_tape, self.kept.ring.flush)
 
     @property
     def takes_commands(self) -> bool:

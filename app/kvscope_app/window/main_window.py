@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
-from PySide6.QtGui import QCloseEvent, QShowEvent
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.debugger.debug_actions import NUM_STEPS
 from kvscope_app.debugger.held_bar import HeldBar
 from kvscope_app.debugger.selection_menus import add_to_requests
+from kvscope_app.library.offers import accept_drag, offer_recordings, open_dropped
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.marks.alarm_strip import AlarmStrip
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
+from kvscope_app.recording.text_agreement import follow_agreement
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.views.base import View
@@ -82,6 +84,9 @@ class MainWindow(WindowBody):
         self.actions_by_name = Actions(self)
         add_actions(self, self.actions_by_name)
         build_menus(self, self.actions_by_name)
+        follow_agreement(self)
+        if open_recording is not None:
+            offer_recordings(self)
         self.playback = self._build_playback()
         self.held = self._build_held()
         self._corner = self._build_corner()
@@ -107,6 +112,13 @@ class MainWindow(WindowBody):
         super().changeEvent(event)
         if event.type() is QEvent.Type.WindowStateChange and not self.isMinimized():
             self.refresher.touch_all()
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        accept_drag(event)
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        accept_drag(event)
+        open_dropped(self, event.mimeData())
 
     def closeEvent(self, event: QCloseEvent) -> None:
         layout.save(self, self._settings, self._group)

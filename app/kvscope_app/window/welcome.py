@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.icons import pixmap
@@ -40,6 +41,7 @@ class Welcome(QWidget):
         self._bar.setTextVisible(False)
         self._signs = [PlainLabel() for _ in _TOLD]
         self._mark = PlainLabel()
+        self._offers = QHBoxLayout()
         self._build()
         self.show_waiting("Starting the engine", "")
 
@@ -48,6 +50,14 @@ class Welcome(QWidget):
         self._mark.setPixmap(pixmap("kvscope", "#000001", 44))
         for sign, (name, _, _) in zip(self._signs, _TOLD, strict=True):
             sign.setPixmap(pixmap(name, theme.accent, 20))
+
+    def offer(self, action: QAction) -> None:
+        """Something to do meanwhile, as a button."""
+        button = QPushButton(action.text())
+        button.setMinimumWidth(1)  # a small window stays small
+        button.setToolTip(action.toolTip())
+        button.clicked.connect(action.trigger)
+        self._offers.insertWidget(self._offers.count() - 1, button)
 
     def show_waiting(self, title: str, detail: str) -> None:
         """Something is waited for; nobody knows how long."""
@@ -95,6 +105,10 @@ class Welcome(QWidget):
         column.addWidget(self._bar)
         column.addSpacing(14)
         column.addLayout(self._told())
+        column.addSpacing(12)
+        self._offers.setSpacing(8)
+        self._offers.addStretch(1)
+        column.addLayout(self._offers)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(24, 24, 24, 24)
         outer.addStretch(2)

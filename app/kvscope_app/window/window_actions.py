@@ -12,6 +12,7 @@ from kvscope_app.compare.ask import ask_other
 from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
+from kvscope_app.library.library_actions import library_actions
 from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.marks.mark_actions import clear_choice, mark_actions
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
@@ -104,7 +105,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
     ]
     recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
     end = [
-        *(recording if window.open_recording else []),
+        *([*recording, *library_actions(window, ENGINE)] if window.open_recording else []),
         ActionSpec("compare", "Compare with…", ENGINE, partial(ask_other, window), ("Ctrl+Shift+D",), "compare"),
         ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
         ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),

@@ -30,6 +30,7 @@ from kvscope_app.window.refresher import Refresher
 from kvscope_app.window.welcome import Welcome
 
 if TYPE_CHECKING:
+    from kvscope_app.library.library import Library
     from kvscope_telemetry.recorded import Recorded
 
 
@@ -72,6 +73,8 @@ class WindowBody(QMainWindow):
         self.keeper = keeper
         self.attach = attach
         self.open_recording = open_recording
+        self.library: Library | None = None
+        """The recordings that are listed; given by who opens windows."""
         self.views: dict[str, View] = {}
         self.docks: dict[str, Dock] = {}
         self.setWindowTitle("kvscope")

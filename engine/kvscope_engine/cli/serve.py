@@ -18,6 +18,7 @@ from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService, Interrupted
+from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
 from kvscope_telemetry.messages.roles import Role
 
@@ -58,6 +59,11 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         " `kvscope --open FILE.mcap` plays it",
     )
     parser.add_argument(
+        "--record-text",
+        action="store_true",
+        help="with --record: what blocks hold as text as well, so that prompts and answers can be read in the file",
+    )
+    parser.add_argument(
         "--exit-with-parent",
         nargs="?",
         type=whole_number,
@@ -74,6 +80,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 def run(args: argparse.Namespace) -> int:
     """Serve the real engine."""
     config = engine_config(args)
+    if args.record_text and args.record is None:
+        raise BadInput("--record-text is for recordings and goes with --record FILE.mcap")
     if args.exit_with_parent is not None:
         watch_parent(args.exit_with_parent or None)
 
@@ -95,7 +103,15 @@ def run(args: argparse.Namespace) -> int:
     bar = TerminalProgress()
     try:
         endpoint = args.endpoint or default_endpoint()
-        return serve(endpoint, build, keys=args.keys, keyless=args.keyless, on_progress=bar, record=args.record)
+        return serve(
+            endpoint,
+            build,
+            keys=args.keys,
+            keyless=args.keyless,
+            on_progress=bar,
+            record=args.record,
+            record_text=args.record_text,
+        )
     finally:
         tell_notes([note for engine in built for note in engine.notes[told:]])
 
@@ -108,14 +124,15 @@ def serve(
     keyless: str | None = None,
     on_progress: OnProgress = lambda progress: None,
     record: Path | None = None,
+    record_text: bool = False,
 ) -> int:
     """Serve the engine of `build` until it is stopped: 0. Raises what it died of.
 
     On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role. What is told
-    is recorded to `record`.
+    is recorded to `record`, with the texts of blocks where `record_text` says so.
     """
     ring = KeyRing(keys) if endpoint.startswith("tcp") and keyless is None else None
-    with _recorder(record) as recorder:
+    with _recorder(record, texts=record_text) as recorder:
         service = EngineService(
             endpoint,
             build,
@@ -131,12 +148,12 @@ def serve(
     return 0
 
 
-def _recorder(path: Path | None) -> AbstractContextManager[EngineRecorder | None]:
+def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[EngineRecorder | None]:
     if path is None:
         return nullcontext()
     from kvscope_engine.server.recorder import EngineRecorder
 
-    return EngineRecorder(path, lambda line: tell_notes([line]))
+    return EngineRecorder(path, lambda line: tell_notes([line]), texts=texts)
 
 
 def default_endpoint() -> str:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.continuity import Continuity
+from kvscope_telemetry.texts.published_texts import PublishedTexts
 
 MIN_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 30.0
@@ -26,13 +28,14 @@ MAX_PAUSE_S: Final = 30.0
 
 class EngineRecorder:
     """Records to `path`; `tell` is given a line when that ends before its time. Raises BadInput for a path that will
-    not do.
+    not do. With `texts` it holds what blocks hold, too: prompts and answers.
 
     `take` belongs to the thread that publishes, `wants_snapshot` and `give` to the engine's.
     """
 
-    def __init__(self, path: Path, tell: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None] = lambda line: None, *, texts: bool = False) -> None:
         self._writer = RecordingWriter(path)
+        self._texts = PublishedTexts(self._writer.write_texts) if texts else None
         self._tell = tell
         self._has_told = self._has_begun = False
         self._sequence = Continuity()
@@ -54,6 +57,16 @@ class EngineRecorder:
         self._look()
 
     @property
+    def wants_texts(self) -> tuple[int, ...]:
+        """Blocks whose contents `give_texts` should be given, once no step runs; empty while none are due."""
+        return () if self._texts is None or self._has_told else self._texts.due()
+
+    def give_texts(self, contents: Iterable[BlockContent]) -> None:
+        """What these blocks hold now."""
+        if self._texts is not None:
+            self._texts.take(contents)
+
+    @property
     def wants_snapshot(self) -> bool:
         """Whether `give` should be called, once no step runs."""
         return self._sequence.is_lost and not self._given and not self._has_told and time.monotonic() >= self._ask_s
@@ -64,6 +77,8 @@ class EngineRecorder:
 
     def close(self) -> None:
         """Make the file whole; one without any state goes. Idempotent."""
+        if self._texts is not None:
+            self._texts.write()
         with contextlib.suppress(KvscopeError):
             self._writer.close()
             if not self._has_begun:
@@ -81,6 +96,8 @@ class EngineRecorder:
     def _begin(self, snapshot: Snapshot) -> None:
         self._sequence.takes(snapshot)
         self._begun_s = time.monotonic()
+        if self._texts is not None:
+            self._texts.follow(snapshot)
         if self._writer.write(snapshot):
             self._has_begun = True
         else:
@@ -89,6 +106,8 @@ class EngineRecorder:
     def _frame(self, frame: Frame, data: bytes) -> None:
         was_lost = self._sequence.is_lost
         if self._sequence.takes(frame):
+            if self._texts is not None:
+                self._texts.follow(frame)
             if not self._writer.write(frame, data):
                 self._lose()
         elif self._sequence.is_lost and not was_lost:

@@ -162,6 +162,8 @@ class EngineService:
     def _record_state(self) -> None:
         if self._recorder is not None and self._engine is not None and self._recorder.wants_snapshot:
             self._recorder.give(self._engine.snapshot(0))
+        if self._recorder is not None and self._engine is not None and (blocks := self._recorder.wants_texts):
+            self._recorder.give_texts(self._engine.block_text(blocks))
 
     def _fail(self, reason: str) -> None:
         """From now on every command is refused with the reason; those that wait get it too."""

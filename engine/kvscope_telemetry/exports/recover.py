@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from kvscope_telemetry.errors import KvscopeError
@@ -61,6 +62,9 @@ def _copy(recording: Recording, writer: RecordingWriter, watch: Watch | None) ->
             raise KvscopeError(f"recording {str(writer.path)!r} cannot be written: {writer.failure}")
     for bookmark in recording.bookmarks():
         writer.mark(bookmark)
+    texts = recording.texts()
+    while together := list(islice(texts, _LOOK_EVERY)):
+        writer.write_texts(together, wait=True)
     if not num_frames and sequence.epoch is None:
         raise KvscopeError(f"there is no state in {str(recording.path)!r} that can be read: nothing is recovered")
     return Recovered(num_frames, num_left_out, recording.info.duration_s)

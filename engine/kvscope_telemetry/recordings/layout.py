@@ -2,9 +2,10 @@
 
 An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
 `kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels; and, in chunks of
-their own, leaps over some seconds (`leaps`), a summary a second, every event and what was said of bookmarks, these as
-JSON with a JSON schema. Log times are the engine's monotonic clock set by the wall clock of its hello, and on the first
-four channels never go back (`log_clock`). Every keyframe begins a chunk.
+their own, leaps over some seconds (`leaps`), a summary a second, every event, what was said of bookmarks and, only
+where somebody asked for them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's
+monotonic clock set by the wall clock of its hello, and on the first four channels never go back (`log_clock`). Every
+keyframe begins a chunk.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 PROFILE: Final = "kvscope"
 SCHEMA: Final = "kvscope.TelemetryMessage"
@@ -24,7 +26,7 @@ SUFFIX: Final = ".mcap"
 PART_SUFFIX: Final = ".part"
 """Added to the name while the file is being written."""
 
-FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS, BOOKMARKS = 1, 2, 3, 4, 5, 6, 7, 8
+FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS, BOOKMARKS, TEXTS = 1, 2, 3, 4, 5, 6, 7, 8, 9
 TOPICS: Final = {
     FRAMES: "/kvscope/frames",
     STATE: "/kvscope/state",  # hellos, and snapshots that somebody asked for
@@ -34,6 +36,7 @@ TOPICS: Final = {
     EVENTS: "/kvscope/events",
     LEAPS: "/kvscope/leaps",  # the frames of some seconds joined into one, for seeking
     BOOKMARKS: "/kvscope/bookmarks",
+    TEXTS: "/kvscope/texts",  # what blocks held, where somebody asked for it
 }
 """Channel id -> topic. A file that another tool wrote anew may have other ids; its channel records say so."""
 SEEKABLE: Final = (KEYFRAMES, LEAPS)
@@ -42,6 +45,7 @@ JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
     SUMMARIES: ("kvscope.Summary", Summary),
     EVENTS: ("kvscope.TimedEvent", TimedEvent),
     BOOKMARKS: ("kvscope.Bookmark", Bookmark),
+    TEXTS: ("kvscope.RecordedText", RecordedText),
 }
 """Channels that are JSON: name of the schema, and of what it is."""
 

@@ -26,6 +26,7 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.state_place import StatePlace
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 _FOREVER_NS: Final = 1 << 63
 
@@ -138,6 +139,15 @@ class Recording:
     def bookmarks(self) -> list[Bookmark]:
         """All that was said of bookmarks, in the order it was written."""
         return self._chunks.bookmarks()
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether prompts and answers can be read in it."""
+        return bool(self._chunks.texts)
+
+    def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
+        """What blocks held, in the order it was written, from about `from_ns` on."""
+        return self._chunks.texts_from(from_ns)
 
     def frames(self, from_s: float = 0.0, until_s: float | None = None) -> Iterator[Frame]:
         """Frames from `from_s` until `until_s`, both included."""

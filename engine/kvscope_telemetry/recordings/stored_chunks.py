@@ -20,12 +20,23 @@ from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recorded import StoredMessage
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.layout import BOOKMARKS, EVENTS, FRAMES, KEYFRAMES, LEAPS, OTHERS, STATE, SUMMARIES
+from kvscope_telemetry.recordings.layout import (
+    BOOKMARKS,
+    EVENTS,
+    FRAMES,
+    KEYFRAMES,
+    LEAPS,
+    OTHERS,
+    STATE,
+    SUMMARIES,
+    TEXTS,
+)
 from kvscope_telemetry.recordings.regular_file import FollowedFile
 from kvscope_telemetry.recordings.request_index import TimedMessage
 from kvscope_telemetry.recordings.survey import Surveyor, survey
 from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event, decode_summary
+from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
 MAX_BAD_MESSAGES: Final = 100_000
 """So many at most are remembered and counted."""
@@ -51,6 +62,8 @@ class StoredChunks:
         self.leaps: list[Chunk] = []
         self.glances: list[Chunk] = []
         """Those of summaries, events and bookmarks, in the order they were written: an event may be of long before."""
+        self.texts: list[Chunk] = []
+        """Those of texts of blocks, in the order they were written."""
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
 
     @property
@@ -65,7 +78,10 @@ class StoredChunks:
         new = [chunk for chunk in fresh if told & chunk.counts.keys()]
         made = [chunk for chunk in fresh if not told & chunk.counts.keys()]
         is_leap = {id(chunk): self.found.channels[LEAPS] in chunk.counts for chunk in made}
-        self.glances += sorted([chunk for chunk in made if not is_leap[id(chunk)]], key=lambda chunk: chunk.offset)
+        texts = self.found.channels[TEXTS]
+        self.texts += sorted([chunk for chunk in made if texts in chunk.counts], key=lambda chunk: chunk.offset)
+        glances = [chunk for chunk in made if not is_leap[id(chunk)] and texts not in chunk.counts]
+        self.glances += sorted(glances, key=lambda chunk: chunk.offset)
         for into, chunks in ((self.told, new), (self.leaps, [chunk for chunk in made if is_leap[id(chunk)]])):
             in_order = not (into and chunks) or into[-1].start_ns <= chunks[0].start_ns
             into += chunks
@@ -123,6 +139,19 @@ class StoredChunks:
                     except ProtocolError:
                         self._note_bad(chunk, place)
         return list(said)
+
+    def texts_from(self, from_ns: int) -> Iterator[RecordedText]:
+        """Texts of blocks in the order they were written, of chunks that reach beyond `from_ns`."""
+        channel = self.found.channels[TEXTS]
+        with self.file.open() as file:
+            for chunk in list(self.texts):
+                if chunk.end_ns < from_ns:
+                    continue
+                for place, raw in self._raw(file, chunk, (channel,), chunk.end_ns):
+                    try:
+                        yield decode_text(raw.data)
+                    except ProtocolError:
+                        self._note_bad(chunk, place)
 
     def stored(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
         """What was told in this time as it was written, keyframes too; it is not decoded."""

@@ -10,6 +10,7 @@ from typing import Final
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.summaries.bookmark import Bookmark
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 GATHER_S: Final = 0.05
@@ -17,11 +18,14 @@ GATHER_S: Final = 0.05
 _MUCH_BYTES: Final = 1 << 20
 
 
+Texts = tuple[RecordedText, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Queued:
     """A message and, where the caller had them, its bytes."""
 
-    message: TelemetryMessage
+    message: TelemetryMessage | Texts
     data: bytes | None
     num_bytes: int
     log_time_ns: int | None
@@ -49,6 +53,15 @@ class RecordingQueue:
     def put(self, message: TelemetryMessage, data: bytes | None, *, wait: bool, log_time_ns: int | None = None) -> bool:
         """Append; False when it was not taken. `wait` waits for room. Where little waits any size is taken."""
         num_bytes = approximate_bytes(message) if data is None else len(data)
+        return self._put(Queued(message, data, num_bytes, log_time_ns), wait=wait)
+
+    def put_texts(self, texts: Texts, *, wait: bool) -> bool:
+        """The same of texts of blocks."""
+        num_bytes = sum(len(text.text) + 8 * len(text.token_ids) + 100 for text in texts)
+        return self._put(Queued(texts, None, num_bytes, None), wait=wait)
+
+    def _put(self, queued: Queued, *, wait: bool) -> bool:
+        num_bytes = queued.num_bytes
         with self._changed:
             while wait and not self._is_closed and self._is_full(num_bytes):
                 self._hurry()
@@ -56,7 +69,7 @@ class RecordingQueue:
             if self._is_closed or self._is_full(num_bytes):
                 self.num_refused += 1
                 return False
-            self._messages.append(Queued(message, data, num_bytes, log_time_ns))
+            self._messages.append(queued)
             self._num_bytes += num_bytes
             if self._num_bytes >= min(_MUCH_BYTES, self._max_bytes // 2):
                 self._hurry()

@@ -10,21 +10,25 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+import msgspec
 
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.annotations import Annotations
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
-from kvscope_telemetry.recordings.layout import BOOKMARKS, MAX_RECORDED_MESSAGE_BYTES, channel_of
+from kvscope_telemetry.recordings.layout import BOOKMARKS, MAX_RECORDED_MESSAGE_BYTES, TEXTS, channel_of
 from kvscope_telemetry.recordings.log_clock import LogClock
 from kvscope_telemetry.recordings.mcap_file import McapFile, RecordingFile
-from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue
+from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue, Texts
 from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.texts.block_texts import MAX_TEXT_BYTES, RecordedText, encode_text
 
 MAX_TOLD: Final = 100_000
 FLUSH_S: Final = 1.0
@@ -54,6 +58,7 @@ class RecordingWriter:
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
         """Messages in the file as they came: what is made of them is not counted."""
+        self._newest_ns = 0
         self._num_lost = 0  # taken from the queue and not written
         self.failure = ""
         """Why the recording ended before its time; empty while all is well."""
@@ -95,6 +100,11 @@ class RecordingWriter:
     def mark(self, bookmark: Bookmark) -> bool:
         """Write what is said of a bookmark, among the messages. Never blocks; False: the recording ended."""
         return self._queue.put_bookmark(bookmark)
+
+    def write_texts(self, texts: Iterable[RecordedText], *, wait: bool = False) -> bool:
+        """Record what blocks hold, which a person agreed to. One without a time is of the newest message's."""
+        taken = tuple(texts)
+        return not taken or self._queue.put_texts(taken, wait=wait)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Hand to the system all that was given up to now; whether that was done within `timeout_s`."""
@@ -153,12 +163,16 @@ class RecordingWriter:
 
     def _record(self, queued: Queued) -> None:
         message, data = queued.message, queued.data
+        if isinstance(message, tuple):
+            self._record_texts(message)
+            return
         data = encode(message) if data is None else data
         if len(data) > MAX_RECORDED_MESSAGE_BYTES:
             return
         given_ns = queued.log_time_ns
         log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
         self._file.add(channel_of(message), log_time_ns, data)
+        self._newest_ns = log_time_ns
         self.num_written += 1
         self._num_lost -= 1
         seekable = self._annotations.add(message, log_time_ns)
@@ -168,6 +182,16 @@ class RecordingWriter:
             self._begin_anew(log_time_ns)
         self._file.add_together(self._annotations.glance())
         self._tell()
+
+    def _record_texts(self, texts: Texts) -> None:
+        """In chunks of their own: who does not ask for them reads past."""
+        self._num_lost -= 1
+        newest_ns = self._newest_ns
+        if not newest_ns:  # of a state that is not in the file
+            return
+        timed = [text if text.time_ns else msgspec.structs.replace(text, time_ns=newest_ns) for text in texts]
+        entries = [(TEXTS, text.time_ns, encode_text(text)) for text in timed]
+        self._file.add_together([entry for entry in entries if len(entry[2]) <= MAX_TEXT_BYTES])
 
     def _begin_anew(self, log_time_ns: int) -> None:
         """The next file can be read without those before it."""

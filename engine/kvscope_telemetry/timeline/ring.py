@@ -7,6 +7,7 @@ cannot go on the session does, without a ring, and `failure` says why. Knows nob
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.texts.block_texts import RecordedText
 from kvscope_telemetry.timeline.ring_folder import RingFolder
 from kvscope_telemetry.timeline.segments import Bounds, Segments
 
@@ -109,6 +111,10 @@ class Ring:
     def mark(self, bookmark: Bookmark) -> bool:
         """As `RecordingWriter.mark`."""
         return self._writer is not None and self._writer.mark(bookmark)
+
+    def write_texts(self, texts: Iterable[RecordedText]) -> bool:
+        """What blocks hold, where a person agreed that it is kept."""
+        return self._writer is not None and self._writer.write_texts(texts)
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
         """Let readers see all that was given up to now; whether that was done in time."""

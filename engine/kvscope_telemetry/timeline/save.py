@@ -12,6 +12,8 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from kvscope_telemetry.errors import KvscopeError, ProtocolError, UnknownMessage
 from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recorded import Recorded
@@ -20,8 +22,12 @@ from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import KEYFRAMES
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import in_order, settled
+from kvscope_telemetry.texts.block_texts import RecordedText
 
 _LOOK_EVERY: Final = 256
+_TEXTS_TOGETHER: Final = 256
+_TEXTS_LATE_NS: Final = 5_000_000_000
+"""A text is written so long after its block was so at most."""
 
 
 def save(
@@ -72,7 +78,24 @@ def _copy(
     for bookmark in in_order(settled(recorded.bookmarks()).values()):
         if start_ns + round(from_s * 1e9) <= max(bookmark.time_ns, bookmark.until_ns) and bookmark.time_ns <= until_ns:
             writer.mark(bookmark)
+    _copy_texts(recorded, writer, from_ns, until_ns)
     return _goes_on(watch, 1, 1)
+
+
+def _copy_texts(recorded: Recorded, writer: RecordingWriter, from_ns: int, until_ns: int) -> None:
+    """Those of this time, and of before it the newest of each block: it may still be held."""
+    if not recorded.has_texts:
+        return
+    before: dict[int, RecordedText] = {}
+    batch: list[RecordedText] = []
+    for text in recorded.texts():
+        if text.time_ns < from_ns:
+            before[text.block] = msgspec.structs.replace(text, time_ns=from_ns)
+        elif text.time_ns <= until_ns + _TEXTS_LATE_NS:
+            batch.append(msgspec.structs.replace(text, time_ns=min(text.time_ns, until_ns)))
+    for texts in (list(before.values()), batch):
+        for start in range(0, len(texts), _TEXTS_TOGETHER):
+            writer.write_texts(texts[start : start + _TEXTS_TOGETHER], wait=True)
 
 
 def _write_state(recorded: Recorded, writer: RecordingWriter, from_s: float, from_ns: int) -> bool:

@@ -21,6 +21,7 @@ from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestR
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.texts.block_texts import RecordedText
 from kvscope_telemetry.timeline.ring_folder import is_held, segments_in
 
 _Found = TypeVar("_Found")
@@ -126,6 +127,16 @@ class Tape:
         for segment, goes_on in self._from(from_ns, until_ns):
             stored = _unless_gone(segment, segment.raw_messages(from_ns, until_ns))
             yield from _without_head(stored, segment) if goes_on else stored
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether prompts and answers can be read in what is left."""
+        return any(segment.has_texts for segment in list(self._segments.values()))
+
+    def texts(self, from_ns: int = 0) -> Iterator[RecordedText]:
+        """What blocks held, in the order it was written, from about `from_ns` on."""
+        for segment, _ in self._from(from_ns, _FOREVER_NS):
+            yield from _unless_gone(segment, segment.texts(from_ns))
 
     def glances(self, from_ns: int = 0) -> Iterator[Summary | TimedEvent]:
         """Summaries and events that are left, in the order they were written, of about `from_ns` and later."""

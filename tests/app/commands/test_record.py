@@ -47,6 +47,27 @@ def test_so_many_seconds_are_recorded(
     assert [path.name for path in tmp_path.glob("x*")] == ["x.mcap"]
 
 
+@pytest.mark.parametrize("with_texts", [False, True])
+def test_texts_are_in_the_file_when_they_are_asked_for_alone(
+    serve: Callable,
+    make_endpoint: Callable,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    with_texts: bool,  # type: ignore[type-arg]
+) -> None:
+    endpoint, path = make_endpoint(), tmp_path / "x.mcap"
+    serve(endpoint, num_blocks=200)
+    words = ["record", endpoint, "--out", str(path), "--seconds", "2.5", *["--record-text"] * with_texts]
+    assert main(words) == 0
+    recording = Recording.open(path)
+    assert_unbroken(recording)
+    assert recording.has_texts == with_texts
+    capsys.readouterr()
+    assert main(["info", str(path)]) == 0
+    told = "prompts and answers can be read" if with_texts else "none"
+    assert told in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("texts"))
+
+
 def test_segments_follow_each_other_and_each_stands_alone(
     make_messages: Callable,
     tmp_path: Path,

@@ -15,6 +15,7 @@ from kvscope_app.recording.recording_actions import free_path, keep_last, record
 from kvscope_app.session.kept_timeline import KeptTimeline
 from kvscope_app.session.rings import kept_bounds, make_ring, rings_folder
 from kvscope_app.session.session import Session
+from kvscope_app.session.text_keeping import agree_texts
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
@@ -27,6 +28,7 @@ WAIT_MS = 60_000
 @pytest.fixture
 def window(make_window, settings, tmp_path, qtbot):
     """On a synthetic engine, with two seconds kept."""
+    agree_texts(settings, False)
     endpoint = f"ipc://{tmp_path}/telemetry"
     with closing(SyntheticServer(SyntheticEngine(num_blocks=200, num_running=6), endpoint, rate=60.0)):
         source = LiveSource(endpoint)

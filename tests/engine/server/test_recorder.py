@@ -15,7 +15,7 @@ import pytest
 from kvscope_engine.server.recorder import EngineRecorder
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.commands import BlockContent, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Progress, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
@@ -70,6 +70,31 @@ def test_a_hole_is_mended_by_a_new_state(
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.state_at(recording.info.duration_s).ledger.differences(engine.ledger) == []
     assert [frame.seq for frame in recording.frames()] == [1, 4]
+
+
+def test_texts_are_asked_for_between_steps_and_written(engine: SyntheticEngine, tmp_path: Path) -> None:
+    with EngineRecorder(tmp_path / "x.mcap", texts=True) as recorder:
+        recorder.give(engine.snapshot())
+        for _ in range(30):
+            take(recorder, engine.advance())
+            assert recorder._texts is not None
+            recorder._texts._next_s = 0.0
+            recorder.give_texts(
+                BlockContent(block=block, token_ids=(1, 2), text="hi") for block in recorder.wants_texts
+            )
+    recording = Recording.open(tmp_path / "x.mcap")
+    assert recording.has_texts
+    assert {text.text for text in recording.texts()} == {"hi"}
+
+
+def test_without_being_asked_for_there_are_no_texts(engine: SyntheticEngine, tmp_path: Path) -> None:
+    with EngineRecorder(tmp_path / "x.mcap") as recorder:
+        recorder.give(engine.snapshot())
+        take(recorder, engine.advance())
+        assert recorder.wants_texts == ()
+        recorder.give_texts([BlockContent(block=1, token_ids=(1,), text="secret")])
+    assert not Recording.open(tmp_path / "x.mcap").has_texts
+    assert b"secret" not in (tmp_path / "x.mcap").read_bytes()
 
 
 def test_without_a_state_there_is_no_file(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtCore import QMimeData, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QWidget
 
@@ -29,6 +29,10 @@ class PromptEdit(QPlainTextEdit):
         self._recalled = 0
         self.textChanged.connect(self._fit)
         self._fit()
+
+    def canInsertFromMimeData(self, source: QMimeData) -> bool:
+        """Files dropped here are the window's: it opens recordings. Pasting does not ask."""
+        return not source.hasUrls() and super().canInsertFromMimeData(source)
 
     def set_earlier(self, prompts: Sequence[str]) -> None:
         """Prompts that Up brings back, oldest first."""

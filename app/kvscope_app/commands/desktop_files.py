@@ -1,0 +1,110 @@
+"""`kvscope install-desktop-files`: kvscope in the menu of the desktop, and its recordings opened by a double click.
+
+Owns which files go where in the person's own data folder (XDG); nothing needs root, and `--remove` takes it all away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_telemetry.errors import BadInput
+
+_PLACES: Final = (
+    ("kvscope.desktop", "applications/kvscope.desktop"),
+    ("kvscope-open.desktop", "applications/kvscope-open.desktop"),
+    ("kvscope-recording.xml", "mime/packages/kvscope-recording.xml"),
+    ("icons/kvscope.svg", "icons/hicolor/scalable/apps/kvscope.svg"),
+    ("icons/kvscope.svg", "icons/hicolor/scalable/mimetypes/application-x-kvscope-recording.svg"),
+)
+"""What is in our resources, and where it goes in the data folder."""
+_UPDATES: Final = (
+    ("update-mime-database", "mime", "shared-mime-info"),
+    ("update-desktop-database", "applications", "desktop-file-utils"),
+)
+"""Programs that take it in, the folder each is told, and the package it is in. Icons are found without one."""
+_PATIENCE_S: Final = 60.0
+_QUOTED: Final = str.maketrans({character: f"\\{character}" for character in '"`$\\'})
+
+
+def add_desktop_files_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "install-desktop-files",
+        help="kvscope in the desktop's menu, and its recordings opened by a double click",
+        description="Put an entry for the menu, an icon and a type for recordings (application/x-kvscope-recording,"
+        " told by what is in the file) into your own data folder: ~/.local/share, or XDG_DATA_HOME. No root is needed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--remove", action="store_true", help="take them away again")
+    parser.set_defaults(run=desktop_files)
+    return parser
+
+
+def desktop_files(args: argparse.Namespace) -> int:
+    """Write them or take them away, and have the desktop know."""
+    folder = _data_folder()
+    try:
+        for name, place in _PLACES:
+            if args.remove:
+                (folder / place).unlink(missing_ok=True)
+            else:
+                _write(folder / place, _contents(name))
+    except OSError as error:
+        raise BadInput(f"{str(error.filename or folder)!r} cannot be written: {error.strerror}") from None
+    lacking = [package for program, place, package in _UPDATES if not _update(program, folder / place)]
+    print(f"{'removed from' if args.remove else 'installed in'} {folder}: menu entry, icon, type of recordings")
+    for package in lacking:
+        print(f"note: the desktop may not notice before its next start: {package} is not installed", file=sys.stderr)
+    return 0
+
+
+def program() -> str:
+    """What starts this kvscope again: a whole path, where there is one."""
+    own = Path(sys.argv[0])
+    if own.name == "kvscope" and own.is_file():
+        return str(own.absolute())
+    beside = Path(sys.executable).with_name("kvscope")
+    return str(beside) if beside.is_file() else shutil.which("kvscope") or "kvscope"
+
+
+def _contents(name: str) -> bytes:
+    """Of a resource; a menu entry starts the kvscope that installed it, on the PATH or not."""
+    data = resources.files("kvscope_resources").joinpath(name).read_bytes()
+    if not name.endswith(".desktop"):
+        return data
+    path = program()
+    words = f'"{path.translate(_QUOTED)}"'.replace("\\", "\\\\").replace("%", "%%")
+    text = data.decode("utf-8").replace("Exec=kvscope", f"Exec={words}", 1)
+    return text.replace("TryExec=kvscope", f"TryExec={path}", 1).encode()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
+def _update(name: str, folder: Path) -> bool:
+    """Whether the program that takes a folder in is there, and did."""
+    found = shutil.which(name)
+    if found is None or not folder.is_dir():
+        return found is not None
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run([found, str(folder)], check=True, timeout=_PATIENCE_S, capture_output=True)
+        return True
+    return False
+
+
+def _data_folder() -> Path:
+    data = os.environ.get("XDG_DATA_HOME", "")
+    return Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share"

@@ -1,0 +1,1 @@
+"""The recordings that kvscope wrote or opened: a list of them on disk, and the sheet that shows it."""

@@ -1,0 +1,241 @@
+"""The sheet "Recordings": everything that kvscope recorded or opened, to search, open, write about and clean up.
+
+Owns its widgets and what was removed last. What is listed is the library's; opening is the window's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QLineEdit, QPushButton, QStackedLayout, QWidget
+
+from kvscope_app.library.compare_two import compare_two
+from kvscope_app.library.entry import Entry
+from kvscope_app.library.library import Library
+from kvscope_app.library.library_table import LibraryTable
+from kvscope_app.library.model import Column
+from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
+from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.number_text import plural
+from kvscope_app.look.theme import Theme
+from kvscope_app.window.open_file import ask_file, try_to_open
+from kvscope_app.window.sheets.help_sheets import Sheet
+from kvscope_app.window.window_body import WindowBody
+
+NOTHING_YET: Final = "Nothing here yet: what you record or open is listed here by itself."
+NOTHING_FOUND: Final = "No recording has all of these words."
+_FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
+Compare = Callable[[Path, Path], object]
+
+
+class RecordingsSheet(Sheet):
+    """Of one window. `compare` is given two files where comparing is offered."""
+
+    def __init__(self, window: WindowBody, library: Library, compare: Compare | None = None) -> None:
+        super().__init__("Recordings", window)
+        self._window, self._library, self._compare = window, library, compare
+        self._removed: list[str] = []
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Search names, models, tags and notes")
+        self.search.setClearButtonEnabled(True)
+        self.search.setAccessibleName("Search recordings")
+        self.table = LibraryTable()
+        self.told = label("", "muted", wraps=True)
+        self._empty = empty_state(NOTHING_YET)
+        self._middle = QStackedLayout()
+        self.undo = QPushButton("Undo")
+        self._buttons: dict[str, QPushButton] = {}
+        self._lay_out()
+        self._connect()
+        library.watch()
+        self._show()
+        self.apply_theme(window.themes.theme)
+        self.resize(1200, 540)
+        self.search.setFocus()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of `theme`."""
+        self.table.apply_theme(theme)
+
+    @property
+    def chosen(self) -> list[Entry]:
+        """The selected ones, as they are shown."""
+        return self.table.chosen
+
+    # What a person does
+
+    def open_chosen(self) -> None:
+        """Each in a window of its own."""
+        for entry in self.chosen:
+            if not entry.is_missing:
+                try_to_open(self._window, entry.open_path)
+
+    def compare_chosen(self) -> None:
+        """The two that are selected."""
+        if self._compare is not None and len(self.chosen) == 2:
+            first, second = (Path(entry.open_path) for entry in self.chosen)
+            self._compare(first, second)
+
+    def reveal_chosen(self) -> None:
+        """Show the folder of the first."""
+        for entry in self.chosen[:1]:
+            QDesktopServices.openUrl(QUrl.fromLocalFile(str(Path(entry.path).parent)))
+
+    def find_chosen(self) -> None:
+        """Ask where the missing one is now."""
+        entry = self.chosen[0]
+        dialog = QFileDialog(self, f"Where is {entry.name} now?", filter=_FILES)
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(lambda path: self._library.relocate(entry.path, Path(path)))
+        dialog.open()
+
+    def remove_chosen(self) -> None:
+        """Take them off the list; the files stay."""
+        self._removed = [entry.path for entry in self.chosen]
+        if self._removed:
+            self._library.remove(self._removed)
+            self.told.setText(f"{plural(len(self._removed), 'recording')} taken off the list; the files stay.")
+            self.undo.show()
+
+    def undo_remove(self) -> None:
+        """List again what was removed last."""
+        self._library.restore(self._removed)
+        self._removed = []
+        self.undo.hide()
+        self.told.setText("")
+
+    # private
+
+    def _let_go(self) -> None:
+        """It goes, or its window does."""
+        self._library.changed.disconnect(self._show)
+        self._library.failed.disconnect(self._tell)
+        self._window.themes.changed.disconnect(self.apply_theme)
+        self._library.unwatch()
+
+    def _tell(self, text: str) -> None:
+        self.told.setText(text)
+
+    def _show(self) -> None:
+        told = self._library.told
+        self.table.show_entries(told.entries)
+        if not self._removed:
+            looking = "Looking into recordings…" if told.is_looking else ""
+            self.told.setText(told.trouble or looking)
+        self._show_middle()
+        self._show_buttons()
+
+    def _search(self, text: str) -> None:
+        self.table.proxy.search(text)
+        self._show_middle()
+        self._show_buttons()
+
+    def _show_middle(self) -> None:
+        has_any = bool(self._library.told.entries)
+        self._empty.setText(NOTHING_FOUND if has_any else NOTHING_YET)
+        self._middle.setCurrentIndex(0 if self.table.proxy.rowCount() else 1)
+
+    def _show_buttons(self) -> None:
+        chosen = self.chosen
+        there = [entry for entry in chosen if not entry.is_missing]
+        wanted = {
+            "open": bool(there),
+            "compare": len(there) == 2 == len(chosen),
+            "reveal": len(chosen) == 1,
+            "find": len(chosen) == 1 and not there,
+            "remove": bool(chosen),
+        }
+        for name, enabled in wanted.items():
+            self._buttons[name].setEnabled(enabled)
+        self._buttons["find"].setVisible(any(entry.is_missing for entry in self._library.told.entries))
+
+    def _edited(self, path: str, column: Column, words: str) -> None:
+        (self._library.set_tags if column is Column.TAGS else self._library.set_notes)(path, words)
+
+    def _connect(self) -> None:
+        self.search.textChanged.connect(self._search)
+        self.table.model_of_list.edited = self._edited
+        self.table.open_wanted.connect(self.open_chosen)
+        self.table.selectionModel().selectionChanged.connect(self._show_buttons)
+        self._library.changed.connect(self._show)
+        self._library.failed.connect(self._tell)
+        self.finished.connect(self._let_go)
+        self._window.closing.connect(self.close)
+        self._window.themes.changed.connect(self.apply_theme)
+        self.undo.clicked.connect(self.undo_remove)
+        keys = (
+            (QKeySequence.StandardKey.Find, self.search.setFocus),
+            (QKeySequence.StandardKey.Undo, self._undo_key),
+            (QKeySequence.StandardKey.Delete, self._delete_key),
+        )
+        for key, run in keys:
+            QShortcut(QKeySequence(key), self, run)
+
+    def _undo_key(self) -> None:
+        if self._removed:
+            self.undo_remove()
+
+    def _delete_key(self) -> None:
+        if self.table.hasFocus():
+            self.remove_chosen()
+
+    def _lay_out(self) -> None:
+        self.undo.hide()
+        body, stack = QWidget(), self._middle
+        body.setLayout(stack)
+        stack.addWidget(self.table)
+        stack.addWidget(self._empty)
+        told = QHBoxLayout()
+        told.addWidget(self.told, 1)
+        told.addWidget(self.undo)
+        self.column.addWidget(self.search)
+        self.column.addWidget(body, 1)
+        self.column.addLayout(told)
+        self.column.addLayout(self._button_row())
+
+    def _button_row(self) -> QHBoxLayout:
+        made = (
+            ("open", "Open", "Play it in a window of its own", self.open_chosen),
+            ("compare", "Compare", "Select two, then see them side by side", self.compare_chosen),
+            ("reveal", "Show in folder", "Show the folder it is in", self.reveal_chosen),
+            ("find", "Find again…", "Say where the missing file is now", self.find_chosen),
+            ("remove", "Remove from list", "The file stays", self.remove_chosen),
+        )
+        row = QHBoxLayout()
+        for name, text, tip, run in made:
+            button = QPushButton(text)
+            button.setToolTip(tip)
+            button.setAutoDefault(False)
+            button.clicked.connect(run)
+            self._buttons[name] = button
+            row.addWidget(button)
+        self._buttons["open"].setProperty("look", "primary")
+        self._buttons["compare"].setVisible(self._compare is not None)
+        row.addStretch()
+        sample, other = QPushButton("Sample recording"), QPushButton("Open another file…")
+        sample.setToolTip(SAMPLE_TEXT)
+        sample.clicked.connect(lambda: try_to_open(self._window, str(sample_recording())))
+        other.clicked.connect(lambda: ask_file(self._window))
+        for button in (sample, other):
+            button.setAutoDefault(False)
+            row.addWidget(button)
+        return row
+
+
+def show_recordings(window: WindowBody, compare: Compare | None = None) -> RecordingsSheet | None:
+    """The sheet of `window`, brought up; None where there is no list."""
+    if window.library is None:
+        return None
+    if compare is None and getattr(window, "compare", None) is not None:
+        compare = partial(compare_two, window)
+    sheet = window.findChild(RecordingsSheet) or RecordingsSheet(window, window.library, compare)
+    sheet.show()
+    sheet.raise_()
+    sheet.activateWindow()
+    return sheet

@@ -1,0 +1,26 @@
+"""The recording that comes with kvscope. No Qt."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+SAMPLE_WORD: Final = "sample"
+"""Instead of a file's name."""
+SAMPLE_TEXT: Final = "See a recording of an engine under pressure"
+
+
+def sample_recording() -> Path:
+    """An engine of ours with too small a pool: preemptions, swaps, evictions and copies, in a minute."""
+    return Path(str(resources.files("kvscope_resources") / "sample.mcap"))
+
+
+def is_sample(path: Path | str) -> bool:
+    """Whether that is it: it is no person's own."""
+    return Path(path) == sample_recording()
+
+
+def path_of(word: str) -> str:
+    """What to open where `word` was given: a file of that name comes first."""
+    return str(sample_recording()) if word == SAMPLE_WORD and not Path(word).exists() else word

@@ -1,0 +1,72 @@
+"""Whether recordings hold what prompts and answers say: asked once, remembered, changed in the menu. They are private.
+
+Owns the question. What is asked of the engine then is `TextKeeping`'s; without a yes it asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QMessageBox
+
+from kvscope_app.session.text_keeping import TextKeeping, agree_texts, texts_agreed
+from kvscope_app.window.actions import ActionSpec
+from kvscope_app.window.window_body import WindowBody
+
+NAME: Final = "record_texts"
+QUESTION: Final = "Shall recordings hold what prompts and answers say?"
+DETAIL: Final = (
+    "With texts, whoever opens such a file can read them, block by block. Without, there are only numbers: which blocks"
+    " are held, by which request, how full. This also goes for the last minutes that kvscope keeps on the disk. You can"
+    " change it in the Time menu."
+)
+
+
+def text_actions(window: WindowBody, group: str) -> list[ActionSpec]:
+    """A check mark beside what records."""
+    return [ActionSpec(NAME, "Recordings hold texts", group, partial(set_texts, window), checkable=True)]
+
+
+def follow_agreement(window: WindowBody) -> None:
+    """Once `window` has its actions: what was said before holds."""
+    if not window.session.is_file:
+        set_texts(window, bool(texts_agreed(window.settings)), remember=False)
+
+
+def set_texts(window: WindowBody, on: bool, *, remember: bool = True) -> None:
+    """From now on with texts, or without."""
+    if remember:
+        agree_texts(window.settings, on)
+    keeping = window.session.findChild(TextKeeping)
+    if keeping is None and on:
+        keeping = TextKeeping(window.session)
+    if keeping is not None:
+        keeping.set_on(on)
+    window.actions_by_name[NAME].setChecked(on)
+
+
+def ask_once(window: WindowBody, go_on: Callable[[], object]) -> None:
+    """Ask where nobody was asked yet, then `go_on`; who dismisses the question is asked again."""
+    if texts_agreed(window.settings) is not None or not window.session.may_operate:
+        go_on()
+        return
+    box = QMessageBox(QMessageBox.Icon.Question, "Recordings", QUESTION, parent=window)
+    box.setInformativeText(DETAIL)
+    box.setTextFormat(Qt.TextFormat.PlainText)
+    without = box.addButton("Without texts", QMessageBox.ButtonRole.NoRole)
+    with_texts = box.addButton("With texts", QMessageBox.ButtonRole.YesRole)
+    box.addButton(QMessageBox.StandardButton.Cancel)
+    box.setDefaultButton(without)
+    box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+
+    def answered() -> None:
+        clicked = box.clickedButton()
+        if clicked in (without, with_texts):
+            set_texts(window, clicked is with_texts)
+            go_on()
+
+    box.finished.connect(answered)
+    box.open()

@@ -1,0 +1,70 @@
+"""What blocks held, as a recording tells it: read on a thread of its own, looked up in memory. No Qt.
+
+Owns the recording it reads and what it has read of it. One look-up is done at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from kvscope_app.session.background import Background
+from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.links import Player
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.texts.block_texts import Asked, RecordedText, TextIndex
+
+_LOOK_EVERY: Final = 512
+
+
+def recorded_texts(player: Player | None, kept: KeptTimeline | None) -> RecordedTexts | None:
+    """Of the recording that is played, or of what a live session keeps; None where there are none."""
+    if player is not None:
+        played = player.recording
+        if played.has_texts or played.may_grow:
+            return RecordedTexts(lambda _: type(played).open(played.path))  # type: ignore[attr-defined]
+        return None
+    return None if kept is None else RecordedTexts(kept.read_tape)
+
+
+class RecordedTexts:
+    """Of the recording that `open_recording` opens, for us alone: once somebody asks."""
+
+    def __init__(self, open_recording: Callable[[Watch], Recorded]) -> None:
+        self._open = open_recording
+        self._lock = threading.Lock()
+        self._recording: Recorded | None = None
+        self._index = TextIndex()
+        self._newest_ns = -1
+        self._is_closed = threading.Event()
+
+    def look_up(self, asked: Asked, at_ns: int) -> Background[BlockContent]:
+        """What the block held then; nothing where the recording does not tell."""
+
+        def work(watch: Watch) -> BlockContent:
+            with self._lock:
+                self._read(lambda share: watch(share) and not self._is_closed.is_set())
+                return self._index.find(asked, at_ns) or BlockContent(block=asked.block)
+
+        return Background(work, "kvscope-texts")
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        self._is_closed.set()
+
+    def _read(self, watch: Watch) -> None:
+        """What is new."""
+        if self._recording is None:
+            self._recording = self._open(watch)
+        elif not self._recording.grow():
+            return
+        fresh: list[RecordedText] = []
+        for count, text in enumerate(self._recording.texts(self._newest_ns + 1)):
+            if count % _LOOK_EVERY == 0 and not watch(0.5):
+                raise OpeningCancelled
+            if text.time_ns > self._newest_ns:
+                fresh.append(text)
+        self._newest_ns = max(self._newest_ns, self._index.extend(fresh))

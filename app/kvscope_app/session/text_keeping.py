@@ -1,0 +1,101 @@
+"""Texts of blocks into what a live session keeps, once a person agreed: asked of the engine, written beside the frames.
+
+Owns what is asked and when. Knows no widget; whether somebody agreed is in the settings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Final
+
+from PySide6.QtCore import QObject, QSettings, QTimer
+
+from kvscope_app.session.session import Session
+from kvscope_app.setting_names import RECORD_TEXTS
+from kvscope_telemetry.messages.commands import BlockText, GetBlockText, Reply
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.texts.text_collector import TextCollector
+
+ASK_EVERY_MS: Final = 500
+MAX_ASKED: Final = 320
+"""Blocks at a time."""
+_RESTATE_S: Final = 30.0
+_MAX_RESTATED: Final = 4096
+"""A ring forgets its oldest segments: where there are no more blocks than this, all texts are written again."""
+_GIVE_UP_S: Final = 5.0
+_FIRST_TAG: Final = 1 << 44
+
+
+def texts_agreed(settings: QSettings) -> bool | None:
+    """Whether a person agreed that recordings hold texts; None: was never asked."""
+    value = str(settings.value(RECORD_TEXTS, ""))
+    return None if value not in ("yes", "no") else value == "yes"
+
+
+def agree_texts(settings: QSettings, agreed: bool) -> None:
+    """Remember what a person said."""
+    settings.setValue(RECORD_TEXTS, "yes" if agreed else "no")
+
+
+class TextKeeping(QObject):
+    """Of one live session. It does nothing until `set_on`."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._session = session
+        self._collector = TextCollector()
+        self._tags = itertools.count(_FIRST_TAG)
+        self._tag = 0
+        self._asked_s = self._restated_s = time.monotonic()
+        self._recorder: object = None
+        self._clock = QTimer(self, interval=ASK_EVERY_MS)
+        self._clock.timeout.connect(self.look)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether texts are kept now."""
+        return self._clock.isActive()
+
+    def set_on(self, on: bool) -> None:
+        """Keep texts from now on, or no more."""
+        if on == self.is_on:
+            return
+        if on:
+            self._collector = TextCollector()
+            self._session.updated.connect(self._follow)
+            self._session.replies.connect(self._take)
+            self._clock.start()
+        else:
+            self._clock.stop()
+            self._session.updated.disconnect(self._follow)
+            self._session.replies.disconnect(self._take)
+
+    def look(self) -> None:
+        """Write what was answered, ask for what is due."""
+        session, now_s = self._session, time.monotonic()
+        mirror, kept = session.live_mirror, session.kept
+        if kept is None or mirror.epoch is None or not session.may_operate:
+            return
+        recorder = kept.recorder
+        if recorder is not self._recorder and (recorder is None or recorder.writer.num_written):
+            self._recorder = recorder
+            self._collector.forget_written()  # a file begins that has nothing yet
+        elif now_s - self._restated_s > _RESTATE_S and mirror.ledger.num_blocks <= _MAX_RESTATED:
+            self._restated_s = now_s
+            self._collector.forget_written()
+        kept.write_texts(self._collector.confirmed(mirror.ledger, mirror.epoch))
+        if self._collector.is_waiting and now_s - self._asked_s > _GIVE_UP_S:
+            self._collector.forget_asked()
+        blocks = self._collector.due(mirror.ledger, mirror.epoch, MAX_ASKED)
+        if blocks:
+            self._tag, self._asked_s = next(self._tags), now_s
+            session.send(GetBlockText(blocks=blocks, tag=self._tag))
+
+    def _follow(self, update: Update) -> None:
+        self._collector.changed(None if update.snapshot is not None else update.block_ids)
+
+    def _take(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, BlockText) and reply.tag == self._tag:
+                self._collector.take(reply.contents)

@@ -1,0 +1,76 @@
+"""An SQLite file of ours: opened, made, checked, and set aside when it is damaged. Knows no tables and no Qt.
+
+With a write-ahead log: readers never wait, and writers of several processes take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_WAIT_FOR_OTHERS_S: Final = 1.0
+"""How long a writer waits for another process; each holds the file for milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What must be in a file."""
+
+    version: int
+    tables: str
+    """SQL that makes what is not there."""
+    probe: str
+    """A query that fails where what is there is something else."""
+    what: str
+    """What a person calls what is in it: `conversations`."""
+
+
+def open_sqlite(path: Path, layout: Layout, warnings: list[str]) -> sqlite3.Connection:
+    """The database at `path`, made when there is none. A damaged one is kept aside, which `warnings` tell.
+
+    Raises OSError or sqlite3.Error where there can be none now.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        return _open(path, layout)
+    except sqlite3.OperationalError:  # locked, full, read-only: nothing is wrong with what is in it
+        raise
+    except sqlite3.DatabaseError as error:
+        aside = _set_aside(path)
+        warnings.append(f"The {layout.what} could not be read and were kept aside as {aside.name} ({error})")
+        return _open(path, layout)
+
+
+def _open(path: Path, layout: Layout) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=_WAIT_FOR_OTHERS_S, isolation_level=None)
+    try:
+        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise sqlite3.DatabaseError(str(problem)[:200])
+        if connection.execute("PRAGMA user_version").fetchone()[0] < layout.version:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.executescript(layout.tables)
+            connection.execute(f"PRAGMA user_version={layout.version}")
+        connection.execute(layout.probe)
+    except BaseException:
+        connection.close()
+        raise
+    with contextlib.suppress(OSError):
+        os.chmod(path, 0o600)
+    return connection
+
+
+def _set_aside(path: Path) -> Path:
+    """Under the first name that is free, with its log, without which it may lack the newest."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.unreadable-{number}")).exists():
+        number += 1
+    path.replace(aside)
+    for end in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + end).replace(aside.with_name(aside.name + end))
+    return aside

@@ -1,0 +1,69 @@
+"""What blocks hold, beside the frames that an engine records: asked of it a few blocks at a time, between steps.
+
+Owns the rows as they were published and what is asked. The publishing thread follows, the engine's asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+
+from kvscope_telemetry.ledger import COLUMNS, Ledger
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.texts.block_texts import RecordedText
+from kvscope_telemetry.texts.text_collector import TextCollector
+
+ASK_EVERY_S: Final = 0.1
+MAX_ASKED: Final = 64
+"""Blocks at a time: a step waits a few milliseconds for them at most."""
+
+
+class PublishedTexts:
+    """What is sure is given to `write`."""
+
+    def __init__(self, write: Callable[[Iterable[RecordedText]], object]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._collector = TextCollector()
+        self._ledger = Ledger(0)
+        self._epoch = 0
+        self._next_s = 0.0
+
+    def follow(self, message: Frame | Snapshot) -> None:
+        """It is published."""
+        rows = message.blocks
+        ids = np.frombuffer(rows.ids, "<u4") if isinstance(message, Frame) else None
+        where = slice(None) if ids is None else ids
+        with self._lock:
+            if isinstance(message, Snapshot):
+                self._epoch = message.hello.epoch
+                self._ledger = Ledger(len(rows.state))
+            for name, dtype in COLUMNS.items():
+                getattr(self._ledger, name)[where] = np.frombuffer(getattr(rows, name), dtype)
+            self._collector.changed(ids)
+
+    def due(self) -> tuple[int, ...]:
+        """Blocks to ask for now; what was answered is written."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return ()
+        self._next_s = now_s + ASK_EVERY_S
+        self.write()
+        with self._lock:
+            return self._collector.due(self._ledger, self._epoch, MAX_ASKED)
+
+    def take(self, contents: Iterable[BlockContent]) -> None:
+        """What those blocks hold."""
+        with self._lock:
+            self._collector.take(contents)
+
+    def write(self) -> None:
+        """Write what was answered and is still so."""
+        with self._lock:
+            texts = self._collector.confirmed(self._ledger, self._epoch)
+        self._write(texts)

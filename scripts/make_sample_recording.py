@@ -1,0 +1,147 @@
+"""Makes the sample recording: the real engine on a pool that is too small for what it is asked.
+
+    python scripts/make_sample_recording.py resources/kvscope_resources/sample.mcap
+
+Starts `kvscope-engine serve --record` with the default model, 64 blocks, a little host memory and disk, and asks it,
+for most of a minute: short chats, long documents with several questions about each (their prefix is shared), several
+completions of one prompt (their blocks are copied when they part), one that is given up, one that can never fit. The
+pool runs full: requests are preempted and swapped, prefixes are evicted, sink and come back. Prints what is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+
+from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.span import span_of
+from kvscope_telemetry.messages.commands import Abort, ChatMessage, Command, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.sources.live_source import LiveSource
+
+OPTIONS = (
+    *("--model", "default", "--device", "cpu", "--num-gpu-blocks-override", "64", "--max-num-seqs", "12"),
+    *("--max-model-len", "1024", "--max-num-batched-tokens", "256", "--preemption", "swap", "--seed", "7"),
+    *("--kv-host-memory", "14MiB", "--kv-disk", "24MiB"),
+)
+LONG = "the-verdict.txt"
+MAX_WAITING = 5
+SYSTEM = "You are a librarian who answers in plain words and never in more than a short paragraph."
+QUESTIONS = (
+    "Who speaks here, and to whom?",
+    "What is the house like? Quote two details.",
+    "Retell it in three sentences.",
+    "What does the speaker not say outright?",
+)
+
+
+def main() -> int:
+    """Make it; 1 when the engine was under no pressure."""
+    parser = argparse.ArgumentParser(description="Make the sample recording.")
+    parser.add_argument("out", type=Path, metavar="FILE.mcap")
+    parser.add_argument("--seconds", type=float, default=38.0, help="how long new requests come (default: 38)")
+    args = parser.parse_args()
+    args.out.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="kvscope-sample-") as folder:
+        record(args.out.absolute(), Path(folder), args.seconds)
+    return tell(args.out)
+
+
+def record(out: Path, folder: Path, seconds: float) -> None:
+    """Start the engine, load it, stop it."""
+    program = Path(sys.executable).with_name("kvscope-engine")
+    words = [str(program), "serve", "--endpoint", f"ipc://{folder}", "--record", str(out), "--record-text", *OPTIONS]
+    engine = subprocess.Popen(words, start_new_session=True)
+    try:
+        with LiveSource(f"ipc://{folder}/telemetry") as source:
+            source.wait(lambda: source.status.state is SourceState.LIVE, 300.0)
+            time.sleep(1.0)
+            load(source, seconds)
+    finally:
+        engine.send_signal(signal.SIGTERM)
+        engine.wait(30.0)
+
+
+def load(source: LiveSource, seconds: float) -> None:
+    """Send a command after another, a slow machine fewer of them; then let what runs end, within reason."""
+    began_s = time.monotonic()
+    for pause_s, command in plan():
+        time.sleep(pause_s)
+        while waiting(source) > MAX_WAITING:
+            time.sleep(0.1)
+        if time.monotonic() - began_s > seconds:
+            break
+        source.send(command)
+    deadline_s = time.monotonic() + 25.0
+    while time.monotonic() < deadline_s and waiting(source) + source.mirror.counters.num_running:
+        time.sleep(0.5)
+    time.sleep(1.5)
+
+
+def waiting(source: LiveSource) -> int:
+    """Requests that wait now."""
+    source.update_mirror()
+    return source.mirror.counters.num_waiting
+
+
+def plan() -> Iterator[tuple[float, Command]]:
+    """Commands in order, each with the seconds before it."""
+    chats = [json.loads(line)["prompt"] for line in _text("prompts.jsonl").splitlines()][:30]
+    paragraphs = [text for text in _text(LONG).split("\n\n") if len(text) > 200]
+    for number in range(200):
+        wave = number // 8
+        pause_s = 0.35 if wave % 2 else 1.2  # calm, then rush, then calm
+        kind = number % 8
+        name = f"request-{number}"
+        if kind in (0, 3, 5):
+            excerpt = paragraphs[wave % len(paragraphs)][:1200]
+            question = QUESTIONS[kind % len(QUESTIONS)]
+            yield pause_s, _ask(name, f"{excerpt}\n\n{question}", 160)
+        elif kind == 6:
+            yield pause_s, _ask(name, chats[number % len(chats)], 90, n=3)
+        else:
+            yield pause_s, _ask(name, chats[number % len(chats)], 200)
+        if number == 9:
+            yield 0.2, _ask("too-long", "all work and no play " * 900, 400)
+        if number == 12:
+            yield 0.4, Abort(request_id="request-10")
+
+
+def _ask(name: str, text: str, max_tokens: int, n: int = 1) -> Submit:
+    turns = (ChatMessage(role="system", content=SYSTEM), ChatMessage(role="user", content=text))
+    sampling = SamplingParams(temperature=0.7, seed=len(text), max_tokens=max_tokens, min_tokens=50, n=n)
+    return Submit(request_id=name, messages=turns, sampling=sampling)
+
+
+def _text(name: str) -> str:
+    return (resources.files("kvscope_resources") / name).read_text(encoding="utf-8")
+
+
+def tell(path: Path) -> int:
+    """What is in it, as a line; whether it shows what it is there for."""
+    recording = Recording.open(path)
+    found = digest(recording, read_course(recording), span_of(recording))
+    wanted = ("preemptions", "swapped_blocks", "evicted_blocks", "copied_blocks", "sunk_blocks", "loaded_blocks")
+    counts = {name: found.totals[name] for name in wanted}
+    print(f"{path}: {found.length_s:.1f} s, {path.stat().st_size / 1e6:.2f} MB, {found.totals['admitted']} requests")
+    print(", ".join(f"{name} {count}" for name, count in counts.items()))
+    lacking = [name for name, count in counts.items() if not count]
+    if lacking or path.stat().st_size >= 1_000_000:
+        print(f"not good enough: nothing of {lacking}" if lacking else "too large", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The list of recordings: what is noted is looked into, shared, found again, and kept where nothing can be written."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+
+import pytest
+
+from kvscope_app.library.entry import Facts
+from kvscope_app.library.library import Library
+from kvscope_app.library.looking import look_into
+from kvscope_app.library.place import library_folder, note_paths
+from kvscope_app.library.sample import path_of, sample_recording
+from kvscope_app.library.store import FILE_NAME, LibraryStore
+from kvscope_telemetry.errors import BadInput
+
+WAIT_MS = 60_000
+
+
+def watch(library, qtbot, until):
+    """Wait until `until` holds of the entries."""
+    library.watch()
+    try:
+        qtbot.waitUntil(lambda: bool(until(library.told.entries)), timeout=WAIT_MS)
+    finally:
+        library.unwatch()
+    return library.told.entries
+
+
+def is_known(entries):
+    return bool(entries) and all(entry.facts.is_known or entry.problem for entry in entries)
+
+
+def test_what_is_noted_is_looked_into(library, record, qtbot):
+    path = record("one.mcap")
+    library.note(path)
+    (entry,) = watch(library, qtbot, is_known)
+    assert entry.path == str(path)
+    assert entry.facts.model.startswith("synthetic")
+    assert entry.facts.num_bytes == path.stat().st_size
+    assert 0 < entry.facts.peak_usage <= 1
+    assert entry.facts.requests > 0
+    assert entry.facts.is_complete
+    assert entry.picture.startswith(b"\x89PNG")
+
+
+def test_nothing_is_looked_into_on_the_callers_thread(library, record, qtbot, monkeypatch):
+    threads = set()
+
+    def look(path, watch):
+        threads.add(threading.current_thread())
+        return look_into(path, watch)
+
+    monkeypatch.setattr("kvscope_app.library.looking.look_into", look)
+    library.note(record("one.mcap"))
+    watch(library, qtbot, is_known)
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_two_desktops_see_what_the_other_writes(library, record, qtbot, tmp_path):
+    other = Library(tmp_path / "library")
+    try:
+        path = record("one.mcap")
+        library.note(path)
+        watch(other, qtbot, is_known)
+        other.set_notes(str(path), "slow after 12 s")
+        other.set_tags(str(path), "swap,  slow swap")
+        (entry,) = watch(library, qtbot, lambda entries: entries and entries[0].tags)
+        assert (entry.notes, entry.tags) == ("slow after 12 s", "swap slow")
+    finally:
+        other.close()
+
+
+def test_what_was_removed_comes_back_with_its_words(library, record, qtbot):
+    path = str(record("one.mcap"))
+    library.note(path)
+    library.set_notes(path, "keep me")
+    watch(library, qtbot, is_known)
+    library.remove([path])
+    watch(library, qtbot, lambda entries: not entries)
+    library.restore([path])
+    (entry,) = watch(library, qtbot, lambda entries: entries)
+    assert entry.notes == "keep me"
+
+
+def test_a_moved_file_is_found_when_it_is_opened_from_its_new_place(library, record, qtbot, tmp_path):
+    path = record("one.mcap")
+    library.note(path)
+    library.set_notes(str(path), "mine")
+    watch(library, qtbot, is_known)
+    path.rename(tmp_path / "two.mcap")
+    (entry,) = watch(library, qtbot, lambda entries: entries[0].is_missing)
+    assert entry.facts.is_known
+    library.note(tmp_path / "two.mcap")
+    (entry,) = watch(library, qtbot, lambda entries: len(entries) == 1 and not entries[0].is_missing)
+    assert (entry.name, entry.notes) == ("two.mcap", "mine")
+
+
+def test_a_missing_file_is_not_taken_for_another(library, record, qtbot):
+    path, other = record("one.mcap"), record("other.mcap", epoch=8)
+    library.note(path)
+    watch(library, qtbot, is_known)
+    path.unlink()
+    library.watch()
+    try:
+        with qtbot.waitSignal(library.failed, timeout=WAIT_MS) as failed:
+            library.relocate(str(path), other)
+        assert "another recording than 'one.mcap'" in failed.args[0]
+    finally:
+        library.unwatch()
+
+
+def test_what_is_no_recording_is_listed_with_the_reason(library, qtbot, tmp_path):
+    path = tmp_path / "no.mcap"
+    path.write_bytes(b"not at all")
+    library.note(path)
+    (entry,) = watch(library, qtbot, is_known)
+    assert "is not a recording" in entry.problem
+
+
+def test_one_that_is_written_is_listed_and_looked_into_again_once_it_is_whole(library, record, qtbot):
+    path = record("one.mcap")
+    part = path.rename(path.with_name("one.mcap.part"))
+    library.note(part)
+    (entry,) = watch(library, qtbot, is_known)
+    assert (entry.name, entry.is_part, entry.open_path) == ("one.mcap", True, str(part))
+    part.rename(path)
+    (entry,) = watch(library, qtbot, lambda entries: not entries[0].is_part)
+    assert entry.open_path == str(path)
+
+
+def test_a_broken_list_is_set_aside_and_said(record, tmp_path):
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / FILE_NAME).write_bytes(b"this is no database at all" * 100)
+    store = LibraryStore(folder)
+    store.note(record("one.mcap"))
+    assert len(store.entries()) == 1
+    assert "kept aside as recordings.sqlite3.unreadable-1" in store.trouble
+    store.close()
+
+
+def test_without_a_folder_to_write_the_list_is_of_this_process(library, record, qtbot, tmp_path):
+    (tmp_path / "library").write_text("a file where the folder should be")
+    library.note(record("one.mcap"))
+    watch(library, qtbot, is_known)
+    assert "not kept" in library.told.trouble
+
+
+def test_a_read_only_list_is_read_and_not_written(record, tmp_path, monkeypatch):
+    folder, path = tmp_path / "library", record("one.mcap")
+    store = LibraryStore(folder)
+    listed = store.note(path)
+    store.set_notes(listed, "from before")
+    store.close()
+
+    def refuses(*args):
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr("kvscope_app.library.store.open_sqlite", refuses)
+    store.set_tags(listed, "new")
+    (entry,) = store.entries()
+    assert (entry.notes, entry.tags) == ("from before", "new")
+    assert "readonly" in store.trouble
+    store.close()
+    monkeypatch.undo()
+    (entry,) = store.entries()
+    assert (entry.notes, entry.tags, store.trouble) == ("from before", "", "")
+    store.close()
+
+
+def test_moving_onto_one_with_words_of_its_own_is_refused(tmp_path, record):
+    store = LibraryStore(tmp_path / "library")
+    first, second = store.note(record("one.mcap")), store.note(record("two.mcap"))
+    store.set_notes(second, "mine")
+    with pytest.raises(BadInput, match="in the list already"):
+        store.move(first, second)
+    assert len(store.entries()) == 2
+    store.close()
+
+
+def test_facts_of_a_later_version_are_found_out_again(tmp_path, record):
+    store = LibraryStore(tmp_path / "library")
+    listed = store.note(record("one.mcap"))
+    store.keep_facts(listed, Facts(start_ns=5), "stamp", b"")
+    store._open().execute("UPDATE recordings SET facts = ?", (b'{"start_ns": "not a number"}',))
+    (entry,) = store.entries()
+    assert (entry.facts, entry.stamp) == (Facts(), "")
+    store.close()
+
+
+def test_a_command_without_a_window_adds_to_the_list(record):
+    path = record("one.mcap")
+    note_paths([path])
+    store = LibraryStore(library_folder())
+    assert [entry.path for entry in store.entries()] == [str(path)]
+    store.close()
+
+
+def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert path_of("sample") == str(sample_recording())
+    (tmp_path / "sample").write_bytes(b"")
+    assert path_of("sample") == "sample"
+    assert path_of("x.mcap") == "x.mcap"

@@ -1,0 +1,142 @@
+"""Texts in recordings: asked once, never without a yes, and shown again where the file is played."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+from PySide6.QtWidgets import QFileDialog, QMessageBox
+
+from kvscope_app.recording.recording_actions import keep_last, record, stop_recording
+from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.recorded_texts import recorded_texts
+from kvscope_app.session.rings import make_ring
+from kvscope_app.session.session import Session
+from kvscope_app.session.text_keeping import TextKeeping, texts_agreed
+from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.page_map.block_texts import BlockTexts
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+
+WAIT_MS = 60_000
+
+
+@pytest.fixture
+def window(make_window, settings, tmp_path, qtbot):
+    """On a synthetic engine that lets us operate it."""
+    endpoint = f"ipc://{tmp_path}/telemetry"
+    with closing(SyntheticServer(SyntheticEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
+        source = LiveSource(endpoint)
+        session = Session(source)
+        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        made = make_window(session)
+        session.start()
+        qtbot.waitUntil(lambda: session.may_operate and session.timeline_range_ns is not None, timeout=WAIT_MS)
+        yield made
+        made.close()
+        session.close()
+        session.deleteLater()
+
+
+def test_it_is_asked_once_and_remembered(window, settings, qtbot):
+    assert texts_agreed(settings) is None
+    assert not window.actions_by_name["record_texts"].isChecked()
+    assert window.session.findChild(TextKeeping) is None
+    window.actions_by_name["record"].trigger()
+    box = window.findChild(QMessageBox)
+    assert "prompts and answers" in box.text()
+    assert box.defaultButton().text() == "Without texts"
+    box.reject()
+    assert texts_agreed(settings) is None
+    assert window.findChild(QFileDialog) is None
+    window.actions_by_name["record"].trigger()
+    next(each for each in window.findChildren(QMessageBox) if each.isVisible()).defaultButton().click()
+    qtbot.waitUntil(lambda: window.findChild(QFileDialog) is not None, timeout=WAIT_MS)
+    window.findChild(QFileDialog).reject()
+    assert texts_agreed(settings) is False
+    window.actions_by_name["record"].trigger()
+    assert not [box for box in window.findChildren(QMessageBox) if box.isVisible()]
+
+
+def test_without_a_yes_nothing_is_asked_of_the_engine_and_nothing_kept(window, qtbot, tmp_path):
+    record(window, str(tmp_path / "without.mcap"))
+    qtbot.waitUntil(lambda: window.session.kept.recorder.writer.num_written > 5, timeout=WAIT_MS)
+    stop_recording(window)
+    qtbot.waitUntil(lambda: (tmp_path / "without.mcap").exists(), timeout=WAIT_MS)
+    assert not Recording.open(tmp_path / "without.mcap").has_texts
+    assert not window.session.kept.has_texts
+
+
+def test_with_a_yes_a_recording_and_the_last_minutes_have_them(window, settings, qtbot, tmp_path):
+    window.actions_by_name["record_texts"].trigger()
+    assert texts_agreed(settings) is True
+    record(window, str(tmp_path / "with.mcap"))
+    keeping = window.session.findChild(TextKeeping)
+    qtbot.waitUntil(lambda: keeping._recorder is not None and keeping._collector.num_confirmed > 0, timeout=WAIT_MS)
+    stop_recording(window)
+    keep_last(window, 60.0, str(tmp_path / "kept.mcap"))
+    for name in ("with.mcap", "kept.mcap"):
+        qtbot.waitUntil(lambda name=name: (tmp_path / name).exists(), timeout=WAIT_MS)
+        texts = list(Recording.open(tmp_path / name).texts())
+        assert texts
+        assert all(text.token_ids for text in texts)
+    window.actions_by_name["record_texts"].trigger()
+    assert texts_agreed(settings) is False
+    assert not window.session.findChild(TextKeeping).is_on
+
+
+@pytest.fixture
+def played(tmp_path, qtbot):
+    """A session on a recording with texts of all its full blocks."""
+    from kvscope_telemetry.messages.commands import BlockContent
+    from kvscope_telemetry.texts.published_texts import PublishedTexts
+
+    engine = SyntheticEngine(num_blocks=60, num_running=4)
+    with RecordingWriter(tmp_path / "texts.mcap") as writer:
+        texts = PublishedTexts(writer.write_texts)
+        for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(60))):
+            writer.write(message, wait=True)
+            if message is not engine.hello:
+                texts.follow(message)
+                texts._next_s = -1.0
+                texts.take(
+                    BlockContent(block=block, token_ids=(1,) * 16, text=f"words of block {block}")
+                    for block in texts.due()
+                )
+        texts.write()
+    session = Session(PlaybackSource(Recording.open(tmp_path / "texts.mcap")))
+    session.start()
+    qtbot.waitUntil(lambda: session.mirror.hello is not None, timeout=WAIT_MS)
+    session.pause()
+    yield session
+    session.close()
+    session.deleteLater()
+
+
+def test_a_played_block_tells_its_text_from_the_file(played, qtbot):
+    texts = BlockTexts(played)
+    ledger = played.mirror.ledger
+    full = np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
+    block = int(full[0])
+    stamp = block_facts(played.mirror, block, 16).stamp
+    assert texts.get(block, stamp) is None
+    assert texts.may_ask(block, stamp)
+    qtbot.waitUntil(lambda: texts.get(block, stamp) is not None, timeout=WAIT_MS)
+    assert texts.get(block, stamp).text == f"words of block {block}"
+    texts.deleteLater()
+
+
+def test_a_file_without_texts_is_not_asked(tmp_path, qtbot):
+    engine = SyntheticEngine(num_blocks=60, num_running=4)
+    with RecordingWriter(tmp_path / "none.mcap") as writer:
+        for message in (engine.hello, engine.snapshot(), engine.advance()):
+            writer.write(message, wait=True)
+    source = PlaybackSource(Recording.open(tmp_path / "none.mcap"))
+    assert recorded_texts(source, None) is None
+    source.close()
