@@ -47,6 +47,10 @@ class TimeFrame(QObject):
         """Show everything."""
         self._take(Stance.FIT, self.scale)
 
+    def show_only(self, begin_ns: int, end_ns: int) -> None:
+        """Show this, and stand."""
+        self._take(Stance.STAND, self.scale.fitted(begin_ns, max(end_ns, begin_ns + SECOND_NS)))
+
     def set_following(self, following: bool) -> None:
         """Keep the newest at the right edge, or let it go out of sight."""
         self._take(Stance.FOLLOW if following else Stance.STAND, self.scale)

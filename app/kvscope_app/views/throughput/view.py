@@ -85,6 +85,13 @@ class ThroughputView(View):
             self._show_known()
             self._draw(self._shown)
 
+    def draw_all(self) -> None:
+        self.refresh_all()
+
+    def show_range(self, begin_ns: int, end_ns: int) -> None:
+        offset_ns = self.session.history.wall_ns(0)
+        self.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
+
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         for panel in self.panels.values():
