@@ -13,6 +13,12 @@ THEME: Final = "theme"
 KEPT_MINUTES: Final = "timeline/minutes"
 KEPT_MEGABYTES: Final = "timeline/megabytes"
 """How much of the past a live session keeps on the disk, at most."""
+PICTURE_SCALE: Final = "picture/scale"
+"""1, 2 or 3."""
+PICTURE_THEME: Final = "picture/theme"
+"""`dark`, `light` or `as shown`."""
+PICTURE_CAPTION: Final = "picture/caption"
+"""`true` or `false`."""
 LAYOUT_VERSION: Final = 3
 """Of a window's docks. A saved layout of another version is not restored, but for those before that are named here."""
 LAYOUT_BEFORE_TIMELINE: Final = 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +55,9 @@ def export(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports import export as exports
     from kvscope_telemetry.recordings.reader import Recording
 
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):  # in order: nothing is left of a file that is not whole
+            signal.signal(number, signal.default_int_handler)
     if is_picture(args.out, args.to):
         return _export_picture(args)
     wish_of(args, is_wanted=False)
@@ -69,6 +74,7 @@ def _export_picture(args: argparse.Namespace) -> int:
     from kvscope_telemetry.recordings.reader import Recording
 
     wish = wish_of(args)
+    assert wish is not None, "a picture is asked for"
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     require_qt()
     require_sound_qt()

@@ -23,9 +23,7 @@ _MOST_MS: Final = 65_535
 _Rgb = npt.NDArray[np.uint8]
 
 
-def write_apng(
-    frames: Iterator[_Rgb], num_frames: int, frame_ms: int, width: int, height: int, file: BinaryIO
-) -> None:
+def write_apng(frames: Iterator[_Rgb], num_frames: int, frame_ms: int, width: int, height: int, file: BinaryIO) -> None:
     """Write `frames`, shape (height, width, 3) each, of which `num_frames` come, to a file that can be sought in."""
     writer = _Writer(file, frame_ms, width, height)
     for frame in frames:

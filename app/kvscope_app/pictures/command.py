@@ -12,7 +12,7 @@ from PySide6.QtGui import QImage
 from kvscope_app.look.theme import THEMES
 from kvscope_app.pictures.encoders import Film, Frame, encode, require_encoder
 from kvscope_app.pictures.names import STILLS, VIDEO_VIEWS
-from kvscope_app.pictures.picture import PictureLook, svg_of
+from kvscope_app.pictures.picture import PictureLook, png_of, svg_of
 from kvscope_app.pictures.stage import Stage, offscreen_application
 from kvscope_app.pictures.wish import PictureWish
 from kvscope_telemetry.errors import BadInput
@@ -62,7 +62,7 @@ def _write_still(stage: Stage, look: PictureLook, suffix: str, file: BinaryIO) -
     if suffix == ".svg":
         file.write(svg_of(stage.view, look).data())
     else:
-        stage.picture(look).save(file.name, "PNG")  # type: ignore[call-overload]
+        file.write(png_of(stage.picture(look)))
 
 
 def _make_video(recording: Recorded, wish: PictureWish, span: Span, watch: Watch) -> None:
@@ -94,7 +94,7 @@ def _frames(stage: Stage, wish: PictureWish, shown: Iterator[float], num: int, w
     for number, at_s in enumerate(shown):
         stage.now_ns = round(number / wish.fps * 1e9)
         stage.play_to(at_s)
-        watch(0.5 + 0.5 * number / num if number else 0.0)
+        watch(stage.begin_share + (1 - stage.begin_share) * number / num)
         yield _pixels(stage.picture(_look(stage, wish, None)))
 
 

@@ -1,5 +1,5 @@
-"""Who writes the frames of a video into a file, by the file's name. Frames are taken one at a time: memory does not grow
-with their number, or their number is bounded and that is said.
+"""Who writes the frames of a video into a file, by the file's name. Frames are taken one at a time: memory does not
+grow with their number, or their number is bounded and that is said.
 
 `.apng` needs nothing, `.webp` and `.gif` are Pillow's, `.mp4` is ffmpeg's. Knows no Qt.
 """
@@ -26,7 +26,9 @@ Frame = npt.NDArray[np.uint8]
 """Red, green and blue, shape (height, width, 3)."""
 _MAX_WEBP_FRAMES: Final = 10_000
 _MAX_GIF_BYTES: Final = 256 << 20
-_MISSING: Final = "the package Pillow is not here: pip install 'kvscope[export]', or write an .apng, which needs nothing"
+_MISSING: Final = (
+    "the package Pillow is not here: pip install 'kvscope[export]', or write an .apng, which needs nothing"
+)
 _FFMPEG: Final = "ffmpeg"
 
 
@@ -152,4 +154,3 @@ _ENCODERS: Final[dict[str, Callable[[Film, BinaryIO], Any]]] = {
 def is_there(suffix: str) -> bool:
     """Whether what writes it is here."""
     return shutil.which(_FFMPEG) is not None if suffix == ".mp4" else suffix == ".apng" or find_spec("PIL") is not None
-

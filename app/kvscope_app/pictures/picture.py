@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from PySide6.QtCore import QByteArray, QPoint, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QFontMetricsF, QImage, QPainter
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QPoint, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFontMetricsF, QImage, QImageWriter, QPainter
 from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.look.apply_theme import apply_theme
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import Theme
-from kvscope_app.pictures.svg_file import svg_painter
 from kvscope_app.views.base import View
 
 _MARGIN: Final = 12
@@ -43,8 +42,7 @@ def picture_of(view: View, look: PictureLook | None = None) -> QImage:
     """`view` as it is shown now."""
     look = look or PictureLook()
     scale = view.devicePixelRatioF() * look.scale
-    size = _size(view, look)
-    image = QImage((size.toSizeF() * scale).toSize(), QImage.Format.Format_RGB32)
+    image = QImage(picture_size(view, look), QImage.Format.Format_RGB32)
     with _in_theme(view, look.theme):
         painter = QPainter(image)
         painter.scale(scale, scale)
@@ -54,25 +52,51 @@ def picture_of(view: View, look: PictureLook | None = None) -> QImage:
     return image
 
 
+def picture_size(view: View, look: PictureLook) -> QSize:
+    """Of the picture that `picture_of` would make."""
+    return (_size(view, look).toSizeF() * (view.devicePixelRatioF() * look.scale)).toSize()
+
+
 def svg_of(view: View, look: PictureLook | None = None) -> QByteArray:
     """The same as SVG: words and lines stay such; what is a bitmap in the view is one in it."""
+    from kvscope_app.pictures.svg_file import svg_painter  # most windows need none of it
+
     look = look or PictureLook()
     with _in_theme(view, look.theme), svg_painter(_size(view, look), view.title) as (painter, made):
         _paint(painter, view, look)
     return made()
 
 
-def save_picture(view: View, path: Path, look: PictureLook | None = None) -> str:
-    """Write it, as the name of `path` ends; what was there is replaced. Why it could not be, or nothing."""
-    if path.suffix.lower() == ".svg":
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A picture of what a person saw when asking for it, in both forms: where it goes is asked afterwards."""
+
+    image: QImage
+    drawing: bytes
+
+    @classmethod
+    def of(cls, view: View, look: PictureLook | None = None) -> Taken:
+        """Now."""
+        return cls(picture_of(view, look), svg_of(view, look).data())
+
+    def save(self, path: Path) -> str:
+        """Write it, as the name of `path` ends; what was there is replaced. Why it could not be, or nothing."""
         try:
-            path.write_bytes(svg_of(view, look).data())
+            if path.suffix.lower() == ".svg":
+                path.write_bytes(self.drawing)
+            else:
+                path.write_bytes(png_of(self.image))
         except OSError as error:
             return error.strerror or str(error)
         return ""
-    if picture_of(view, look).save(str(path), "PNG"):  # type: ignore[call-overload]
-        return ""
-    return "it cannot be written there"
+
+
+def png_of(image: QImage) -> bytes:
+    """As a file."""
+    buffer = QBuffer()
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    QImageWriter(buffer, QByteArray(b"png")).write(image)
+    return buffer.data().data()
 
 
 def copy_picture(view: View, look: PictureLook | None = None) -> None:

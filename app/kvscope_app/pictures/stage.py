@@ -62,6 +62,8 @@ class Stage:
     def __init__(
         self, recording: Recorded, view: str, size: QSize, theme: Theme, watch: Callable[[float], bool] | None = None
     ) -> None:
+        self.begin_share = 0.0
+        """Of the whole work, what it took to get here."""
         self.now_ns = 0
         """The time by which views fade what lit up."""
         self._clock_ns = 0
@@ -141,7 +143,8 @@ class Stage:
             self._session.poll()
             share = self._session.course_share
             if share is not None and self._watch is not None:
-                self._watch(share / 2)
+                self.begin_share = 0.5
+                self._watch(share * self.begin_share)
             time.sleep(0.01)
 
     def _play(self, seconds: float) -> None:

@@ -9,6 +9,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QMenu
 
 from kvscope_app.look.theme_keeper import CHOICES
+from kvscope_app.pictures.picture_actions import picture_actions
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
@@ -102,6 +103,7 @@ def _view(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec("clear", "Clear selection", VIEW, partial(session.select_request, None), ("Esc",)),
         ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
+        *picture_actions(window, VIEW),
     ]
 
 
