@@ -19,6 +19,9 @@ PICTURE_THEME: Final = "picture/theme"
 """`dark`, `light` or `as shown`."""
 PICTURE_CAPTION: Final = "picture/caption"
 """`true` or `false`."""
+THROUGHPUT_RANGE: Final = "throughput/range"
+MEMORY_RANGE: Final = "memory/range"
+"""The word of the button, one of `time_bar.RANGES_S`."""
 LAYOUT_VERSION: Final = 3
 """Of a window's docks. A saved layout of another version is not restored, but for those before that are named here."""
 LAYOUT_BEFORE_TIMELINE: Final = 2

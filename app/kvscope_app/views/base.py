@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.look.theme import DARK, Theme
@@ -37,6 +37,12 @@ class View(QWidget):
 
     def refresh(self) -> None:
         """Paint what the session's mirror and history hold now."""
+
+    def recall(self, settings: QSettings) -> None:
+        """Take what was chosen last time; once, before it is shown."""
+
+    def remember(self, settings: QSettings) -> None:
+        """Keep what the person chose; the window closes."""
 
     def draw_all(self) -> None:
         """Paint all of it now: a picture is taken. Views that share their work out over several calls do all of it."""

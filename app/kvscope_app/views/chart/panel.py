@@ -53,6 +53,8 @@ class ChartPanel(QWidget):
 
     hovered = Signal(object)
     """x under the mouse in seconds, None when it left."""
+    chosen = Signal(float)
+    """x of a click, in seconds."""
     range_dragged = Signal(float, float)
     """The person moved or zoomed the time shown."""
 
@@ -84,6 +86,7 @@ class ChartPanel(QWidget):
         self._marks = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
         self._shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
         self._cursor = pg.InfiniteLine(angle=90, movable=False)
+        self._place = pg.InfiniteLine(angle=90, movable=False)
         self._set_up_plot()
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -168,6 +171,12 @@ class ChartPanel(QWidget):
         if x is not None:
             self._cursor.setPos(x)
 
+    def show_place(self, x: float | None) -> None:
+        """Where in time the session's cursor is, where that is not the right edge."""
+        self._place.setVisible(x is not None)
+        if x is not None:
+            self._place.setPos(x)
+
     def apply_theme(self, theme: Theme) -> None:
         """pyqtgraph does not follow the palette."""
         self.theme = theme
@@ -181,6 +190,7 @@ class ChartPanel(QWidget):
             if curve.filled:
                 self._items[curve.name].setBrush(pg.mkBrush(mix(theme.base, color, 0.45)))
         self._marks.setBrush(pg.mkBrush(theme.bad))
+        self._place.setPen(pg.mkPen(theme.accent))
         self._cursor.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
         for region in self._gaps:
             self._color_gap(region)
@@ -210,7 +220,10 @@ class ChartPanel(QWidget):
         plot.setYRange(0, self._fixed_top or 1.0, padding=0)
         plot.addItem(self._marks, ignoreBounds=True)
         plot.addItem(self._cursor, ignoreBounds=True)
+        plot.addItem(self._place, ignoreBounds=True)
         self._cursor.hide()
+        self._place.hide()
+        plot.scene().sigMouseClicked.connect(self._on_clicked)
         plot.scene().sigMouseMoved.connect(self._on_mouse_moved)
         plot.getViewBox().sigRangeChangedManually.connect(self._on_dragged)
 
@@ -221,6 +234,11 @@ class ChartPanel(QWidget):
         view = self.plot.getViewBox()
         inside = view.sceneBoundingRect().contains(position)
         self.hovered.emit(float(view.mapSceneToView(position).x()) if inside else None)
+
+    def _on_clicked(self, click: pg.GraphicsScene.mouseEvents.MouseClickEvent) -> None:
+        view = self.plot.getViewBox()
+        if click.button() is Qt.MouseButton.LeftButton and view.sceneBoundingRect().contains(click.scenePos()):
+            self.chosen.emit(float(view.mapSceneToView(click.scenePos()).x()))
 
     def _on_dragged(self, _axes: object) -> None:
         (first, last), _ = self.plot.viewRange()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from kvscope_app.look.makers import label, tool_button
 from kvscope_app.look.widgets import Segments
 
-RANGES_S = {"10 s": 10.0, "1 min": 60.0, "10 min": 600.0}
+RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
+"""`All`: the whole session, as far as it is kept."""
 DEFAULT_RANGE = "1 min"
 
 
@@ -16,7 +19,7 @@ class TimeBar(QWidget):
     """Range buttons at the left, Live at the right, the time under the mouse between them."""
 
     range_chosen = Signal(float)
-    """Seconds."""
+    """Seconds; infinite for all there is."""
     live_requested = Signal()
 
     def __init__(self) -> None:
@@ -27,7 +30,7 @@ class TimeBar(QWidget):
         self.time = label(look="muted", elastic=True)
         self.live = tool_button(
             "Live",
-            "Follow the present. Drag a chart, or turn the wheel with Ctrl over it, to look back.",
+            "Follow the present. Drag a chart, or turn the wheel with Ctrl over it, to look back; a click goes there.",
             checkable=True,
             checked=True,
         )
@@ -38,6 +41,14 @@ class TimeBar(QWidget):
         layout.addWidget(self.ranges)
         layout.addWidget(self.time, 1)
         layout.addWidget(self.live)
+
+    def show_range(self, seconds: float) -> None:
+        """Which of the ranges is shown; none where it is another."""
+        lengths = list(RANGES_S.values())
+        if seconds in lengths:
+            self.ranges.set_current(lengths.index(seconds))
+        else:
+            self.ranges.clear()
 
     def set_following(self, following: bool) -> None:
         """Show whether the plots follow the present."""
