@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QSize, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from kvscope_app.look.makers import label, tool_button
@@ -13,6 +14,8 @@ from kvscope_app.look.widgets import Segments
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
 """`All`: the whole session, as far as it is kept."""
 DEFAULT_RANGE = "1 min"
+_WIDE = 340
+_NARROWEST = 240
 
 
 class TimeBar(QWidget):
@@ -41,6 +44,15 @@ class TimeBar(QWidget):
         layout.addWidget(self.ranges)
         layout.addWidget(self.time, 1)
         layout.addWidget(self.live)
+
+    def minimumSizeHint(self) -> QSize:
+        """A narrow dock stays narrow: the shortest range goes there, and the time under the mouse."""
+        return QSize(_NARROWEST, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.ranges.set_shown(0, self.width() >= _WIDE)
+        self.time.setVisible(self.width() >= _WIDE)
 
     def show_range(self, seconds: float) -> None:
         """Which of the ranges is shown; none where it is another."""

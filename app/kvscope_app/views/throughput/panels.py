@@ -67,6 +67,11 @@ def _blocks(value: float) -> str:
     return NOTHING if not np.isfinite(value) else f"{short(value)}/s"
 
 
+def _axis_seconds(value: float) -> str:
+    """An axis has no room for `2:30 min`."""
+    return seconds(value) if value < 60 else f"{value:.0f} s" if value < 1000 else f"{value / 60:.0f} min"
+
+
 def _whole(value: float) -> str:
     return NOTHING if not np.isfinite(value) else short(round(value))
 
@@ -108,7 +113,7 @@ PANELS: Final = (
         "ttft",
         "Time to first token",
         (CurveSpec("ttft_p50_s", "p50", 6), CurveSpec("ttft_p95_s", "p95", 3)),
-        seconds,
+        _axis_seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
     ),
@@ -116,7 +121,7 @@ PANELS: Final = (
         "queue",
         "Time queued",
         (CurveSpec("queue_p50_s", "p50", 6), CurveSpec("queue_p95_s", "p95", 3)),
-        seconds,
+        _axis_seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
         needs="queue_p50_s",

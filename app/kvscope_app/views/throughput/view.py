@@ -130,6 +130,7 @@ class ThroughputView(View):
     def show_last(self, seconds: float) -> None:
         """Show the last `seconds` and follow."""
         self._range_s = seconds
+        self.bar.show_range(seconds)
         self.follow()
 
     def follow(self) -> None:
