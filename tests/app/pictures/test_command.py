@@ -1,4 +1,4 @@
-"""`kvscope export` to pictures and videos: without a display, of the moment that was asked for, and nothing left over."""
+"""`kvscope export` to pictures and videos: without a display, of the moment asked for, and nothing left over."""
 
 from __future__ import annotations
 
