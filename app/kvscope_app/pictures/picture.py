@@ -45,9 +45,11 @@ def picture_of(view: View, look: PictureLook | None = None) -> QImage:
     image = QImage(picture_size(view, look), QImage.Format.Format_RGB32)
     with _in_theme(view, look.theme):
         painter = QPainter(image)
-        painter.scale(scale, scale)
-        _paint(painter, view, look)
-        painter.end()
+        try:
+            painter.scale(scale, scale)
+            _paint(painter, view, look)
+        finally:
+            painter.end()
     image.setDevicePixelRatio(1.0)
     return image
 
@@ -77,7 +79,7 @@ class Taken:
     @classmethod
     def of(cls, view: View, look: PictureLook | None = None) -> Taken:
         """Now."""
-        return cls(picture_of(view, look), svg_of(view, look).data())
+        return cls(picture_of(view, look), bytes(svg_of(view, look).data()))
 
     def save(self, path: Path) -> str:
         """Write it, as the name of `path` ends; what was there is replaced. Why it could not be, or nothing."""
@@ -96,7 +98,7 @@ def png_of(image: QImage) -> bytes:
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
     QImageWriter(buffer, QByteArray(b"png")).write(image)
-    return buffer.data().data()
+    return bytes(buffer.data().data())
 
 
 def copy_picture(view: View, look: PictureLook | None = None) -> None:

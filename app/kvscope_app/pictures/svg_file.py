@@ -31,7 +31,7 @@ def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[]
     painter = QPainter(generator)
 
     def made() -> QByteArray:
-        drawn = buffer.data().data().replace(b"<image ", _UNSMOOTHED)
+        drawn = bytes(buffer.data().data()).replace(b"<image ", _UNSMOOTHED)
         in_pixels = f'<svg width="{size.width()}" height="{size.height()}"'.encode()
         return QByteArray(_MILLIMETRES.sub(in_pixels, drawn, count=1))
 

@@ -45,7 +45,7 @@ def course_window(
         column = np.full(num, np.nan)
         column[places[inside]] = course.column(COURSE_NAMES.get(name, name))[begin:end][inside]
         columns[name] = column
-    time_s = np.arange(num) - (num - 0.5)
+    time_s = np.arange(num, dtype=np.float64) - (num - 0.5)
     return HistoryWindow(time_s, columns, end_ns, SECOND_NS, is_over=True)
 
 

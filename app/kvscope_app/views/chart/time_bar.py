@@ -25,7 +25,8 @@ class TimeBar(QWidget):
     """Seconds; infinite for all there is."""
     live_requested = Signal()
 
-    def __init__(self) -> None:
+    def __init__(self, *, inset: bool = True) -> None:
+        """`inset`: with margins of its own."""
         super().__init__()
         self.ranges = Segments(list(RANGES_S), "Time shown")
         self.ranges.set_current(list(RANGES_S).index(DEFAULT_RANGE))
@@ -39,7 +40,7 @@ class TimeBar(QWidget):
         )
         self.live.clicked.connect(self._on_live)
         layout = QHBoxLayout(self)
-        layout.setContentsMargins(8, 6, 8, 2)
+        layout.setContentsMargins(*((8, 6, 8, 2) if inset else (0, 0, 0, 0)))
         layout.setSpacing(8)
         layout.addWidget(self.ranges)
         layout.addWidget(self.time, 1)

@@ -80,8 +80,8 @@ class _Scale:
         return 1 << 10 * self._power
 
     def fit(self, highest: float) -> None:
-        """To the largest of the values."""
-        self._power = min(int(math.log2(highest) // 10), len(_UNITS) - 1) if highest >= 1 else 0
+        """To the largest of the values: `1000 MiB` would have no room."""
+        self._power = min(int(math.log2(2 * highest) // 10), len(_UNITS) - 1) if highest >= 1 else 0
 
     def text(self, value: float) -> str:
         """`1.5 GiB`."""
@@ -97,7 +97,7 @@ class MemoryOverTime(QWidget):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
-        self.bar = TimeBar()
+        self.bar = TimeBar(inset=False)
         self.range_s = RANGES_S["10 min"]
         self.bar.show_range(self.range_s)
         self._fixed: tuple[float, float] | None = None
@@ -178,7 +178,7 @@ class MemoryOverTime(QWidget):
     def _span(self) -> tuple[float, float]:
         if self._fixed is not None:
             return self._fixed
-        last_s = math.ceil(self._session.shown_until_ns / 1e9)  # charts drawn one after another show one time
+        last_s = float(math.ceil(self._session.shown_until_ns / 1e9))  # charts drawn one after another show one time
         span_ns = course_span_ns(self._session.course)
         if not math.isinf(self.range_s) or span_ns is None:
             return last_s - min(self.range_s, 600.0), last_s
@@ -239,7 +239,6 @@ class MemoryOverTime(QWidget):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(6)
         column.addWidget(label("Over time", "heading"))
-        self.bar.layout().setContentsMargins(0, 0, 0, 0)
         column.addWidget(self.bar)
         for chart, panel in zip(_CHARTS, self.panels, strict=True):
             panel.legend.explain(chart.tip)
