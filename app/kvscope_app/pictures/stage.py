@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from PySide6.QtCore import QSize, Qt, qInstallMessageHandler
@@ -153,8 +154,11 @@ class Stage:
         while self._source.position < target_s - 1e-9 and not self._failure:
             before_s = self._source.position
             self._clock_ns += min(_TICK_NS, max(round((target_s - before_s) * 1e9), 1))
-            self._wait(lambda before_s=before_s: self._source.position > before_s)
+            self._wait(partial(self._is_past, before_s))
         self._source.pause()
+
+    def _is_past(self, seconds: float) -> bool:
+        return self._source.position > seconds
 
     @property
     def _failure(self) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PySide6.QtCore import QPoint
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.pictures.picture import PictureLook, Taken, caption_height, copy_picture, picture_of, svg_of
+from kvscope_app.pictures.svg_file import svg_painter
+from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.page_map import PageMapView
 
 
@@ -91,3 +95,23 @@ def test_a_file_is_written_as_its_name_ends(view, tmp_path):
     assert QImage(str(tmp_path / "x.png")).size() == QImage(str(tmp_path / "plain")).size() == view.size()
     assert (tmp_path / "x.svg").read_bytes().startswith(b"<?xml")
     assert taken.save(tmp_path / "nowhere" / "x.png") == "No such file or directory"
+
+
+def test_curves_of_long_ago_are_drawn_as_fine(qtbot, themes):
+    """A file of SVG has six digits a number."""
+    panel = ChartPanel("Curve", (CurveSpec("y", "", 0),), str)
+    qtbot.addWidget(panel)
+    panel.resize(400, 200)
+    panel.apply_theme(themes.theme)
+    panel.show()
+    x = 123_456_789.0 + np.arange(100) * 0.1
+    panel.show_time(x[0], x[-1], None)
+    panel.show_curve("y", x, np.arange(100) % 7 / 7, 0)
+    panel.settle()
+    with svg_painter(panel.size(), "x") as (painter, made):
+        panel.render(painter, QPoint())
+    drawn = made().data().decode()
+    longest = max(re.findall(r'd="(M[^"]*)"', drawn), key=len)
+    columns = [float(pair.split(",")[0]) for pair in re.findall(r"[ML]([\d.,e+-]+)", longest)]
+    assert len(columns) == 100
+    assert np.allclose(np.diff(columns), np.diff(columns).mean(), rtol=0.01)

@@ -17,6 +17,7 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
+from kvscope_app.views.chart.curve_item import CurveItem
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
 from kvscope_app.views.chart.plot import Plot
 
@@ -201,8 +202,8 @@ class ChartPanel(QWidget):
         if theme is not None:
             region.setBrush(pg.mkBrush(mix(theme.base, theme.muted, 0.10)))
 
-    def _add_curve(self, curve: CurveSpec) -> pg.PlotCurveItem:
-        item = pg.PlotCurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
+    def _add_curve(self, curve: CurveSpec) -> CurveItem:
+        item = CurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
         self.plot.addItem(item)
         self._dots[curve.name] = pg.ScatterPlotItem(symbol="o", size=4, pen=None)
         self.plot.addItem(self._dots[curve.name])
