@@ -6,6 +6,8 @@ import argparse
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,14 +54,26 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 def export(args: argparse.Namespace) -> int:
     """Write it, and say what and where."""
+    with _ending_in_order():
+        return _export_picture(args) if is_picture(args.out, args.to) else _export_data(args)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside: nothing is left of a file that is not whole."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _export_data(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports import export as exports
     from kvscope_telemetry.recordings.reader import Recording
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):  # in order: nothing is left of a file that is not whole
-            signal.signal(number, signal.default_int_handler)
-    if is_picture(args.out, args.to):
-        return _export_picture(args)
     wish_of(args, is_wanted=False)
     wanted = exports.Wanted.of(args.out, args.kind, args.to)
     with Progress("exporting") as progress:

@@ -31,6 +31,7 @@ from kvscope_telemetry.timeline.save import save
 _NOTICE_MS: Final = 10_000
 _PROGRAM: Final = "import sys; from kvscope_app.entry import main; sys.exit(main())"
 _LOOK_S: Final = 0.05
+_END_S: Final = 2.0
 _SAVING: Final = 0.1
 """The share of the work that copying is."""
 
@@ -100,13 +101,22 @@ def _run(recording: Path, wish: PictureWish, watch: Watch, share: float) -> None
         assert process.stdout is not None, "a pipe was asked for"
         assert process.stderr is not None, "a pipe was asked for"
         if not _follow(process.stdout, watch, share):
-            process.kill()
-            process.wait()
+            _end(process)
             wish.path.with_name(wish.path.name + PART_SUFFIX).unlink(missing_ok=True)
             raise OpeningCancelled
         told = process.stderr.read().strip().splitlines()
         if process.wait():
             raise KvscopeError(told[-1].removeprefix("kvscope: ") if told else "it ended without a word")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """In order, with what it started itself; at once where that takes long."""
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _follow(lines: IO[str], watch: Watch, share: float) -> bool:
