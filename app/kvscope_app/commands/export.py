@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from kvscope_app.commands.progress import Progress
 from kvscope_app.commands.values import moment
+from kvscope_app.pictures.names import is_picture
+from kvscope_app.pictures.options import add_picture_options, wish_of
 
-FORMATS: Final = ("perfetto", "csv", "parquet", "arrow", "html")
+FORMATS: Final = ("perfetto", "csv", "parquet", "arrow", "html", "png", "svg", "video")
 
 
 def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "export",
-        help="a recording for other tools: CSV, Parquet, Arrow, Perfetto, an HTML report",
+        help="a recording for other tools: CSV, Parquet, Arrow, Perfetto, an HTML report, pictures, videos",
         description="Write a recording, or a range of it: a table (csv, parquet or arrow; metrics has a row a second,"
-        " requests a row a request, events a row an event), a trace for ui.perfetto.dev (perfetto), or a report in one"
-        " file to send to somebody (html). Nothing is overwritten.",
+        " requests a row a request, events a row an event), a trace for ui.perfetto.dev (perfetto), a report in one"
+        " file to send to somebody (html), a picture of a view at a moment (png, svg), or a video of it over the range"
+        " (video: .mp4 by ffmpeg, .webp and .gif by Pillow, .apng by itself). None needs a display. Nothing is"
+        " overwritten.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording")
@@ -29,7 +38,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         metavar="PATH",
         type=Path,
         required=True,
-        help="metrics.csv, requests.parquet, events.arrow, trace.perfetto-trace, report.html, …",
+        help="metrics.csv, requests.parquet, events.arrow, trace.perfetto-trace, report.html, map.png, map.mp4, …",
     )
     parser.add_argument(
         "--kind",
@@ -38,18 +47,55 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
     parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="seconds from the recording's start")
+    add_picture_options(parser)
     parser.set_defaults(run=export)
     return parser
 
 
 def export(args: argparse.Namespace) -> int:
     """Write it, and say what and where."""
+    with _ending_in_order():
+        return _export_picture(args) if is_picture(args.out, args.to) else _export_data(args)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt inside: nothing is left of a file that is not whole."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _export_data(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports import export as exports
     from kvscope_telemetry.recordings.reader import Recording
 
+    wish_of(args, is_wanted=False)
     wanted = exports.Wanted.of(args.out, args.kind, args.to)
     with Progress("exporting") as progress:
         recording = Recording.open(args.file)
         exports.export(recording, wanted, args.from_s, args.until_s, progress.watch)
+    print(f"{args.out}: {args.out.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
+    return 0
+
+
+def _export_picture(args: argparse.Namespace) -> int:
+    from kvscope_app.window.display_server import require_qt, require_sound_qt
+    from kvscope_telemetry.recordings.reader import Recording
+
+    wish = wish_of(args)
+    assert wish is not None, "a picture is asked for"
+    os.environ["QT_QPA_PLATFORM"] = "offscreen"
+    require_qt()
+    require_sound_qt()
+    from kvscope_app.pictures.command import make
+
+    with Progress("exporting", always=args.tell_progress) as progress:
+        recording = Recording.open(args.file)
+        make(recording, wish, progress.watch)
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
     return 0

@@ -13,15 +13,19 @@ SHOW_AFTER_S = 0.5
 class Progress:
     """A context manager; `watch` is told the share that is done, 0 to 1."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *, always: bool = False) -> None:
+        """`always`: on standard output, a line each, for a program that reads them."""
         self._what = what
+        self._always = always
         self._next_s = time.monotonic() + SHOW_AFTER_S
         self._is_shown = False
 
     def watch(self, share: float) -> bool:
         """Always goes on."""
         now_s = time.monotonic()
-        if now_s >= self._next_s and sys.stderr.isatty():
+        if self._always:
+            print(f"{share:.4f}", flush=True)
+        elif now_s >= self._next_s and sys.stderr.isatty():
             print(f"\r\x1b[K{self._what}: {share:.0%}", end="", file=sys.stderr, flush=True)
             self._next_s, self._is_shown = now_s + 0.1, True
         return True

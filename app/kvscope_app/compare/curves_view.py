@@ -42,7 +42,7 @@ class CurvesView(QWidget):
         for panel in self.panels.values():
             panel.hovered.connect(self._on_hover)
             panel.range_dragged.connect(self.show_time)
-            panel.clicked.connect(lambda x: pair.go_to(pair.origin_ns + round(x * 1e9)))
+            panel.chosen.connect(lambda x: pair.go_to(pair.origin_ns + round(x * 1e9)))
         pair.cursor_changed.connect(self.show_cursor)
         pair.aligned.connect(self.show_all)
 

@@ -67,6 +67,10 @@ class Segments(QFrame):
             button.setChecked(False)
         self._group.setExclusive(True)
 
+    def set_shown(self, index: int, shown: bool) -> None:
+        """Whether one of the buttons is there."""
+        self._group.button(index).setVisible(shown)
+
     def set_tip(self, index: int, tip: str) -> None:
         """Tooltip of one button."""
         self._group.button(index).setToolTip(tip)

@@ -36,17 +36,24 @@ SUMS: Final = (
     "record_ns",
     "preemptions",
     "cached_tokens",
+    "evicted_blocks",
+    "copied_blocks",
 )
 """Columns of `HistoryWindow` that count what happened in a bin."""
+KNOWN_SUMS: Final = ("run_ns", "cached_tokens", "evicted_blocks", "copied_blocks")
+"""Those that not every source has: `History.known` has them once they were not zero."""
 FRAME_GAUGES: Final = ("num_running", "num_waiting")
 BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
 SAMPLE_GAUGES: Final = ("utilization", "power_watts", "temperature_celsius")
 GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES + SAMPLE_GAUGES
 """Columns that say how things stood at the end of a bin."""
-LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s")
+LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s", "queue_p50_s", "queue_p95_s")
 """Columns that were measured in a bin; where nobody waited there is none."""
-_PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", "preemptions", "cached_tokens"))
-_TOTALS: Final = ("preemptions", "cached_tokens")
+_SERIES_TOTALS: Final = ("preemptions", "cached_tokens")
+_COUNTERS: Final = ("evicted_blocks", "copied_blocks")
+"""Totals that are told with an update alone, not with each of its frames."""
+_TOTALS: Final = (*_SERIES_TOTALS, *_COUNTERS)
+_PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", *_TOTALS))
 _LATENCY_VALUES: Final = 32_768
 
 
@@ -73,10 +80,14 @@ class HistoryWindow:
     """`SUMS`, `GAUGES` and `LATENCIES`, shape (n,) each."""
     end_ns: int
     """This machine's monotonic time at 0."""
+    bin_ns: int = BIN_NS
+    """How long each bin is."""
+    is_over: bool = False
+    """Whether nothing comes to the newest bin any more."""
 
     def rate(self, name: str) -> FloatArray:
         """A column of `SUMS` per second."""
-        return self.columns[name] * (1e9 / BIN_NS)
+        return self.columns[name] * (1e9 / self.bin_ns)
 
     def latest(self, name: str) -> float:
         """The newest known value of a gauge or latency, NaN when there is none."""
@@ -106,6 +117,8 @@ class History:
         self.memory: MemoryBreakdown | None = None
         self.first_token = LatencyWindow(_LATENCY_VALUES)
         self.inter_token = LatencyWindow(_LATENCY_VALUES)
+        self.queued = LatencyWindow(_LATENCY_VALUES // 8)
+        """From a request's arrival, or its preemption, until it ran."""
         self.request_times = RequestTimes()
         self.epoch: int | None = None
         self._offset_ns: int | None = None
@@ -116,7 +129,7 @@ class History:
         self.num_past_events = 0
         """Events in the log from before that."""
         self.known: set[str] = set()
-        """Of what not every source has (`SAMPLE_GAUGES`, `run_ns`), what was told at least once."""
+        """Of what not every source has (`SAMPLE_GAUGES`, `KNOWN_SUMS`, `queue_p50_s`), what was told at least once."""
 
     @property
     def max_seconds(self) -> float:
@@ -126,7 +139,7 @@ class History:
     @property
     def num_bytes(self) -> int:
         """Memory of the rings, an upper bound for the events."""
-        parts = (self.ring, self.first_token, self.inter_token, self.request_times)
+        parts = (self.ring, self.first_token, self.inter_token, self.queued, self.request_times)
         return sum(part.num_bytes for part in parts) + len(self.events) * EventLog.BYTES_PER_EVENT
 
     def wall_ns(self, time_ns: int) -> int:
@@ -217,10 +230,13 @@ class History:
         bins = np.minimum(series["time_ns"] + (self._offset_ns or 0), now_ns) // BIN_NS
         sums: dict[str, IntArray] = {name: series[name] for name in _PER_FRAME}
         sums["num_steps"] = np.ones(bins.size, np.int64)
-        sums.update({name: self._increase(name, series[name]) for name in _TOTALS})
+        sums.update({name: self._increase(name, series[name]) for name in _SERIES_TOTALS})
         self.ring.add(bins, sums)
-        if "run_ns" not in self.known and sums["run_ns"].any():
-            self.known.add("run_ns")
+        if update.counters is not None:
+            counted = {name: self._increase(name, np.array([getattr(update.counters, name)])) for name in _COUNTERS}
+            self.ring.add(bins[-1:], counted)
+            sums.update(counted)
+        self.known.update(name for name in KNOWN_SUMS if name in sums and sums[name].any())
         self.ring.put(bins, {name: series[name] for name in FRAME_GAUGES})
         # Frames of an earlier bin came late: how they left things holds until now.
         since = np.arange(int(bins[-1]), now_ns // BIN_NS + 1)
@@ -241,9 +257,13 @@ class History:
         return np.maximum(np.diff(totals, prepend=before), 0)
 
     def _add_latencies(self, update: Update, now_ns: int) -> None:
+        queued = [e.data.waited_ns for e in update.events if e.data is not None and e.data.kind == "started"]
+        if queued:
+            self.known.add("queue_p50_s")
         for prefix, window, values in (
             ("ttft", self.first_token, update.first_token_ns),
             ("itl", self.inter_token, update.inter_token_ns),
+            ("queue", self.queued, np.array(queued, np.int64)),
         ):
             closed = window.add(values, now_ns, now_ns // BIN_NS)
             if closed is not None:

@@ -10,12 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.session.history import BIN_NS, FRAME_GAUGES, SAMPLE_GAUGES, SUMS, History
+from kvscope_app.session.history import BIN_NS, FRAME_GAUGES, KNOWN_SUMS, SAMPLE_GAUGES, SUMS, History
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _BINS: Final = SECOND_NS // BIN_NS
-_GAUGES: Final[Mapping[str, str]] = {
+COURSE_NAMES: Final[Mapping[str, str]] = {
     **{name: name for name in (*FRAME_GAUGES, *SAMPLE_GAUGES)},
     "blocks_active": "active_blocks",
     "blocks_cached": "cached_blocks",
@@ -24,6 +24,8 @@ _GAUGES: Final[Mapping[str, str]] = {
     "ttft_p95_s": "first_token_p95_s",
     "itl_p50_s": "inter_token_p50_s",
     "itl_p95_s": "inter_token_p95_s",
+    "queue_p50_s": "queued_p50_s",
+    "queue_p95_s": "queued_p95_s",
 }
 """Columns of the history that stand for a whole second, and what they are called in the course."""
 
@@ -48,11 +50,12 @@ def fill_past(history: History, course: Course, start_ns: int) -> None:
     places = np.arange(first, last)
     if last - first > 1 and course.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
         places[-1] -= 1
-    values |= {name: course.column(theirs)[places] for name, theirs in _GAUGES.items()}
+    values |= {name: course.column(theirs)[places] for name, theirs in COURSE_NAMES.items()}
     history.ring.put(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
     history.known |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
-    if values["run_ns"].any():
-        history.known.add("run_ns")
+    history.known |= {name for name in KNOWN_SUMS if values[name].any()}
+    if np.isfinite(values["queue_p50_s"]).any():
+        history.known.add("queue_p50_s")
 
 
 def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) -> None:

@@ -210,6 +210,11 @@ class Session(QObject):
         return reading.share if reading is not None and reading.is_computing else None
 
     @property
+    def is_course_whole(self) -> bool:
+        """Whether nothing of a recording's course is still to be read."""
+        return self._reading is None
+
+    @property
     def recorder(self) -> Recorder | None:
         """The recording that runs."""
         return None if self.kept is None else self.kept.recorder

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.look.theme import DARK, Theme
@@ -36,6 +37,22 @@ class View(QWidget):
 
     def refresh(self) -> None:
         """Paint what the session's mirror and history hold now."""
+
+    def recall(self, settings: QSettings) -> None:
+        """Take what was chosen last time; once, before it is shown."""
+
+    def remember(self, settings: QSettings) -> None:
+        """Keep what the person chose; the window closes."""
+
+    def draw_all(self) -> None:
+        """Paint all of it now: a picture is taken. Views that share their work out over several calls do all of it."""
+        self.refresh()
+
+    def show_range(self, begin_ns: int, end_ns: int) -> None:
+        """A view on time shows this range, by the wall clock; the others have none."""
+
+    def use_clock(self, clock: Callable[[], int]) -> None:
+        """What fades, fades by this clock in ns: a video's time is not the machine's."""
 
     def shut_down(self) -> None:
         """The window closes: end what was started."""

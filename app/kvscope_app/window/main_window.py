@@ -125,6 +125,7 @@ class MainWindow(WindowBody):
         self.notices.forget()
         for view in self.views.values():
             self.refresher.remove(view)  # or it would begin again what it ended
+            view.remember(self._settings)
             view.shut_down()
         self.last_words = "\n".join(view.last_words for view in self.views.values() if view.last_words)
         self.closing.emit(self)
@@ -203,6 +204,7 @@ class MainWindow(WindowBody):
 
     def _add_view(self, name: str, view: View) -> None:
         self.views[name] = view
+        view.recall(self._settings)
         self.refresher.add(view)
 
     def _apply_theme(self, theme: Theme) -> None:

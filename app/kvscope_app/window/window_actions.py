@@ -15,6 +15,7 @@ from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug
 from kvscope_app.library.library_actions import library_actions
 from kvscope_app.look.theme_keeper import CHOICES
 from kvscope_app.marks.mark_actions import clear_choice, mark_actions
+from kvscope_app.pictures.picture_actions import picture_actions
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
@@ -118,6 +119,7 @@ def _view(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec("clear", "Clear loop or selection", VIEW, partial(clear_choice, session), ("Esc",)),
         ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
+        *picture_actions(window, VIEW),
     ]
 
 

@@ -17,6 +17,7 @@ from kvscope_telemetry.messages.telemetry import (
     DeviceInfo,
     DeviceSample,
     Event,
+    EventData,
     Frame,
     Heartbeat,
     Hello,
@@ -165,6 +166,33 @@ def test_totals_of_another_engine_are_not_taken_for_events():
     history.add(snapshot(8, preemptions=1000), mirror(8), START)
     history.add(coalesce([frame(1, START, preemptions=1001)]), mirror(8), START)
     assert np.nansum(history.window(1.0, START).columns["preemptions"]) == 4
+
+
+def _started(number):
+    data = EventData(kind="started", waited_ns=number * SECOND)
+    return Event(kind="admitted", time_ns=START, number=number, data=data)
+
+
+def test_evictions_and_copies_count_from_what_was_there():
+    history = History()
+    history.add(snapshot(7, evicted_blocks=40, copied_blocks=5), mirror(), START)
+    assert not history.known
+    counters = Counters(evicted_blocks=43, copied_blocks=5)
+    later = Frame(epoch=7, seq=1, step=1, time_ns=START, batch=Batch(), counters=counters)
+    history.add(coalesce([later]), mirror(), START)
+    columns = history.window(1.0, START).columns
+    assert np.nansum(columns["evicted_blocks"]) == 3
+    assert np.nansum(columns["copied_blocks"]) == 0
+    assert history.known == {"evicted_blocks"}
+
+
+def test_the_time_in_the_queue_is_kept():
+    history = History()
+    started = [_started(n) for n in (1, 2, 3)]
+    history.add(Update(series=coalesce([frame(1, START)]).series, events=tuple(started)), mirror(), START)
+    history.add(heartbeat(START + SECOND // 2), mirror(), START + SECOND // 2)
+    assert history.window(1.0, START + SECOND // 2).latest("queue_p50_s") == pytest.approx(2.0)
+    assert "queue_p50_s" in history.known
 
 
 def test_latencies_are_percentiles_of_their_bin():

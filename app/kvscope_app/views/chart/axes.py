@@ -14,7 +14,7 @@ from kvscope_app.look.theme import Theme
 
 VALUE_AXIS_WIDTH = 50
 TIME_AXIS_HEIGHT = 20
-_TIME_STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600)
+_TIME_STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 _TICK_FONT_SCALE = 0.86
 _HALF_LINE = 10
 
@@ -83,9 +83,11 @@ class TimeAxis(pg.AxisItem):  # type: ignore[misc]
 
 
 def ago_text(seconds: float) -> str:
-    """`now`, `−5 s`, `−2 min`."""
+    """`now`, `−5 s`, `−2 min`, `−1.5 h`."""
     if seconds < 0.05:
         return "now"
+    if seconds >= 3600 and abs(seconds / 1800 - round(seconds / 1800)) < 1e-6:
+        return f"−{seconds / 3600:g} h"
     if seconds >= 60 and abs(seconds / 60 - round(seconds / 60)) < 1e-6:
         return f"−{round(seconds / 60)} min"
     return f"−{seconds:.3g} s"

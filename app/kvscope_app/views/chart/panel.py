@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyqtgraph as pg  # type: ignore[import-untyped]
@@ -18,6 +17,7 @@ from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
+from kvscope_app.views.chart.curve_item import CurveItem
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
 from kvscope_app.views.chart.plot import Plot
 
@@ -55,10 +55,10 @@ class ChartPanel(QWidget):
 
     hovered = Signal(object)
     """x under the mouse in seconds, None when it left."""
+    chosen = Signal(float)
+    """x of a click, in seconds."""
     range_dragged = Signal(float, float)
     """The person moved or zoomed the time shown."""
-    clicked = Signal(float)
-    """x where the person clicked, in seconds."""
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class ChartPanel(QWidget):
         self._marks = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
         self._shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
         self._cursor = pg.InfiniteLine(angle=90, movable=False)
+        self._place = pg.InfiniteLine(angle=90, movable=False)
         self._set_up_plot()
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -173,6 +174,12 @@ class ChartPanel(QWidget):
         if x is not None:
             self._cursor.setPos(x)
 
+    def show_place(self, x: float | None) -> None:
+        """Where in time the session's cursor is, where that is not the right edge."""
+        self._place.setVisible(x is not None)
+        if x is not None:
+            self._place.setPos(x)
+
     def apply_theme(self, theme: Theme) -> None:
         """pyqtgraph does not follow the palette."""
         self.theme = theme
@@ -187,6 +194,7 @@ class ChartPanel(QWidget):
             if curve.filled:
                 self._items[curve.name].setBrush(pg.mkBrush(mix(theme.base, color, 0.45)))
         self._marks.setBrush(pg.mkBrush(theme.bad))
+        self._place.setPen(pg.mkPen(theme.accent))
         self._cursor.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
         for region in self._gaps:
             self._color_gap(region)
@@ -197,8 +205,8 @@ class ChartPanel(QWidget):
         if theme is not None:
             region.setBrush(pg.mkBrush(mix(theme.base, theme.muted, 0.10)))
 
-    def _add_curve(self, curve: CurveSpec) -> pg.PlotCurveItem:
-        item = pg.PlotCurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
+    def _add_curve(self, curve: CurveSpec) -> CurveItem:
+        item = CurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
         self.plot.addItem(item)
         self._dots[curve.name] = pg.ScatterPlotItem(symbol="o", size=4, pen=None)
         self.plot.addItem(self._dots[curve.name])
@@ -216,7 +224,9 @@ class ChartPanel(QWidget):
         plot.setYRange(0, self._fixed_top or 1.0, padding=0)
         plot.addItem(self._marks, ignoreBounds=True)
         plot.addItem(self._cursor, ignoreBounds=True)
+        plot.addItem(self._place, ignoreBounds=True)
         self._cursor.hide()
+        self._place.hide()
         plot.scene().sigMouseMoved.connect(self._on_mouse_moved)
         plot.scene().sigMouseClicked.connect(self._on_clicked)
         plot.getViewBox().sigRangeChangedManually.connect(self._on_dragged)
@@ -229,10 +239,10 @@ class ChartPanel(QWidget):
         inside = view.sceneBoundingRect().contains(position)
         self.hovered.emit(float(view.mapSceneToView(position).x()) if inside else None)
 
-    def _on_clicked(self, event: Any) -> None:
+    def _on_clicked(self, click: pg.GraphicsScene.mouseEvents.MouseClickEvent) -> None:
         view = self.plot.getViewBox()
-        if event.button() is Qt.MouseButton.LeftButton and view.sceneBoundingRect().contains(event.scenePos()):
-            self.clicked.emit(float(view.mapSceneToView(event.scenePos()).x()))
+        if click.button() is Qt.MouseButton.LeftButton and view.sceneBoundingRect().contains(click.scenePos()):
+            self.chosen.emit(float(view.mapSceneToView(click.scenePos()).x()))
 
     def _on_dragged(self, _axes: object) -> None:
         (first, last), _ = self.plot.viewRange()

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Signal
+import math
+
+from PySide6.QtCore import QSize, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from kvscope_app.look.makers import label, tool_button
 from kvscope_app.look.widgets import Segments
 
-RANGES_S = {"10 s": 10.0, "1 min": 60.0, "10 min": 600.0}
+RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
+"""`All`: the whole session, as far as it is kept."""
 DEFAULT_RANGE = "1 min"
+_WIDE = 340
+_NARROWEST = 240
 
 
 class TimeBar(QWidget):
     """Range buttons at the left, Live at the right, the time under the mouse between them."""
 
     range_chosen = Signal(float)
-    """Seconds."""
+    """Seconds; infinite for all there is."""
     live_requested = Signal()
 
-    def __init__(self) -> None:
+    def __init__(self, *, inset: bool = True) -> None:
+        """`inset`: with margins of its own."""
         super().__init__()
         self.ranges = Segments(list(RANGES_S), "Time shown")
         self.ranges.set_current(list(RANGES_S).index(DEFAULT_RANGE))
@@ -27,17 +34,34 @@ class TimeBar(QWidget):
         self.time = label(look="muted", elastic=True)
         self.live = tool_button(
             "Live",
-            "Follow the present. Drag a chart, or turn the wheel with Ctrl over it, to look back.",
+            "Follow the present. Drag a chart, or turn the wheel with Ctrl over it, to look back; a click goes there.",
             checkable=True,
             checked=True,
         )
         self.live.clicked.connect(self._on_live)
         layout = QHBoxLayout(self)
-        layout.setContentsMargins(8, 6, 8, 2)
+        layout.setContentsMargins(*((8, 6, 8, 2) if inset else (0, 0, 0, 0)))
         layout.setSpacing(8)
         layout.addWidget(self.ranges)
         layout.addWidget(self.time, 1)
         layout.addWidget(self.live)
+
+    def minimumSizeHint(self) -> QSize:
+        """A narrow dock stays narrow: the shortest range goes there, and the time under the mouse."""
+        return QSize(_NARROWEST, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.ranges.set_shown(0, self.width() >= _WIDE)
+        self.time.setVisible(self.width() >= _WIDE)
+
+    def show_range(self, seconds: float) -> None:
+        """Which of the ranges is shown; none where it is another."""
+        lengths = list(RANGES_S.values())
+        if seconds in lengths:
+            self.ranges.set_current(lengths.index(seconds))
+        else:
+            self.ranges.clear()
 
     def set_following(self, following: bool) -> None:
         """Show whether the plots follow the present."""

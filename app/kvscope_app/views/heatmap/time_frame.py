@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.views.heatmap.time_scale import TimeScale
+from kvscope_app.views.heatmap.time_scale import MAX_COLUMN_NS, MIN_COLUMN_NS, TimeScale
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
@@ -46,6 +46,13 @@ class TimeFrame(QObject):
     def fit(self) -> None:
         """Show everything."""
         self._take(Stance.FIT, self.scale)
+
+    def show_only(self, begin_ns: int, end_ns: int) -> None:
+        """Show this, and stand."""
+        width = self.scale.width
+        wanted_ns = -(-(end_ns - begin_ns) // max(width - 1, 1))
+        column_ns = min(max(wanted_ns, MIN_COLUMN_NS), MAX_COLUMN_NS)
+        self._take(Stance.STAND, TimeScale(begin_ns // column_ns, width, column_ns))
 
     def set_following(self, following: bool) -> None:
         """Keep the newest at the right edge, or let it go out of sight."""

@@ -105,6 +105,9 @@ class HeatmapView(View):
             part.show_cursor(self._time.cursor_ns)
         self._show_cell(self.map.cell if self.map.hasFocus() else None)
 
+    def show_range(self, begin_ns: int, end_ns: int) -> None:
+        self.frame.show_only(begin_ns, end_ns)
+
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         for part in self._parts:

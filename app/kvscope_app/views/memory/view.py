@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSettings, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -30,6 +30,7 @@ from kvscope_app.views.memory.account import Account, Part, account, kv_detail
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
 from kvscope_app.views.memory.forecast_line import ForecastLine
+from kvscope_app.views.memory.over_time import MemoryOverTime
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 
@@ -58,6 +59,7 @@ class MemoryView(View):
         self.table = PartTable()
         self.details = DetailTable()
         self.tiers = TierTable()
+        self.over_time = MemoryOverTime(session)
         self._detailed_s = 0.0
         self._lay_out()
 
@@ -78,6 +80,7 @@ class MemoryView(View):
             self._detailed_s = time.monotonic()
             rows = detail_rows(kv_detail(mirror, history.memory))
             self.details.show_rows([*rows, *counter_rows(mirror.counters)])
+        self.over_time.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -85,7 +88,23 @@ class MemoryView(View):
         self.forecast.apply_theme(theme)
         self.table.apply_theme(theme)
         self.tiers.apply_theme(theme)
+        self.over_time.apply_theme(theme)
         self.refresh()
+
+    def draw_all(self) -> None:
+        self._detailed_s = 0.0
+        self.refresh()
+        self.over_time.refresh_all()
+
+    def recall(self, settings: QSettings) -> None:
+        self.over_time.recall(settings)
+
+    def remember(self, settings: QSettings) -> None:
+        self.over_time.remember(settings)
+
+    def show_range(self, begin_ns: int, end_ns: int) -> None:
+        offset_ns = self.session.history.wall_ns(0)
+        self.over_time.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
 
     def _segments(self, now: Account) -> list[Segment]:
         return [
@@ -103,8 +122,11 @@ class MemoryView(View):
         column.addWidget(self.bar)
         column.addWidget(self.forecast)
         column.addLayout(self._tables())
+        column.addWidget(self.over_time)
         column.addStretch(1)
         scroll = QScrollArea()
+        self.over_time.lie_in(scroll)
+        self.over_time.chosen.connect(lambda x: self.session.go_to(round(x * 1e9) + self.session.history.wall_ns(0)))
         scroll.setWidget(body)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)

@@ -6,6 +6,7 @@ Owns the hovered block and the keyboard cursor. All drawing of cells is the scen
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
@@ -68,6 +69,8 @@ class Canvas(QWidget):
         self.theme: Theme = DARK
         self.pointed_block = -1
         self._selected = -1
+        self.clock: Callable[[], int] = time.monotonic_ns
+        """By which what lit up fades, in ns."""
         self._headings: tuple[Heading, ...] = ()
         self._cursor = -1
         self._pinned: frozenset[int] = frozenset()
@@ -102,7 +105,7 @@ class Canvas(QWidget):
 
     def fade(self) -> None:
         """Let what was lit go out by as much as time went by."""
-        self._faded_ns = time.monotonic_ns()
+        self._faded_ns = self.clock()
         self.show_span(self.scene.fade(self._faded_ns))
 
     def refit_pixels(self) -> None:
@@ -316,7 +319,7 @@ class Canvas(QWidget):
 
     def _fade_alone(self) -> None:
         """Nothing new comes, but what was lit goes out."""
-        if time.monotonic_ns() - self._faded_ns >= FADE_MS * 900_000:
+        if self.clock() - self._faded_ns >= FADE_MS * 900_000:
             self.fade()
         if not self.scene.is_fading:
             self._fader.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -127,10 +127,19 @@ class PageMapView(View):
         elif self._pending:
             ids = np.unique(np.concatenate(self._pending))
             self._pending.clear()
-            self.canvas.show_span(self.scene.change(ids, mirror.step, time.monotonic_ns()))
+            self.canvas.show_span(self.scene.change(ids, mirror.step, self.canvas.clock()))
             self._flash_moves()
             self.canvas.fade()
         self._show_selection()
+
+    def draw_all(self) -> None:
+        self.refresh()
+        self.canvas.fade()
+        self._told = None
+        self._refresh_slowly()
+
+    def use_clock(self, clock: Callable[[], int]) -> None:
+        self.canvas.clock = clock
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -196,7 +205,7 @@ class PageMapView(View):
             self._moves.add(update)
 
     def _flash_moves(self) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = self.canvas.clock()
         for kind, ids in self._moves.take().items():
             self.canvas.show_span(self.scene.flash(kind, ids, now_ns))
 

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import NOTHING, percent, seconds, short
+from kvscope_app.look.number_text import NOTHING, percent, plural, seconds, short
 from kvscope_app.session.event_log import LoggedEvent
-from kvscope_app.session.history import BIN_NS, History, HistoryWindow
+from kvscope_app.session.history import History, HistoryWindow
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.curves import FloatArray, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
@@ -63,6 +63,15 @@ def _tokens(value: float) -> str:
     return NOTHING if not np.isfinite(value) else f"{short(value)} tok/s"
 
 
+def _blocks(value: float) -> str:
+    return NOTHING if not np.isfinite(value) else f"{short(value)}/s"
+
+
+def _axis_seconds(value: float) -> str:
+    """An axis has no room for `2:30 min`."""
+    return seconds(value) if value < 60 else f"{value:.0f} s" if value < 1000 else f"{value / 60:.0f} min"
+
+
 def _whole(value: float) -> str:
     return NOTHING if not np.isfinite(value) else short(round(value))
 
@@ -104,9 +113,20 @@ PANELS: Final = (
         "ttft",
         "Time to first token",
         (CurveSpec("ttft_p50_s", "p50", 6), CurveSpec("ttft_p95_s", "p95", 3)),
-        seconds,
+        _axis_seconds,
         seconds,
         join_gap_s=_JOIN_LATENCIES_S,
+    ),
+    PanelSpec(
+        "queue",
+        "Time queued",
+        (CurveSpec("queue_p50_s", "p50", 6), CurveSpec("queue_p95_s", "p95", 3)),
+        _axis_seconds,
+        seconds,
+        join_gap_s=_JOIN_LATENCIES_S,
+        needs="queue_p50_s",
+        tip="From a request's arrival, or its preemption, until it ran: this part of the time to its first token nobody"
+        " worked on it.",
     ),
     PanelSpec(
         "itl",
@@ -134,6 +154,35 @@ PANELS: Final = (
         " and told.",
     ),
     PanelSpec(
+        "hits",
+        "Prefix cache hits",
+        (CurveSpec("hit_share", "", "block_cached"),),
+        lambda value: percent(value, 0),
+        _share,
+        top=1.0,
+        join_gap_s=_JOIN_LATENCIES_S,
+        needs="cached_tokens",
+        tip="The share of the prompts' tokens that was found in the cache and not computed.",
+    ),
+    PanelSpec(
+        "evicted",
+        "Blocks evicted",
+        (CurveSpec("evicted_blocks", "", "flash_evicted"),),
+        short,
+        _blocks,
+        needs="evicted_blocks",
+        tip="Cached blocks that were taken for other tokens.",
+    ),
+    PanelSpec(
+        "copied",
+        "Copied on write",
+        (CurveSpec("copied_blocks", "", "flash_copied"),),
+        short,
+        _blocks,
+        needs="copied_blocks",
+        tip="Shared blocks that one request had to change.",
+    ),
+    PanelSpec(
         "busy",
         "Device busy",
         (CurveSpec("utilization", "", 4),),
@@ -154,6 +203,12 @@ PANELS: Final = (
         tip="Of the device, as its driver tells it.",
     ),
 )
+_RATES: Final = {
+    "decode": "decode_tokens",
+    "prefill": "prefill_tokens",
+    "evicted": "evicted_blocks",
+    "copied": "copied_blocks",
+}
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 
@@ -161,7 +216,7 @@ _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 def columns_of(keys: Iterable[str]) -> set[str]:
     """The columns of the history that panels need; `num_steps` tells where nothing was heard."""
     blocks = {"blocks_active", "blocks_cached", "blocks_free"}
-    made = {"kv": blocks, "step": set(_PHASES)}
+    made = {"kv": blocks, "step": set(_PHASES), "hits": {"cached_tokens", "prefill_tokens"}}
     curves = (made.get(key) or {curve.name for curve in _BY_KEY[key].curves} for key in keys)
     return {"num_steps"}.union(*curves)
 
@@ -169,13 +224,16 @@ def columns_of(keys: Iterable[str]) -> set[str]:
 def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, span_s: float) -> Drawn:
     """Draw the curves of panel `key` over `span_s` seconds, and say what was drawn."""
     curves = _curves(key, window, span_s)
-    last = -1 if window.end_ns >= session.shown_until_ns - BIN_NS else None
+    last = -1 if not window.is_over and window.end_ns >= session.shown_until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
     drawn = Drawn(time_s, {name: values[:last] for name, values in curves.items()})
-    phase = int(window.end_ns // BIN_NS) - len(window.time_s) + 1
+    phase = int(window.end_ns // window.bin_ns) - len(window.time_s) + 1
     highest = [panel.show_curve(name, time_s, _stacked(key, name, drawn.values), phase) for name in drawn.values]
     panel.fit(max(highest))
-    drawn.latest = _latest(key, drawn, session.history, window.end_ns)
+    if window.is_over and (session.is_file or session.paused):
+        drawn.latest = values_at(key, drawn, session.shown_until_ns / 1e9)
+    else:
+        drawn.latest = _latest(key, drawn, session.history, max(window.end_ns, session.shown_until_ns))
     return drawn
 
 
@@ -185,6 +243,19 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
         return {}
     index = int(np.clip(np.searchsorted(drawn.time_s, x), 0, drawn.time_s.size - 1))
     return {name: _BY_KEY[key].value_text(float(values[index])) for name, values in drawn.values.items()}
+
+
+def marks_of_course(window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
+    """The same where there are only seconds: how many there were."""
+    counts = np.nan_to_num(window.columns["preemptions"])
+    places = np.flatnonzero(counts)
+    times_s = (window.time_s + window.end_ns / 1e9)[places]
+    groups = (times_s // max((last_s - first_s) / _MARKS_ACROSS, 1e-9)).astype(np.int64)
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    sums = np.add.reduceat(counts[places], starts) if starts.size else np.empty(0)
+    return [
+        Mark(float(x), plural(round(number), "preemption")) for x, number in zip(times_s[starts], sums, strict=True)
+    ]
 
 
 def preemption_marks(history: History, first_s: float, last_s: float) -> list[Mark]:
@@ -203,13 +274,15 @@ def _mark(entries: list[LoggedEvent]) -> Mark:
 
 
 def _curves(key: str, window: HistoryWindow, span_s: float) -> dict[str, FloatArray]:
-    if key in ("decode", "prefill"):
-        name = f"{key}_tokens"
-        return {name: trailing_mean(window.rate(name), _smoothing(span_s))}
+    width = _smoothing(span_s, window.bin_ns)
+    if key in _RATES:
+        return {_RATES[key]: trailing_mean(window.rate(_RATES[key]), width)}
+    if key == "hits":
+        return _hit_share(window, width)
     if key == "kv":
         return _block_shares(window)
     if key == "step":
-        return _phases(window, _smoothing(span_s))
+        return _phases(window, width)
     return {curve.name: window.columns[curve.name] for curve in _BY_KEY[key].curves}
 
 
@@ -226,9 +299,16 @@ def _phases(window: HistoryWindow, width: int) -> dict[str, FloatArray]:
     }
 
 
-def _smoothing(span_s: float) -> int:
+def _hit_share(window: HistoryWindow, width: int) -> dict[str, FloatArray]:
+    """Unknown where no prompt began."""
+    cached = trailing_mean(window.columns["cached_tokens"], width)
+    prompts = cached + trailing_mean(window.columns["prefill_tokens"], width)
+    return {"hit_share": cached / np.where(prompts > 0, prompts, np.nan)}
+
+
+def _smoothing(span_s: float, bin_ns: int) -> int:
     """Bins averaged: steps of 50 ms beat against bins of 100 ms. Half a second up to five."""
-    return int(np.clip(span_s / 60, 0.5, 5.0) * 1e9) // BIN_NS
+    return max(int(np.clip(span_s / 60, 0.5, 5.0) * 1e9) // bin_ns, 1)
 
 
 def _block_shares(window: HistoryWindow) -> dict[str, FloatArray]:
@@ -243,8 +323,9 @@ def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
 
 
 def _latest(key: str, drawn: Drawn, history: History, end_ns: int) -> dict[str, str]:
-    if key in ("ttft", "itl"):
-        latencies = history.first_token if key == "ttft" else history.inter_token
+    windows = {"ttft": history.first_token, "itl": history.inter_token, "queue": history.queued}
+    latencies = windows.get(key)
+    if latencies is not None:
         p50, p95 = latencies.recent(end_ns - int(_LATENCY_WINDOW_S * 1e9))
         return {f"{key}_p50_s": seconds(p50), f"{key}_p95_s": seconds(p95)}
     text = _BY_KEY[key].value_text

@@ -5,27 +5,40 @@ Owns which time is shown and how the panels are laid out; what a panel draws is 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from typing import ClassVar
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSettings, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state
 from kvscope_app.look.theme import Theme
+from kvscope_app.session.course_window import course_span_ns, course_window, known_in
 from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
 from kvscope_app.session.session import Session
+from kvscope_app.setting_names import THROUGHPUT_RANGE
 from kvscope_app.views.base import View
 from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.curves import gaps
 from kvscope_app.views.chart.panel import ChartPanel
 from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
-from kvscope_app.views.throughput.panels import PANELS, Drawn, columns_of, draw, preemption_marks, values_at
+from kvscope_app.views.throughput.panels import (
+    PANELS,
+    Drawn,
+    columns_of,
+    draw,
+    marks_of_course,
+    preemption_marks,
+    values_at,
+)
 from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.summaries.course import Course
 
 EMPTY_TEXT = "No engine has reported yet.\nCurves begin with its first message."
+SHORTEST_S = min(RANGES_S.values())
 _PANEL_MIN_WIDTH = 310
 _SILENT_EVERY_S = 3.0
 """How often curves move on where there is no engine."""
@@ -56,11 +69,23 @@ class ThroughputView(View):
         self._num_columns = 0
         self._place = (0, 0)
         """Of a recording: where it was at the last look, and what of it was taken."""
+        self._course_version: tuple[Course, int] | None = None
+        self._course_known: set[str] = set()
         self._drawn: dict[str, Drawn] = {}
         self._silent_state: SourceState | None = None
         self._silent_s = 0.0
         self._lay_out()
         self._connect()
+
+    def recall(self, settings: QSettings) -> None:
+        kept = str(settings.value(THROUGHPUT_RANGE, ""))
+        if kept in RANGES_S:
+            self._range_s = RANGES_S[kept]
+            self.bar.show_range(self._range_s)
+
+    def remember(self, settings: QSettings) -> None:
+        kept = next(name for name, seconds in RANGES_S.items() if seconds == self._range_s)
+        settings.setValue(THROUGHPUT_RANGE, kept)
 
     def refresh(self) -> None:
         """Draw the next panel."""
@@ -85,6 +110,13 @@ class ThroughputView(View):
             self._show_known()
             self._draw(self._shown)
 
+    def draw_all(self) -> None:
+        self.refresh_all()
+
+    def show_range(self, begin_ns: int, end_ns: int) -> None:
+        offset_ns = self.session.history.wall_ns(0)
+        self.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
+
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         for panel in self.panels.values():
@@ -98,6 +130,7 @@ class ThroughputView(View):
     def show_last(self, seconds: float) -> None:
         """Show the last `seconds` and follow."""
         self._range_s = seconds
+        self.bar.show_range(seconds)
         self.follow()
 
     def follow(self) -> None:
@@ -127,29 +160,60 @@ class ThroughputView(View):
 
     def _draw(self, keys: list[str]) -> None:
         window, first_s, last_s = self._window(columns_of(keys))
-        now_s = last_s if self.is_following else None
+        place_s = self.session.shown_until_ns / 1e9
+        is_behind = first_s <= place_s < last_s - 0.5
+        now_s = last_s if self.is_following and not is_behind else None
         known = window.columns["num_steps"] == window.columns["num_steps"]
-        silent = gaps(window.time_s + window.end_ns / 1e9, known, MAX_SILENCE_NS / 1e9)
+        silent = gaps(window.time_s + window.end_ns / 1e9, known, max(MAX_SILENCE_NS, 3 * window.bin_ns) / 1e9)
         for key in keys:
             panel = self.panels[key]
             panel.show_time(first_s, last_s, now_s)
             self._drawn[key] = draw(panel, key, window, self.session, last_s - first_s)
             panel.show_gaps(silent)
+            panel.show_place(place_s if is_behind else None)
             if key == "requests":
-                panel.show_marks(preemption_marks(self.session.history, first_s, last_s))
+                in_seconds = window.bin_ns != BIN_NS
+                told = marks_of_course(window, first_s, last_s) if in_seconds else None
+                panel.show_marks(preemption_marks(self.session.history, first_s, last_s) if told is None else told)
             panel.settle()
         self._show_values(keys)
 
     def _window(self, names: Iterable[str]) -> tuple[HistoryWindow, float, float]:
-        """What is to be drawn, and the first and last second shown."""
+        """What is to be drawn, and the first and last second shown. What the history does not reach is the course's."""
         shown_ns = self.session.shown_until_ns
-        if self._fixed is None:
-            # The bin in progress is not drawn: it would look like a drop.
-            last_s = (shown_ns // BIN_NS) * BIN_NS / 1e9
-            return self.session.history.window(self._range_s, shown_ns, names), last_s - self._range_s, last_s
-        first_s, last_s = self._fixed
-        end_ns = min(int(last_s * 1e9), shown_ns)
-        return self.session.history.window(last_s - first_s, end_ns, names), first_s, last_s
+        # The bin in progress is not drawn: it would look like a drop.
+        last_s = (shown_ns // BIN_NS) * BIN_NS / 1e9
+        if self._fixed is not None:
+            first_s, last_s = self._fixed
+        elif math.isinf(self._range_s):
+            first_s, last_s = self._whole(last_s)
+        else:
+            first_s = last_s - self._range_s
+        if self._reaches_further(first_s, last_s):
+            wall_ns = self.session.history.wall_ns(0)
+            course = self.session.course
+            window = course_window(course, wall_ns, int(first_s * 1e9), int(last_s * 1e9), {*names, "preemptions"})
+            if window is not None:
+                return window, first_s, last_s
+        end_ns = shown_ns if self._fixed is None else min(int(last_s * 1e9), shown_ns)
+        return self.session.history.window(end_ns / 1e9 - first_s, end_ns, names), first_s, last_s
+
+    def _whole(self, last_s: float) -> tuple[float, float]:
+        """All there is, and never less than the shortest range."""
+        span_ns = course_span_ns(self.session.course)
+        if span_ns is not None:
+            wall_ns = self.session.history.wall_ns(0)
+            begin_s, end_s = ((at_ns - wall_ns) / 1e9 for at_ns in span_ns)
+            last_s = max(last_s, end_s)
+            return min(begin_s, last_s - SHORTEST_S), last_s
+        return last_s - self.session.history.max_seconds, last_s
+
+    def _reaches_further(self, first_s: float, last_s: float) -> bool:
+        """Whether what is shown is more, or earlier or later, than the history has."""
+        history = self.session.history
+        newest_s = history.ring.newest * BIN_NS / 1e9
+        is_late = self.session.is_file and last_s > self.session.shown_until_ns / 1e9 + SHORTEST_S
+        return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds or is_late
 
     def _show_values(self, keys: list[str]) -> None:
         for key in keys:
@@ -168,6 +232,11 @@ class ThroughputView(View):
         is_time = state is not self._silent_state or now_s - self._silent_s >= _SILENT_EVERY_S
         if (silent and is_time) or self._is_elsewhere():
             self._silent_state, self._silent_s = state, now_s
+            self.refresh_all()
+
+    def _on_course(self) -> None:
+        """A recording's course comes a part at a time, and nothing else happens there."""
+        if self.session.is_file and math.isinf(self._range_s) and self.isVisible():
             self.refresh_all()
 
     def _is_elsewhere(self) -> bool:
@@ -193,9 +262,11 @@ class ThroughputView(View):
         self.bar.range_chosen.connect(self.show_last)
         self.bar.live_requested.connect(self.follow)
         self.session.status_changed.connect(self._on_status)
+        self.session.course_changed.connect(self._on_course)
         for panel in self.panels.values():
             panel.hovered.connect(self._on_hover)
             panel.range_dragged.connect(self.look_back)
+            panel.chosen.connect(self._go_to)
 
     def _lay_out(self) -> None:
         body = QWidget()
@@ -224,12 +295,26 @@ class ThroughputView(View):
 
     def _show_known(self) -> None:
         """Panels come when the source first tells what they show; those of an engine of before go."""
-        known = self.session.history.known
+        known = self.session.history.known | self._known_in_course()
         shown = [spec.key for spec in PANELS if not spec.needs or spec.needs in known]
         if shown != self._shown:
             self._shown = shown
             self._num_columns = 0
             self._reflow()
+
+    def _known_in_course(self) -> set[str]:
+        """A panel of a whole session is there from its start on, where its time comes later."""
+        if not math.isinf(self._range_s) or not len(self.session.course):
+            return set()
+        version = (self.session.course, self.session.course.version)
+        if version != self._course_version:
+            self._course_version = version
+            self._course_known = known_in(self.session.course)
+        return self._course_known
+
+    def _go_to(self, x: float) -> None:
+        """There, where there is something to go to."""
+        self.session.go_to(round(x * 1e9) + self.session.history.wall_ns(0))
 
     def _reflow(self) -> None:
         """One, two or three panels side by side, as many as the width takes."""

@@ -29,7 +29,7 @@ from kvscope_app.views.timeline.lane_words import Found, found_in_lane, found_in
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
-from kvscope_app.views.timeline.time_span import TimeSpan, whole_span
+from kvscope_app.views.timeline.time_span import SHORTEST_NS, TimeSpan, whole_span
 from kvscope_telemetry.summaries.course import Course
 
 _NEAR_PX: Final = 4
@@ -117,6 +117,13 @@ class LanesCanvas(QWidget):
         span = self.shown.span
         at = min(max(span.share_at(self.cursor_ns), 0.0), 1.0)
         self._look_at(span.zoomed(length_ns / span.length_ns, at, self.whole))
+
+    def show_span(self, span: TimeSpan) -> None:
+        """This stretch, as far as there is such a one, wherever the cursor is."""
+        self.follows = False
+        shown = TimeSpan(span.begin_ns, max(span.end_ns, span.begin_ns + SHORTEST_NS)).inside(self.whole)
+        self.length_ns = None if shown == self.whole else shown.length_ns
+        self._look_at(shown)
 
     def set_follows(self, follows: bool) -> None:
         """Whether the cursor is kept in sight."""

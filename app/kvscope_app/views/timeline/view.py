@@ -86,6 +86,9 @@ class TimelineView(View):
         if has_more:
             self._later.start()
 
+    def show_range(self, begin_ns: int, end_ns: int) -> None:
+        self.canvas.show_span(TimeSpan(begin_ns, end_ns))
+
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.canvas.apply_theme(theme)

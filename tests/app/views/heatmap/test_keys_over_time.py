@@ -183,3 +183,15 @@ def test_summaries_of_other_starts_are_not_measured_with_the_wrong_slots(course,
     pools.note(3, CacheInfo(num_blocks=64, block_size=16))
     assert pools.cache_of(2, 32) is None
     np.testing.assert_allclose(internal(course, pools), [1, np.nan, 0])
+
+
+def test_a_range_that_is_asked_for_fills_the_width():
+    frame = TimeFrame()
+    frame.set_width(600)
+    begin_ns = 1_000 * SECOND_NS
+    frame.set_range(begin_ns, begin_ns + 3_600 * SECOND_NS)
+    for seconds in (50, 900):
+        frame.show_only(begin_ns + SECOND_NS, begin_ns + (1 + seconds) * SECOND_NS)
+        assert frame.scale.begin_ns <= begin_ns + SECOND_NS
+        assert seconds <= (frame.scale.end_ns - begin_ns) / SECOND_NS - 1 < seconds * 1.02
+        assert frame.stance is Stance.STAND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from kvscope_app.session.history import BIN_NS
 from kvscope_app.views.throughput.view import ThroughputView
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.source import SERIES_FIELDS, Update
+from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 
 def frames(now_ns, num_frames, **columns):
@@ -267,3 +269,64 @@ def test_what_is_drawn_is_painted_once(session, view, qtbot):
         view.refresh_all()
         qtbot.wait(20)
     assert 0 < paints.count <= 6
+
+
+def fill_course(session, seconds, **columns):
+    """The course has so many seconds until now."""
+    last = (time.monotonic_ns() + session.history.wall_ns(0)) // SECOND_NS
+    session.course.extend(
+        Summary(time_ns=(last - seconds + second) * SECOND_NS, epoch=7, num_steps=200, **columns)
+        for second in range(seconds)
+    )
+
+
+def test_all_reaches_over_the_whole_course(session, view):
+    fill_course(session, 7200, decode_tokens=40, preemptions=1)
+    feed(session, decode_tokens=4)
+    view.show_last(math.inf)
+    x, y = view.panels["decode"]._items["decode_tokens"].getData()
+    assert 7190 < x[-1] - x[0] < 7201
+    assert np.allclose(y, 40)
+    (first, last), _ = view.panels["decode"].plot.viewRange()
+    assert 7199 < last - first < 7204
+    marks = view.panels["requests"]._shown_marks[1]
+    assert 70 < len(marks) < 90
+    assert marks[5].text.endswith("preemptions")
+
+
+def test_what_is_older_than_the_history_is_the_courses(session, view):
+    fill_course(session, 3600, decode_tokens=40)
+    feed(session, decode_tokens=4)
+    end_s = time.monotonic() - 1800
+    view.look_back(end_s - 60, end_s)
+    assert view.panels["decode"].legend.values["decode_tokens"] == "40 tok/s"
+    view.look_back(time.monotonic() - 60, time.monotonic())
+    assert view.panels["decode"].legend.values["decode_tokens"] == "400 tok/s"
+
+
+def test_panels_of_the_course_are_there_whatever_the_history_saw(session, view):
+    fill_course(session, 900, prefill_tokens=30, cached_tokens=10, evicted_blocks=2, copied_blocks=1)
+    feed(session, decode_tokens=4)
+    view.refresh_all()
+    assert not view.panels["hits"].isVisible()
+    view.show_last(math.inf)
+    shown = {key: view.panels[key].legend.values for key in ("hits", "evicted", "copied")}
+    assert [list(values.values()) for values in shown.values()] == [["25.0 %"], ["2/s"], ["1/s"]]
+
+
+def test_the_range_is_kept(session, view, settings, qtbot):
+    view.show_last(math.inf)
+    view.remember(settings)
+    other = ThroughputView(session)
+    qtbot.addWidget(other)
+    other.recall(settings)
+    assert other._range_s == math.inf
+
+
+def test_a_click_goes_there(session, view, monkeypatch):
+    feed(session, decode_tokens=4)
+    view.refresh_all()
+    gone = []
+    monkeypatch.setattr(session, "go_to", gone.append)
+    view.panels["decode"].chosen.emit(12.5)
+    assert gone == [12_500_000_000 + session.history.wall_ns(0)]

@@ -1,0 +1,1 @@
+"""Pictures and videos of views: what is saved is what the views themselves paint."""

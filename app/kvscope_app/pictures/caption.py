@@ -1,0 +1,23 @@
+"""The line below a picture: which model, when, and which range."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kvscope_app.look.model_name import model_name
+from kvscope_app.session.session import Session
+
+
+def caption_of(session: Session, title: str, range_s: tuple[float, float] | None = None) -> str:
+    """`SmolLM2-135M-Instruct · Page map · 2026-11-22 10:11:43 UTC · 30.0 s`; a range instead of one moment."""
+    origin_ns = session.origin_ns
+    words = [model_name(session.mirror.hello), title, _clock(session.cursor_ns)]
+    if range_s is not None:
+        words.append(f"{range_s[0]:.1f} s to {range_s[1]:.1f} s")
+    elif origin_ns is not None and session.is_file:
+        words.append(f"{(session.cursor_ns - origin_ns) / 1e9:.1f} s")
+    return "  ·  ".join(word for word in words if word)
+
+
+def _clock(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

@@ -1,0 +1,156 @@
+"""Who writes the frames of a video into a file, by the file's name. Frames are taken one at a time: memory does not
+grow with their number, or their number is bounded and that is said.
+
+`.apng` needs nothing, `.webp` and `.gif` are Pillow's, `.mp4` is ffmpeg's. Knows no Qt.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.pictures.apng import write_apng
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Frame = npt.NDArray[np.uint8]
+"""Red, green and blue, shape (height, width, 3)."""
+_MAX_WEBP_FRAMES: Final = 10_000
+_MAX_GIF_BYTES: Final = 256 << 20
+_MISSING: Final = (
+    "the package Pillow is not here: pip install 'kvscope[export]', or write an .apng, which needs nothing"
+)
+_FFMPEG: Final = "ffmpeg"
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """What is to be written: every frame is of one size."""
+
+    frames: Iterator[Frame]
+    num_frames: int
+    fps: float
+    width: int
+    height: int
+
+    @property
+    def frame_ms(self) -> int:
+        """How long a frame is seen."""
+        return max(round(1000 / self.fps), 1)
+
+
+def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> None:
+    """Raises BadInput, naming what is missing or too much, before anything is drawn."""
+    if suffix == ".mp4" and shutil.which(_FFMPEG) is None:
+        raise BadInput("an .mp4 is written by ffmpeg, which is not on PATH: install it, or write .webp, .gif or .apng")
+    if suffix in (".webp", ".gif") and find_spec("PIL") is None:
+        raise BadInput(f"{suffix}: {_MISSING}")
+    if suffix == ".webp" and num_frames > _MAX_WEBP_FRAMES:
+        raise BadInput(_too_many(num_frames, _MAX_WEBP_FRAMES, suffix))
+    if suffix == ".gif" and num_frames * width * height > _MAX_GIF_BYTES:
+        raise BadInput(_too_many(num_frames, _MAX_GIF_BYTES // (width * height), suffix))
+
+
+def encode(film: Film, suffix: str, file: BinaryIO) -> None:
+    """Write `film` into `file`, which is open and empty."""
+    _ENCODERS[suffix](film, file)
+
+
+def _too_many(num_frames: int, most: int, suffix: str) -> str:
+    return (
+        f"{num_frames:,} frames are too many for one {suffix}, which takes {most:,} of this size:"
+        " a higher --speed, fewer --fps, a shorter range, or .mp4 or .apng"
+    )
+
+
+def _write_apng(film: Film, file: BinaryIO) -> None:
+    write_apng(film.frames, film.num_frames, film.frame_ms, film.width, film.height, file)
+
+
+def _write_webp(film: Film, file: BinaryIO) -> None:
+    moving = _moving_image(film)
+    moving.save(file, "WEBP", save_all=True, duration=film.frame_ms, loop=0, lossless=True, quality=60, method=4)
+
+
+def _write_gif(film: Film, file: BinaryIO) -> None:
+    from PIL import Image
+
+    first, *_ = images = [
+        Image.fromarray(frame).quantize(255, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        for frame in film.frames
+    ]
+    first.save(file, "GIF", save_all=True, append_images=images[1:], duration=film.frame_ms, loop=0)
+
+
+def _moving_image(film: Film) -> Image:
+    """An image that has its next frame made when it is asked for: Pillow keeps a list of images, not of frames."""
+    from PIL import Image
+
+    class Moving(Image.Image):
+        n_frames = film.num_frames
+        is_animated = film.num_frames > 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._at = -1
+            self.seek(0)
+
+        def seek(self, frame: int) -> None:
+            while self._at < frame:
+                self.shown = Image.fromarray(next(film.frames))
+                self._at += 1
+            self._mode, self._size, self.im = self.shown.mode, self.shown.size, self.shown.im
+
+        def tell(self) -> int:
+            return self._at
+
+    return Moving()
+
+
+def _write_mp4(film: Film, file: BinaryIO) -> None:
+    command = [_FFMPEG, "-v", "error", "-nostdin", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
+    command += ["-s", f"{film.width}x{film.height}", "-r", f"{film.fps:g}", "-i", "pipe:0"]
+    # Players want an even number of pixels and this pixel format.
+    command += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
+    _feed([*command, "-f", "mp4", file.name], film.frames)
+
+
+def _feed(command: list[str], frames: Iterator[Frame]) -> None:
+    """Give all `frames` to a process. Raises KvscopeError with its own words where it fails."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
+        assert process.stdin is not None, "a pipe was asked for"
+        try:
+            for frame in frames:
+                process.stdin.write(frame.tobytes())
+        except BrokenPipeError:
+            pass  # its own words say why
+        except BaseException:
+            process.kill()
+            raise
+        _, told = process.communicate()
+    if process.returncode:
+        words = told.decode(errors="replace").strip().splitlines()
+        raise KvscopeError(f"ffmpeg failed: {words[-1] if words else f'exit code {process.returncode}'}")
+
+
+_ENCODERS: Final[dict[str, Callable[[Film, BinaryIO], Any]]] = {
+    ".apng": _write_apng,
+    ".webp": _write_webp,
+    ".gif": _write_gif,
+    ".mp4": _write_mp4,
+}
+
+
+def is_there(suffix: str) -> bool:
+    """Whether what writes it is here."""
+    return shutil.which(_FFMPEG) is not None if suffix == ".mp4" else suffix == ".apng" or find_spec("PIL") is not None

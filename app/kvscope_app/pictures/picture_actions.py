@@ -1,0 +1,143 @@
+"""What can be done with a view as it is shown: save a picture of it, copy one, and make a video of the timeline."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QStandardPaths, Qt
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from kvscope_app.look.model_name import model_name
+from kvscope_app.pictures.picture import PictureLook, Taken, copy_picture
+from kvscope_app.views.base import View
+from kvscope_app.window.actions import ActionSpec
+from kvscope_app.window.window_body import WindowBody
+
+if TYPE_CHECKING:
+    from kvscope_app.pictures.picture_dialog import PictureDialog
+    from kvscope_app.pictures.video_dialog import VideoDialog
+
+_NOTICE_MS: Final = 8000
+_STILLS: Final = ("PNG picture (*.png)", "SVG drawing (*.svg)")
+
+
+def picture_actions(window: WindowBody, group: str) -> list[ActionSpec]:
+    """They go to `group`; each dock and the page map have the first two in a menu of their own."""
+    _add_menus(window)
+    return [
+        ActionSpec(
+            "save_picture",
+            "Save a picture of this view…",
+            group,
+            lambda: ask_picture(window, view_in_focus(window)),
+            ("Ctrl+Shift+S",),
+            tip="As PNG or SVG: of the view that has the keyboard, or the page map",
+        ),
+        ActionSpec(
+            "copy_picture",
+            "Copy a picture of this view",
+            group,
+            lambda: copy_view(window, view_in_focus(window)),
+            ("Ctrl+Shift+C",),
+            tip="Into the clipboard: of the view that has the keyboard, or the page map",
+        ),
+        ActionSpec(
+            "save_video",
+            "Save a video…",
+            group,
+            partial(ask_video, window),
+            tip="A moving picture of page map, fragmentation or timeline over a range of time",
+        ),
+    ]
+
+
+def view_in_focus(window: WindowBody) -> View:
+    """The view that has the keyboard; the page map where none has."""
+    widget: QWidget | None = window.focusWidget()
+    while widget is not None and not isinstance(widget, View):
+        widget = widget.parentWidget()
+    return widget if widget is not None and widget.isVisible() else window.page_map
+
+
+def ask_picture(window: WindowBody, view: View) -> PictureDialog:
+    """How, then where to."""
+    from kvscope_app.pictures.picture_dialog import PictureDialog  # a window is up sooner without
+
+    dialog = PictureDialog(window, view)
+    dialog.saved.connect(lambda look: _ask_path(window, view, look))
+    dialog.copied.connect(lambda look: copy_view(window, view, look))
+    dialog.open()
+    return dialog
+
+
+def save_taken(window: WindowBody, title: str, taken: Taken, path: str) -> bool:
+    """Write it, and say so; whether that was possible."""
+    failure = taken.save(Path(path))
+    if failure:
+        window.banner.tell("The picture could not be saved", f"{path}: {failure}")
+    else:
+        window.statusBar().showMessage(f"A picture of {title.lower()} is in {path}", _NOTICE_MS)
+    return not failure
+
+
+def copy_view(window: WindowBody, view: View, look: PictureLook | None = None) -> None:
+    """Into the clipboard."""
+    copy_picture(view, look)
+    window.statusBar().showMessage(f"A picture of {view.title.lower()} is in the clipboard", _NOTICE_MS)
+
+
+def ask_video(window: WindowBody) -> VideoDialog | None:
+    """Which, then where to."""
+    from kvscope_app.pictures.video_dialog import VideoDialog
+
+    if window.session.timeline_range_ns is None:
+        window.statusBar().showMessage("There is no past yet that a video could show", _NOTICE_MS)
+        return None
+    dialog = VideoDialog(window, suggested(window, "video"))
+    dialog.open()
+    return dialog
+
+
+def suggested(window: WindowBody, what: str) -> Path:
+    """A name for a picture of `what`, without its ending, where the person's pictures are."""
+    folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
+    model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
+    return folder / f"{model}-{what.lower().replace(' ', '-')}"
+
+
+def _ask_path(window: WindowBody, view: View, look: PictureLook) -> None:
+    path, taken = suggested(window, view.title), Taken.of(view, look)
+    dialog = QFileDialog(window, f"Save a picture of {view.title.lower()}", str(path.parent))
+    dialog.setNameFilters(_STILLS)
+    dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+    dialog.setDefaultSuffix("png")
+    dialog.filterSelected.connect(lambda kind: dialog.setDefaultSuffix("svg" if "svg" in kind else "png"))
+    dialog.selectFile(path.name)
+    dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.fileSelected.connect(partial(save_taken, window, view.title, taken))
+    dialog.open()
+
+
+def _add_menus(window: WindowBody) -> None:
+    _add_menu(window, window.page_map, "page_map")
+    for name, dock in window.docks.items():
+        _add_menu(window, dock, name)
+
+
+def _add_menu(window: WindowBody, widget: QWidget, name: str) -> None:
+    """Where nothing inside has a menu of its own, a right click offers these."""
+    for text, run in (("Save a picture of this view…", ask_picture), ("Copy a picture of this view", copy_view)):
+        action = QAction(text, widget)
+        action.triggered.connect(partial(_of_view, window, name, run))
+        widget.addAction(action)
+    widget.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
+
+
+def _of_view(window: WindowBody, name: str, run: object, _checked: bool = False) -> None:
+    """Views come after their docks."""
+    if name in window.views and callable(run):
+        run(window, window.views[name])

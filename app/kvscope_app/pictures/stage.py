@@ -1,0 +1,171 @@
+"""One view on a recording without a window on any screen: it is put at moments, and pictures of it are taken.
+
+Owns the session and the view. The view is the window's own; Qt's `offscreen` platform shows it to nobody. Time is not
+the machine's: it goes on when `play_to` says so, and what lights up in the view fades by the video's time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QSize, Qt, qInstallMessageHandler
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QApplication
+
+from kvscope_app.desktop import make_application
+from kvscope_app.look.apply_theme import apply_theme
+from kvscope_app.look.theme import Theme
+from kvscope_app.pictures.caption import caption_of
+from kvscope_app.pictures.picture import PictureLook, picture_of
+from kvscope_app.session.session import Session
+from kvscope_app.views.base import View
+from kvscope_app.views.page_map import PageMapView
+from kvscope_app.window.layout import DOCKS
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recorded import Recorded
+
+PATIENCE_S: Final = 60.0
+"""Nothing that is waited for takes longer, but the course of a recording without one: that tells how far it is."""
+_MOST_S: Final = 2.0
+"""A longer way than this is jumped, where whatever happened in between would not be seen anyway."""
+_TICK_NS: Final = 100_000_000
+_OF_NO_WINDOW: Final = "This plugin does not support"
+_SETTLE_S: Final = 0.35
+"""For what views work out in turns of the event loop."""
+
+
+def offscreen_application(scale: int = 1) -> QApplication:
+    """The application, with no screen; `scale` pixels for one. A process has one: of a second call the first holds."""
+    app = QApplication.instance()
+    if isinstance(app, QApplication):
+        return app
+    os.environ["QT_QPA_PLATFORM"] = "offscreen"
+    os.environ["QT_SCALE_FACTOR"] = str(scale)
+    qInstallMessageHandler(_pass_on)
+    return make_application()
+
+
+def _pass_on(_kind: object, _context: object, words: str) -> None:
+    """What Qt says, but for what it says of a window that nobody sees."""
+    if not words.startswith(_OF_NO_WINDOW):
+        print(words, file=sys.stderr)
+
+
+class Stage:
+    """`view` of `recording`, in `theme` and of `size`; `close` ends what it began."""
+
+    def __init__(
+        self, recording: Recorded, view: str, size: QSize, theme: Theme, watch: Callable[[float], bool] | None = None
+    ) -> None:
+        self.begin_share = 0.0
+        """Of the whole work, what it took to get here."""
+        self.now_ns = 0
+        """The time by which views fade what lit up."""
+        self._clock_ns = 0
+        self._watch = watch
+        self._app = offscreen_application()
+        self._source = PlaybackSource(recording, is_playing=False, clock=lambda: self._clock_ns)
+        self._session = Session(self._source)
+        apply_theme(self._app, theme)
+        self._read_course()
+        self.view = self._make_view(view)
+        self.view.apply_theme(theme)
+        self.view.use_clock(lambda: self.now_ns)
+        self.view.resize(size)
+        self.view.setAttribute(Qt.WidgetAttribute.WA_DontShowOnScreen)
+        self.view.show()
+
+    def show_range(self, from_s: float, until_s: float) -> None:
+        """A view on time shows this range."""
+        start_ns = self._source.recording.start_ns
+        self.view.show_range(start_ns + round(from_s * 1e9), start_ns + round(until_s * 1e9))
+
+    def go_to(self, seconds: float) -> None:
+        """Be there at once; whatever is worked out in turns is waited for."""
+        self._source.pause()
+        self._source.seek(seconds, with_past=False)
+        self._wait(lambda: not self._source.is_seeking)
+        self._session.poll()
+        end_s = time.monotonic() + _SETTLE_S
+        while time.monotonic() < end_s:
+            self.view.draw_all()
+            self._app.processEvents()
+            time.sleep(0.005)
+
+    def play_to(self, seconds: float) -> None:
+        """Go on to there, through all that happens on the way."""
+        way_s = seconds - self._source.position
+        if not 0 <= way_s <= _MOST_S:
+            self._source.seek(seconds, with_past=False)
+            self._wait(lambda: not self._source.is_seeking)
+        else:
+            self._play(seconds)
+        self._session.poll()
+        self.view.draw_all()
+        self._app.processEvents()
+
+    def picture(self, look: PictureLook) -> QImage:
+        """Of the view as it is now."""
+        focus = self._app.focusWidget()
+        if focus is not None:  # nobody types here
+            focus.clearFocus()
+        return picture_of(self.view, look)
+
+    def caption(self, range_s: tuple[float, float] | None = None) -> str:
+        """Model, time and range, for the line below a picture."""
+        return caption_of(self._session, self.view.title, range_s)
+
+    def close(self) -> None:
+        """End it all."""
+        self.view.close()
+        self.view.shut_down()
+        self.view.deleteLater()
+        self._session.close()
+        self._session.deleteLater()
+        self._app.sendPostedEvents(None, 0)
+
+    # private
+
+    def _make_view(self, name: str) -> View:
+        name = name.replace("-", "_")
+        if name == "page_map":
+            return PageMapView(self._session)
+        return next(spec for spec in DOCKS if spec.name == name).view_class()(self._session)
+
+    def _read_course(self) -> None:
+        """Of a recording without summaries it takes as long as reading all of it."""
+        while not self._session.is_course_whole:
+            self._session.poll()
+            share = self._session.course_share
+            if share is not None and self._watch is not None:
+                self.begin_share = 0.5
+                self._watch(share * self.begin_share)
+            time.sleep(0.01)
+
+    def _play(self, seconds: float) -> None:
+        target_s = min(seconds, self._source.duration)
+        self._source.play()
+        while self._source.position < target_s - 1e-9 and not self._failure:
+            before_s = self._source.position
+            self._clock_ns += min(_TICK_NS, max(round((target_s - before_s) * 1e9), 1))
+            self._wait(partial(self._is_past, before_s))
+        self._source.pause()
+
+    def _is_past(self, seconds: float) -> bool:
+        return self._source.position > seconds
+
+    @property
+    def _failure(self) -> str:
+        """Why the recording cannot be read any further."""
+        reason = self._source.status.reason
+        return "" if reason in ("", "paused", "at the end") else reason
+
+    def _wait(self, predicate: Callable[[], bool]) -> None:
+        if not self._source.wait(lambda: predicate() or bool(self._failure), PATIENCE_S) or self._failure:
+            raise KvscopeError(f"{self._source.name}: {self._failure or 'nothing more can be read'}")

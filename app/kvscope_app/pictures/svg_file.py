@@ -1,0 +1,41 @@
+"""A painter that draws SVG. Owns what QSvgGenerator leaves out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QRect, QSize
+from PySide6.QtGui import QPainter
+from PySide6.QtSvg import QSvgGenerator
+
+_DPI: Final = 96
+_UNSMOOTHED: Final = b'<image style="image-rendering:pixelated" '
+"""Cells would be smeared where the drawing is enlarged."""
+_MILLIMETRES: Final = re.compile(rb'<svg width="[\d.]+mm" height="[\d.]+mm"')
+
+
+@contextmanager
+def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[], QByteArray]]]:
+    """A painter of a drawing of `size`, and what gives it as a file once the context is left."""
+    buffer = QBuffer()
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    generator = QSvgGenerator()
+    generator.setOutputDevice(buffer)
+    generator.setSize(size)
+    generator.setViewBox(QRect(0, 0, size.width(), size.height()))
+    generator.setResolution(_DPI)
+    generator.setTitle(f"kvscope: {title}")
+    painter = QPainter(generator)
+
+    def made() -> QByteArray:
+        drawn = bytes(buffer.data().data()).replace(b"<image ", _UNSMOOTHED)
+        in_pixels = f'<svg width="{size.width()}" height="{size.height()}"'.encode()
+        return QByteArray(_MILLIMETRES.sub(in_pixels, drawn, count=1))
+
+    try:
+        yield painter, made
+    finally:
+        painter.end()

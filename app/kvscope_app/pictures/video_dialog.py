@@ -1,0 +1,149 @@
+"""Asks which video to make of a session's timeline, and has it made. Owns what was chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QDoubleSpinBox,
+    QFileDialog,
+    QFormLayout,
+    QVBoxLayout,
+)
+
+from kvscope_app.look.makers import label
+from kvscope_app.pictures.encoders import is_there
+from kvscope_app.pictures.names import VIDEOS
+from kvscope_app.pictures.video_making import make_video
+from kvscope_app.pictures.wish import PictureWish
+from kvscope_app.window.window_body import WindowBody
+
+_VIEWS: Final = {"Page map": "page-map", "Fragmentation": "heatmap", "Timeline": "timeline"}
+_SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+_FPS: Final = (5, 10, 15, 20, 30)
+_FIRST_S: Final = 20.0
+"""So much of the time is offered at first."""
+_MISSING: Final = {".mp4": " (needs ffmpeg)", ".webp": " (needs Pillow)", ".gif": " (needs Pillow)"}
+
+
+class VideoDialog(QDialog):
+    """Of one window."""
+
+    def __init__(self, window: WindowBody, path: Path) -> None:
+        super().__init__(window)
+        self._body, self._path = window, path
+        around, origin_ns = window.session.timeline_range_ns, window.session.origin_ns
+        assert around is not None, "nothing to make a video of"
+        assert origin_ns is not None, "a time to go to has an origin"
+        begin_s, end_s = ((at - origin_ns) / 1e9 for at in around)
+        cursor_s = min(max((window.session.cursor_ns - origin_ns) / 1e9, begin_s), end_s)
+        self.setWindowTitle("Save a video")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.view = _choice(list(_VIEWS), "View")
+        self.first = _seconds(begin_s, end_s, max(begin_s, cursor_s - _FIRST_S), "From")
+        self.last = _seconds(begin_s, end_s, max(cursor_s, min(begin_s + _FIRST_S, end_s)), "Until")
+        self.speed = _choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
+        self.fps = _choice([f"{fps} a second" for fps in _FPS], "Frames")
+        self.form = _choice([suffix + ("" if is_there(suffix) else _MISSING[suffix]) for suffix in VIDEOS], "Format")
+        self.captioned = QCheckBox("A line below it")
+        self.captioned.setChecked(True)
+        self.speed.setCurrentIndex(_SPEEDS.index(1.0))
+        self.fps.setCurrentIndex(_FPS.index(10))
+        self.form.setCurrentIndex(next(index for index, suffix in enumerate(VIDEOS) if is_there(suffix)))
+        self._told = label(look="muted")
+        self._lay_out()
+        self._show_told()
+
+    @property
+    def length_s(self) -> float:
+        """Of the video."""
+        return max(self.last.value() - self.first.value(), 0.0) / _SPEEDS[self.speed.currentIndex()]
+
+    def wish(self, path: Path) -> PictureWish:
+        """What is chosen, to be written to `path`. Times count from the timeline's origin."""
+        suffix = VIDEOS[self.form.currentIndex()]
+        return PictureWish(
+            path if path.suffix.lower() == suffix else path.with_name(path.name + suffix),
+            suffix,
+            _VIEWS[self.view.currentText()],
+            from_s=self.first.value(),
+            until_s=self.last.value(),
+            speed=_SPEEDS[self.speed.currentIndex()],
+            fps=float(_FPS[self.fps.currentIndex()]),
+            theme="dark" if self._body.themes.theme.is_dark else "light",
+            captioned=self.captioned.isChecked(),
+        )
+
+    def accept(self) -> None:
+        """Ask where to."""
+        suffix = VIDEOS[self.form.currentIndex()]
+        wanted = self.wish(self._path)
+        dialog = QFileDialog(self._body, "Save a video", str(self._path.parent), f"Video (*{suffix})")
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setDefaultSuffix(suffix.lstrip("."))
+        dialog.selectFile(wanted.path.name)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(partial(_begin, self._body, wanted))
+        dialog.open()
+        super().accept()
+
+    def _show_told(self) -> None:
+        num_frames = round(self.length_s * _FPS[self.fps.currentIndex()]) + 1
+        suffix = VIDEOS[self.form.currentIndex()]
+        self._save.setEnabled(num_frames > 1 and is_there(suffix))
+        self._told.setText(f"{num_frames:,} frames, {self.length_s:.1f} s long; written beside the window")
+
+    def _lay_out(self) -> None:
+        form = QFormLayout()
+        for words, widget in (
+            ("View", self.view),
+            ("From", self.first),
+            ("Until", self.last),
+            ("Speed", self.speed),
+            ("Frames", self.fps),
+            ("Format", self.form),
+            ("Caption", self.captioned),
+        ):
+            form.addRow(words, widget)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self._save = buttons.addButton("Save…", QDialogButtonBox.ButtonRole.AcceptRole)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        for box in (self.speed, self.fps, self.form):
+            box.currentIndexChanged.connect(self._show_told)
+        for number in (self.first, self.last):
+            number.valueChanged.connect(self._show_told)
+        column = QVBoxLayout(self)
+        column.setSpacing(12)
+        column.addLayout(form)
+        column.addWidget(self._told)
+        column.addWidget(buttons)
+
+
+def _begin(window: WindowBody, wish: PictureWish, path: str) -> None:
+    make_video(window, replace(wish, path=Path(path)))
+
+
+def _seconds(least: float, most: float, value: float, name: str) -> QDoubleSpinBox:
+    box = QDoubleSpinBox()
+    box.setDecimals(1)
+    box.setRange(round(least, 1), round(most, 1))
+    box.setValue(value)
+    box.setSuffix(" s")
+    box.setAccessibleName(name)
+    return box
+
+
+def _choice(words: list[str], name: str) -> QComboBox:
+    box = QComboBox()
+    box.addItems(words)
+    box.setAccessibleName(name)
+    return box

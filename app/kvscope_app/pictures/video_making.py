@@ -1,0 +1,142 @@
+"""A video made beside the window: `kvscope export` runs in a process of its own, on the recording that is played or on
+a copy of what a live session kept. The window only looks how far it is.
+
+Owns the process and the copy; both end with the work, however it ends.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Final
+
+from kvscope_app.pictures.wish import PictureWish
+from kvscope_app.recording.recording_actions import Task
+from kvscope_app.session.background import Background
+from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.session import Session
+from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.exports.new_file import PART_SUFFIX
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.timeline.save import save
+
+_NOTICE_MS: Final = 10_000
+_PROGRAM: Final = "import sys; from kvscope_app.entry import main; sys.exit(main())"
+_LOOK_S: Final = 0.05
+_END_S: Final = 2.0
+_SAVING: Final = 0.1
+"""The share of the work that copying is."""
+
+
+def make_video(window: WindowBody, wish: PictureWish) -> Task:
+    """Begin; progress and a way to give it up where it takes long. Times of `wish` count from the timeline's origin."""
+    work = Background(_work(window.session, wish), "kvscope-video")
+
+    def done() -> None:
+        if work.made:
+            window.statusBar().showMessage(f"The video is in {wish.path}", _NOTICE_MS)
+        elif work.failure:
+            window.banner.tell("The video could not be made", work.failure)
+
+    return Task(window, work, f"Making {wish.path.name}", done)
+
+
+def arguments(recording: Path, wish: PictureWish) -> list[str]:
+    """Of `kvscope`, for `wish`."""
+    words = ["export", str(recording), "--to", "video", "--out", str(wish.path), "--view", wish.view]
+    words += ["--speed", f"{wish.speed:g}", "--fps", f"{wish.fps:g}", "--theme", wish.theme]
+    words += ["--size", f"{wish.size[0]}x{wish.size[1]}", "--scale", str(wish.scale)]
+    for flag, seconds in (("--from", wish.from_s), ("--until", wish.until_s)):
+        words += [] if seconds is None else [flag, f"{max(seconds, 0.0):.3f}"]
+    return [*words, *(["--caption"] if wish.captioned else []), "--tell-progress"]
+
+
+def _work(session: Session, wish: PictureWish) -> Callable[[Watch], Path]:
+    """What a thread does. Whatever it needs of the session is taken now."""
+    kept, recording = session.kept, None if session.player is None else session.player.recording
+
+    def work(watch: Watch) -> Path:
+        if session.is_file and recording is not None and recording.path.is_file():
+            _run(recording.path, wish, watch, 0.0)
+            return wish.path
+        with tempfile.TemporaryDirectory(prefix="kvscope-video-") as folder:
+            copy = Path(folder) / "kept.mcap"
+            moved_s = _copy(kept, recording, wish, copy, watch)
+            until_s = None if wish.until_s is None else wish.until_s - moved_s
+            _run(copy, replace(wish, from_s=(wish.from_s or 0.0) - moved_s, until_s=until_s), watch, _SAVING)
+        return wish.path
+
+    return work
+
+
+def _copy(kept: KeptTimeline | None, recording: Recorded | None, wish: PictureWish, copy: Path, watch: Watch) -> float:
+    """What is needed of several files, as one; the seconds by which it begins later."""
+    if kept is not None:
+        opening = kept.open_tape()
+        while not opening.wait(_LOOK_S):
+            if not watch(0.0):
+                opening.cancel()
+        recording = opening.made
+    elif recording is not None:
+        recording = type(recording).open(recording.path)  # type: ignore[attr-defined]
+    if recording is None:
+        raise KvscopeError("there is nothing kept that a video could show")
+    from_s = max(wish.from_s or 0.0, recording.first_s)
+    if not save(recording, copy, from_s, wish.until_s, watch=lambda share: watch(share * _SAVING)):
+        raise OpeningCancelled
+    return (Recording.open(copy).start_ns - recording.start_ns) / 1e9
+
+
+def _run(recording: Path, wish: PictureWish, watch: Watch, share: float) -> None:
+    """Raises KvscopeError with the process's own words, and OpeningCancelled when it was given up."""
+    with _process(arguments(recording, wish)) as process:
+        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stderr is not None, "a pipe was asked for"
+        if not _follow(process.stdout, watch, share):
+            _end(process)
+            wish.path.with_name(wish.path.name + PART_SUFFIX).unlink(missing_ok=True)
+            raise OpeningCancelled
+        told = process.stderr.read().strip().splitlines()
+        if process.wait():
+            raise KvscopeError(told[-1].removeprefix("kvscope: ") if told else "it ended without a word")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """In order, with what it started itself; at once where that takes long."""
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _follow(lines: IO[str], watch: Watch, share: float) -> bool:
+    """Until it ends; False when it is not wanted any more."""
+    for line in lines:
+        try:
+            done = float(line)
+        except ValueError:
+            continue
+        if not watch(share + (1 - share) * done):
+            return False
+    return True
+
+
+@contextmanager
+def _process(words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _PROGRAM, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()

@@ -1,0 +1,29 @@
+"""What a person asks for when a recording becomes a picture or a video. Imports no Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class PictureWish:
+    """What to make of a recording. Times are seconds from its start; None: its start, its end."""
+
+    path: Path
+    suffix: str
+    view: str = "page-map"
+    at_s: float | None = None
+    from_s: float | None = None
+    until_s: float | None = None
+    speed: float = 1.0
+    fps: float = 10.0
+    size: tuple[int, int] = (960, 600)
+    scale: int = 1
+    theme: str = "dark"
+    captioned: bool = False
+
+    @property
+    def has_range(self) -> bool:
+        """Whether one was asked for."""
+        return self.from_s is not None or self.until_s is not None

@@ -1,0 +1,59 @@
+"""The course of a whole session as what charts draw: bins of a second in place of the history's, however long ago.
+
+Owns the way from one clock to the other: the course's is the wall's, charts' is this machine's monotonic one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.session.history import KNOWN_SUMS, SAMPLE_GAUGES, HistoryWindow
+from kvscope_app.session.past import COURSE_NAMES
+from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+MAX_SECONDS: Final = 400_000
+"""More than four days: of a longer stretch the newest are drawn."""
+
+
+def course_span_ns(course: Course) -> tuple[int, int] | None:
+    """Where its first second begins and its last ends, by the wall clock; None while there is none."""
+    return (int(course.time_ns[0]), int(course.time_ns[-1]) + SECOND_NS) if len(course) else None
+
+
+def course_window(
+    course: Course, wall_ns: int, first_ns: int, last_ns: int, names: Iterable[str]
+) -> HistoryWindow | None:
+    """The seconds between two times of the monotonic clock, which `wall_ns` is added to for the wall's.
+
+    A second that the course leaves out is not known. `names` are the history's, or the course's own. None where the
+    course has nothing there.
+    """
+    begin, end = course.place_at(first_ns + wall_ns - SECOND_NS) + 1, course.place_at(last_ns + wall_ns - 1) + 1
+    if begin >= end:
+        return None
+    seconds = course.time_ns[begin:end] // SECOND_NS
+    num = min(int(seconds[-1] - seconds[0]) + 1, MAX_SECONDS)
+    places = seconds - (seconds[-1] - num + 1)
+    inside = places >= 0
+    end_ns = (int(seconds[-1]) + 1) * SECOND_NS - wall_ns
+    columns = {}
+    for name in names:
+        column = np.full(num, np.nan)
+        column[places[inside]] = course.column(COURSE_NAMES.get(name, name))[begin:end][inside]
+        columns[name] = column
+    time_s = np.arange(num, dtype=np.float64) - (num - 0.5)
+    return HistoryWindow(time_s, columns, end_ns, SECOND_NS, is_over=True)
+
+
+def known_in(course: Course) -> set[str]:
+    """Of what not every source has, what some second of the course tells: as `History.known`."""
+    found = {name for name in SAMPLE_GAUGES if np.isfinite(course.column(name)).any()}
+    found |= {name for name in KNOWN_SUMS if course.column(name).any()}
+    return found | ({"queue_p50_s"} if course.column("queued_count").any() else set())
+
+
+assert set(COURSE_NAMES.values()) <= set(COURSE_COLUMNS), "a column of the course is called otherwise"

@@ -1,0 +1,101 @@
+"""Encoders: which there are, what is said of those that are not, and that a file has its frames."""
+
+from __future__ import annotations
+
+import io
+import stat
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kvscope_app.pictures import encoders
+from kvscope_app.pictures.encoders import Film, encode, require_encoder
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+COLORS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (220, 220, 40))
+
+
+def film(fps=20.0, size=(32, 48)):
+    frames = (np.full((*size, 3), color, np.uint8) for color in COLORS)
+    return Film(frames, len(COLORS), fps, size[1], size[0])
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".gif", ".apng"])
+def test_every_frame_is_there(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    with path.open("wb") as file:
+        encode(film(), suffix, file)
+    image = Image.open(io.BytesIO(path.read_bytes()))
+    assert (image.n_frames, image.size) == (4, (48, 32))
+    for number, color in enumerate(COLORS):
+        image.seek(number)
+        assert np.allclose(np.asarray(image.convert("RGB"))[16, 24], color, atol=2)
+
+
+def test_frames_are_asked_for_one_at_a_time(tmp_path):
+    """Of a WebP no more than the one that is being written is there."""
+    alive, most = 0, 0
+
+    def frames():
+        nonlocal alive, most
+        for color in COLORS * 5:
+            alive += 1
+            most = max(most, alive)
+            yield np.full((32, 48, 3), color, np.uint8)
+            alive -= 1
+
+    with (tmp_path / "x.webp").open("wb") as file:
+        encode(Film(frames(), len(COLORS) * 5, 10.0, 48, 32), ".webp", file)
+    assert most == 1
+
+
+def fake_ffmpeg(tmp_path, monkeypatch, body):
+    program = tmp_path / "bin" / "ffmpeg"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+
+def test_ffmpeg_is_given_every_pixel(tmp_path, monkeypatch):
+    fake_ffmpeg(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/words; for last; do :; done; cat > "$last"')
+    with (tmp_path / "x.mp4.part").open("wb") as file:
+        encode(film(fps=12.5), ".mp4", file)
+    assert (tmp_path / "x.mp4.part").read_bytes() == b"".join(bytes(color) * 32 * 48 for color in COLORS)
+    assert "-s 48x32 -r 12.5" in (tmp_path / "words").read_text()
+
+
+def test_what_ffmpeg_says_is_told(tmp_path, monkeypatch):
+    fake_ffmpeg(tmp_path, monkeypatch, "cat > /dev/null; echo no room >&2; exit 3")
+    with (tmp_path / "x").open("wb") as file, pytest.raises(KvscopeError, match="ffmpeg failed: no room"):
+        encode(film(), ".mp4", file)
+
+
+def test_ffmpeg_ends_with_a_film_that_ends_early(tmp_path, monkeypatch):
+    fake_ffmpeg(tmp_path, monkeypatch, "cat > /dev/null")
+
+    def broken():
+        yield np.zeros((32, 48, 3), np.uint8)
+        raise KeyboardInterrupt
+
+    with (tmp_path / "x").open("wb") as file, pytest.raises(KeyboardInterrupt):
+        encode(Film(broken(), 9, 10.0, 48, 32), ".mp4", file)
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadInput, match="ffmpeg, which is not on PATH"):
+        require_encoder(".mp4", 10, 100, 100)
+    monkeypatch.setattr(encoders, "find_spec", lambda name: None)
+    for suffix in (".webp", ".gif"):
+        with pytest.raises(BadInput, match=r"pip install 'kvscope\[export\]'"):
+            require_encoder(suffix, 10, 100, 100)
+    require_encoder(".apng", 1_000_000, 1000, 1000)
+
+
+def test_too_many_frames_are_refused_with_what_would_do():
+    with pytest.raises(BadInput, match=r"2,000 frames are too many for one \.gif, which takes 268 of this size"):
+        require_encoder(".gif", 2000, 1000, 1000)
+    with pytest.raises(BadInput, match="takes 10,000"):
+        require_encoder(".webp", 20_000, 100, 100)

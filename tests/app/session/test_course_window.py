@@ -1,0 +1,63 @@
+"""The course as what charts draw: a bin a second, on the charts' clock, and nothing made up for seconds left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvscope_app.session.course_window import MAX_SECONDS, course_span_ns, course_window, known_in
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
+
+WALL_NS = 1_000 * SECOND_NS
+"""What is added to the charts' clock for the wall's."""
+
+
+def course_of(seconds, **columns):
+    course = Course()
+    course.extend(
+        Summary(time_ns=WALL_NS + second * SECOND_NS, epoch=7, num_steps=second + 1, **columns) for second in seconds
+    )
+    return course
+
+
+def test_each_second_is_a_bin():
+    window = course_window(course_of(range(10)), WALL_NS, 2 * SECOND_NS, 6 * SECOND_NS, ["num_steps"])
+    assert window.columns["num_steps"].tolist() == [3, 4, 5, 6]
+    assert (window.time_s + window.end_ns / 1e9).tolist() == pytest.approx([2.5, 3.5, 4.5, 5.5])
+    assert (window.bin_ns, window.is_over) == (SECOND_NS, True)
+    assert window.rate("num_steps").tolist() == [3, 4, 5, 6]
+
+
+def test_a_second_that_was_left_out_is_not_known():
+    window = course_window(course_of([0, 1, 4]), WALL_NS, 0, 9 * SECOND_NS, ["num_steps", "blocks_active"])
+    assert np.array_equal(window.columns["num_steps"], [1, 2, np.nan, np.nan, 5], equal_nan=True)
+    assert np.isnan(window.columns["blocks_active"]).tolist() == [False, False, True, True, False]
+
+
+def test_names_are_the_historys_or_the_courses():
+    course = course_of(range(3), active_blocks=5, process_bytes=9, queued=Latency(2, 0.5, 0.7, 0.9))
+    names = ["blocks_active", "process_bytes", "queue_p95_s"]
+    window = course_window(course, WALL_NS, 0, 3 * SECOND_NS, names)
+    assert [window.columns[name][-1] for name in names] == [5, 9, 0.7]
+
+
+def test_where_there_is_nothing_there_is_no_window():
+    assert course_window(Course(), WALL_NS, 0, SECOND_NS, ["num_steps"]) is None
+    assert course_span_ns(Course()) is None
+    course = course_of(range(3))
+    assert course_window(course, WALL_NS, 5 * SECOND_NS, 9 * SECOND_NS, ["num_steps"]) is None
+    assert course_span_ns(course) == (WALL_NS, WALL_NS + 3 * SECOND_NS)
+
+
+def test_memory_is_bounded_whatever_was_left_out():
+    course = course_of([0, 10_000_000])
+    window = course_window(course, WALL_NS, 0, 10_000_001 * SECOND_NS, ["num_steps"])
+    assert window.time_s.size == MAX_SECONDS
+    assert window.columns["num_steps"][-1] == 10_000_001
+
+
+def test_what_a_session_tells_of():
+    assert known_in(course_of(range(3))) == set()
+    course = course_of(range(3), copied_blocks=1, queued=Latency(1, 0.1, 0.1, 0.1), power_watts=90.0)
+    assert known_in(course) == {"copied_blocks", "queue_p50_s", "power_watts"}

@@ -1,0 +1,81 @@
+"""The memory over the session: from its course, in bytes, over any range."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.chart.time_bar import RANGES_S
+from kvscope_app.views.memory.view import MemoryView
+from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
+
+MIB = 1 << 20
+
+
+def fill(session, seconds, ago_s=0, **columns):
+    """The course has seconds up to `ago_s` ago."""
+    last = (time.monotonic_ns() + session.history.wall_ns(0)) // SECOND_NS - ago_s
+    session.course.extend(
+        Summary(time_ns=(last - seconds + second) * SECOND_NS, epoch=7, **columns) for second in range(seconds)
+    )
+
+
+@pytest.fixture
+def view(session, qtbot):
+    view = MemoryView(session)
+    qtbot.addWidget(view)
+    view.resize(420, 1400)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    return view
+
+
+def test_without_a_course_nothing_is_shown(view):
+    view.draw_all()
+    assert not view.over_time.isVisible()
+
+
+def test_charts_of_what_was_told(session, view):
+    block_bytes = session.mirror.hello.cache.block_bytes
+    fill(session, 90, active_blocks=3, cached_blocks=1, process_bytes=700 * MIB, memory_used_bytes=900 * MIB)
+    view.draw_all()
+    pool, lower, device = view.over_time.panels
+    assert (pool.isVisible(), lower.isVisible(), device.isVisible()) == (True, False, True)
+    assert device.legend.values == {"memory_used_bytes": "900.0 MiB", "process_bytes": "700.0 MiB"}
+    unit = view.over_time._scales[0].unit_bytes
+    cached, active = (pool._items[name].getData()[1][1] for name in ("cached_blocks", "active_blocks"))
+    assert active * unit == pytest.approx(3 * block_bytes)
+    assert cached * unit == pytest.approx(4 * block_bytes)  # on top
+
+
+def test_all_reaches_from_the_first_second_on(session, view):
+    fill(session, 7200, active_blocks=3)
+    view.over_time.show_last(math.inf)
+    (first, last), _ = view.over_time.panels[0].plot.viewRange()
+    assert 7198 < last - first < 7204
+    view.over_time.show_last(RANGES_S["30 s"])
+    (first, last), _ = view.over_time.panels[0].plot.viewRange()
+    assert last - first == pytest.approx(30)
+
+
+def test_the_range_is_kept(session, view, settings, qtbot):
+    view.over_time.show_last(math.inf)
+    view.remember(settings)
+    other = MemoryView(session)
+    qtbot.addWidget(other)
+    other.recall(settings)
+    assert other.over_time.range_s == math.inf
+    settings.setValue("memory/range", "for ever")
+    other.recall(settings)
+    assert other.over_time.range_s == math.inf
+
+
+def test_a_narrow_dock_stays_narrow(session, view):
+    fill(session, 60, active_blocks=3)
+    view.draw_all()
+    assert view.over_time.minimumSizeHint().width() < 276
+    view.resize(300, 1400)
+    assert view.over_time.bar.width() < 300
