@@ -144,6 +144,7 @@ def _assemble(
         num_rows,
         config.block_size,
         prefix_caching=config.enable_prefix_caching,
+        has_parents=True,
         salt=mover.salt if mover is not None else None,
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,

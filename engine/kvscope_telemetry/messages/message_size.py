@@ -11,7 +11,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessa
 
 _SMALL_BYTES: Final = 300
 _HEAD_BYTES: Final = 500
-_BLOCK_ROW_BYTES: Final = 30
+_BLOCK_ROW_BYTES: Final = 38
 _REQUEST_ROW_BYTES: Final = 40
 _EVENT_BYTES: Final = 300
 

@@ -60,6 +60,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_disk_blocks: int = 0
     num_physical_blocks: int = 0
     """Blocks that there is memory for where not every row has some (allocator `virtual`); 0: all rows have."""
+    has_parents: bool = False
+    """Whether the ledger's `parent` is told; older engines did not tell it."""
 
     @property
     def num_rows(self) -> int:
