@@ -42,6 +42,8 @@ class DockSpec:
     size: int
     """Width at the sides, height at the bottom, at first."""
     icon: str
+    is_open: bool = True
+    """Whether it is there at the first start."""
 
     def view_class(self) -> type[View]:
         """The class, imported now."""
@@ -58,8 +60,9 @@ DOCKS: Final = (
     DockSpec("timeline", "Timeline", "kvscope_app.views.timeline.view", "TimelineView", _BOTTOM, 300, "timeline"),
     DockSpec("heatmap", "Fragmentation", "kvscope_app.views.heatmap.view", "HeatmapView", _BOTTOM, 300, "heatmap"),
     DockSpec("events", "Events", "kvscope_app.views.events.view", "EventsView", _BOTTOM, 300, "log"),
+    DockSpec("prefixes", "Prefixes", "kvscope_app.views.prefixes.view", "PrefixesView", _BOTTOM, 300, "tree", False),
 )
-_BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events")
+_BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events", "prefixes")
 _NEW_SINCE: Final = {
     LAYOUT_BEFORE_TIMELINE: ("timeline", "heatmap", "events"),
     LAYOUT_BEFORE_WHAT_IF: ("what_if", "timeline", "heatmap", "events"),
@@ -80,7 +83,7 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         dock = docks[spec.name]
         dock.setFloating(False)
         window.addDockWidget(spec.area, dock)
-        dock.show()
+        dock.setVisible(spec.is_open)
     if _is_small(window):
         for name in ("memory", "requests", *_BEHIND_REQUESTS):
             window.tabifyDockWidget(docks["throughput"], docks[name])

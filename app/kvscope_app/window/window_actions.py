@@ -136,7 +136,7 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
             f"Go to {spec.title.lower()}",
             PANELS,
             partial(window.focus_view, spec.name),
-            (f"Ctrl+{index}",),
+            (f"Ctrl+{index}",) if index < 10 else (),
             spec.icon,
         )
         for index, spec in enumerate(DOCKS, start=2)

@@ -85,7 +85,7 @@ def levels(parent: Ints) -> Ints:
 
 
 def _climb(up: Ints, is_end: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Follow `up` from each to an end: which end, and how many steps. Each round goes twice as far as the one before."""
+    """Follow `up` from each to an end: which end, and how many steps. Each round goes twice as far as the last."""
     place = (~is_end).astype(np.int64)
     left = np.flatnonzero(~is_end[up])
     for _ in range(len(up).bit_length() + 1):

@@ -48,6 +48,8 @@ class PrefixTree:
     """Request that wrote the first block there is, `NO_OWNER` where there is none."""
     rows: Ints
     """Rows of all nodes in the order of their texts; a block in several tiers has several, the highest first."""
+    row_hash: npt.NDArray[np.uint64]
+    """Of each of `rows`."""
     first_row: Ints
     """Where in `rows` those of each node begin, shape (nodes + 1,)."""
     children: Ints
@@ -71,10 +73,25 @@ class PrefixTree:
         """The rows of a node, in the order of its text."""
         return self.rows[self.first_row[node] : self.first_row[node + 1]]
 
+    def blocks_of(self, node: int, at_most: int) -> list[tuple[int, int]]:
+        """(hash, row) of its first blocks, each once, where it is highest."""
+        low = int(self.first_row[node])
+        high = min(int(self.first_row[node + 1]), low + _NUM_TIERS * at_most)
+        rows = zip(self.row_hash[low:high].tolist(), self.rows[low:high].tolist(), strict=True)
+        highest: dict[int, int] = {}
+        for block_hash, row in rows:
+            highest.setdefault(block_hash, row)
+        return list(highest.items())[:at_most]
+
+    def nodes_of(self, rows: npt.NDArray[np.integer]) -> Ints:
+        """The nodes that any of `rows` are part of, each once."""
+        found = np.flatnonzero(np.isin(self.rows, rows))
+        return np.unique(np.searchsorted(self.first_row, found, "right") - 1)
+
     def node_of(self, row: int) -> int | None:
         """The node that a row is part of."""
-        found = np.flatnonzero(self.rows == row)
-        return int(np.searchsorted(self.first_row, found[0], "right")) - 1 if found.size else None
+        found = self.nodes_of(np.array([row]))
+        return int(found[0]) if found.size else None
 
     def node_with(self, key: int) -> int | None:
         """The node that begins with the block of this hash."""
@@ -122,6 +139,7 @@ def build(blocks: CachedBlocks) -> PrefixTree:
         holders=own.most(blocks.ref_count, down),
         owner=own.owners(),
         rows=blocks.row[entries],
+        row_hash=blocks.hash[entries],
         first_row=ends[first],
         children=children,
         first_child=np.searchsorted(parent[children], np.arange(-1, len(parent) + 1)),
@@ -142,7 +160,7 @@ class _Down:
     def __init__(self, parent: Ints, level: Ints) -> None:
         order = np.argsort(level, kind="stable")
         bounds = np.searchsorted(level[order], np.arange(1, level.max(initial=0) + 2))
-        self._levels = [order[low:high] for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+        self._levels = np.split(order, bounds)[1:-1]
         self._parent = parent
 
     def from_above(self, start: Ints, length: Ints) -> Ints:
@@ -151,8 +169,6 @@ class _Down:
         for nodes in self._levels:
             above = self._parent[nodes]
             before[nodes] = np.where(before[above] < 0, -1, before[above] + length[above])
-        is_unknown = start < 0
-        before[is_unknown] = -1
         return before
 
     def sum(self, values: Ints) -> Ints:

@@ -80,7 +80,8 @@ def test_any_order_of_rows_is_the_same_tree(seed: int) -> None:
     pairs = [(place + 1, 0 if place < 5 else random.Random(place).randint(1, place)) for place in range(300)]
     expected = build(blocks(*pairs))
     random.Random(seed).shuffle(pairs)
-    assert sorted(expected.key.tolist()) == sorted((found := build(blocks(*pairs))).key.tolist())
+    found = build(blocks(*pairs))
+    assert sorted(expected.key.tolist()) == sorted(found.key.tolist())
     for key in expected.key.tolist():
         one, other = expected.node_with(key), found.node_with(key)
         assert one is not None
