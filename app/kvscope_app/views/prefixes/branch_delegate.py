@@ -6,7 +6,7 @@ from typing import Final
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QPointF, QRect, Qt
 from PySide6.QtGui import QPainter, QPen
-from PySide6.QtWidgets import QStyledItemDelegate, QStyleOptionViewItem
+from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.prefixes.model import PrefixModel
@@ -35,18 +35,11 @@ class BranchDelegate(QStyledItemDelegate):
     ) -> None:
         whole: QRect = QRect(option.rect)
         shift = self.sign_right(index.row())
-        self.parent_style(painter, option, whole)
+        _fill_selected(painter, option, whole)
         option.rect = whole.adjusted(shift, 0, 0, 0)
         super().paint(painter, option, index)
         if self._model.has_below(index.row()):
             self._draw_sign(painter, whole, shift, self._model.is_open(index.row()))
-
-    def parent_style(self, painter: QPainter, option: QStyleOptionViewItem, whole: QRect) -> None:
-        """The ground of a selected row begins where the row does."""
-        from PySide6.QtWidgets import QStyle
-
-        if option.state & QStyle.StateFlag.State_Selected:
-            painter.fillRect(whole, option.palette.highlight())
 
     def _draw_sign(self, painter: QPainter, cell: QRect, shift: int, is_open: bool) -> None:
         x, y = cell.left() + shift - SIGN_WIDTH / 2, cell.center().y() + 0.5
@@ -58,3 +51,9 @@ class BranchDelegate(QStyledItemDelegate):
         else:
             painter.drawPolyline([QPointF(x - 2, y - 4), QPointF(x + 2, y), QPointF(x - 2, y + 4)])
         painter.restore()
+
+
+def _fill_selected(painter: QPainter, option: QStyleOptionViewItem, cell: QRect) -> None:
+    """The ground of a selected row begins where the row does."""
+    if option.state & QStyle.StateFlag.State_Selected:
+        painter.fillRect(cell, option.palette.highlight())

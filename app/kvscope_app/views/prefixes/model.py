@@ -11,8 +11,10 @@ from typing import Any, Final
 import numpy as np
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
 
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.prefixes.columns import COLUMNS, PREFIX, WITH_BELOW, Moment
+from kvscope_app.views.prefixes.columns import COLUMNS, PREFIX, WITH_BELOW, Moment, node_words
+from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
 from kvscope_app.views.prefixes.shown_nodes import Mask, Shown, Which, matches, show
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.prefixes.tree import ROOT
@@ -31,14 +33,14 @@ class PrefixModel(QAbstractTableModel):
     """Rows are about to hold other nodes: what Qt does to its selection meanwhile is nobody's choice."""
     reordered = Signal()
 
-    def __init__(self, text_of: Callable[[int], str | None], parent: QObject | None = None) -> None:
+    def __init__(self, labels: Labels, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
         self.moment: Moment | None = None
         self.which = Which.ALL
         self.found: Callable[[Moment], Mask] | None = None
         """Nodes that a search lets through."""
-        self._text_of = text_of
+        self._labels = labels
         self._opened: set[int] = set()
         self._sort_column, self._descending = WITH_BELOW, True
         self._shown = _NO_NODES
@@ -137,7 +139,7 @@ class PrefixModel(QAbstractTableModel):
             return []
         indent = "  " * self.level_at(row)
         cells = [column.plain(self.moment, node) for column in COLUMNS]
-        return [f"{indent}{self._text_of(node) or cells[PREFIX]}", *cells[1:]]
+        return [f"{indent}{self._labels.text(node, LABEL_BLOCKS) or cells[PREFIX]}", *cells[1:]]
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._shown.nodes)
@@ -159,11 +161,13 @@ class PrefixModel(QAbstractTableModel):
         if node is None or moment is None:
             return None
         if role == Qt.ItemDataRole.DisplayRole:
-            text = self._text_of(node) if column == PREFIX else None
+            text = self._labels.label(node) if column == PREFIX else None
             return text or COLUMNS[column].text(moment, node)
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return _alignment(column)
-        if role == Qt.ItemDataRole.ForegroundRole and column == PREFIX and not self._text_of(node):
+        if role == Qt.ItemDataRole.ToolTipRole and column == PREFIX:
+            return plain_tip(self._labels.text(node, TIP_BLOCKS) or node_words(moment.tree, node, moment.cache))
+        if role == Qt.ItemDataRole.ForegroundRole and column == PREFIX and not self._labels.label(node):
             return self.theme.color("muted")
         if role == Qt.ItemDataRole.DecorationRole and column == PREFIX:
             return self.theme.color(state_color(moment, node))

@@ -45,16 +45,16 @@ class Shown:
 def matches(tree: PrefixTree, which: Which, wanted: Mask | None = None) -> Mask:
     """Which nodes pass, shape (nodes,); `wanted`: those that a search found."""
     lower = tree.num_in_tier[:, Tier.HOST] + tree.num_in_tier[:, Tier.DISK]
-    passes: Mask = {
-        Which.ALL: lambda: np.ones(len(tree), np.bool_),
-        Which.SHARED: lambda: tree.holders > 1,
-        Which.HELD: lambda: tree.holders > 0,
-        Which.IDLE: lambda: tree.holders == 0,
-        Which.HIT: lambda: tree.hits > 0,
-        Which.LOWER: lambda: lower > 0,
-        Which.CUT: lambda: tree.is_cut,
-    }[which]()
-    return passes if wanted is None else passes & wanted
+    passing: dict[Which, Mask] = {
+        Which.ALL: np.ones(len(tree), np.bool_),
+        Which.SHARED: tree.holders > 1,
+        Which.HELD: tree.holders > 0,
+        Which.IDLE: tree.holders == 0,
+        Which.HIT: tree.hits > 0,
+        Which.LOWER: lower > 0,
+        Which.CUT: tree.is_cut,
+    }
+    return passing[which] if wanted is None else passing[which] & wanted
 
 
 def show(tree: PrefixTree, opened: Set[int], sort_by: npt.NDArray[np.int64], descending: bool, passing: Mask) -> Shown:
@@ -87,4 +87,5 @@ def _sorted(tree: PrefixTree, node: int, values: npt.NDArray[np.int64], kept: Ma
     children = tree.children_of(node)
     children = children[kept[children]]
     order = np.lexsort((tree.key[children], values[children]))
-    return children[order[::-1]].tolist()
+    in_order: list[int] = children[order[::-1]].tolist()
+    return in_order

@@ -193,7 +193,19 @@ def test_texts_are_asked_for_what_is_seen(view, engine, session, poll, qtbot):
     assert view.detail.text.toPlainText() == "You are a helpful"
     view.search.setText("POET")
     assert column(view, "Prefix") == ["You are a helpful", "poet. Sing"]
-    assert view.count.text() == "1 of 4 prefixes"
+    assert view.count.text() == "1 of 4 rows"
+
+
+def test_brothers_that_begin_alike_are_told_apart(view, engine, session, poll, qtbot, monkeypatch):
+    alike = "You are a helpful assistant of a "
+    monkeypatch.setitem(WORDS, 18, f"{alike}bakery")
+    monkeypatch.setitem(WORDS, 17, f"{alike}bookshop")
+    view.model.set_open(0, True)
+    qtbot.waitUntil(lambda: any(isinstance(c, GetBlockText) and 17 in c.blocks for c in engine.source.sent))
+    answer(engine, session, poll)
+    assert column(view, "Prefix")[1:3] == ["…of a bakery Stir", "…of a bookshop"]
+    tip = view.model.index(2, 0).data(Qt.ItemDataRole.ToolTipRole)
+    assert tip == f"{alike}bookshop"
 
 
 def test_no_text_of_another_prefix_in_the_same_row(view, engine, session, poll, qtbot):
