@@ -49,13 +49,14 @@ class Column:
 
 
 def node_words(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
-    """What there is to say of a node whose text is not known."""
+    """What there is to say of a node whose text is not known: `#4 · 32 tokens from 64`, 4 being who wrote it."""
     if not tree.num_blocks[node]:
         return "beginning evicted"
+    owner, before = int(tree.owner[node]), int(tree.num_before[node])
+    who = f"#{owner} · " if owner > 0 else ""
     tokens = plural(int(tree.num_blocks[node]) * cache.block_size, "token")
-    before = int(tree.num_before[node])
-    where = "" if before < 0 else " from the start" if not before else f" from {count(before * cache.block_size)}"
-    return f"{tokens}{where}" + (", beginning evicted" if tree.is_cut[node] else "")
+    where = "" if before < 0 else f" from {count(before * cache.block_size)}" if before else " from the start"
+    return f"{who}{tokens}{where}" + (", beginning evicted" if tree.is_cut[node] else "")
 
 
 def where_words(tree: PrefixTree, node: int) -> str:

@@ -17,8 +17,8 @@ _SORT_ARROW = """
 QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
 """
 """At its usual place it lies on top of titles that are set to the right."""
-_PREFIX_SHARE = 0.45
-_LEAST_PREFIX = 150
+_PREFIX_SHARE = 0.36
+_LEAST_PREFIX = 190
 
 
 class PrefixTable(QTableView):

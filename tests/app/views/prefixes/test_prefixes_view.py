@@ -89,7 +89,7 @@ def texts_come(view, engine, session, poll, qtbot):
 
 
 def test_one_row_until_texts_part(view):
-    assert column(view, "Prefix") == ["32 tokens from the start", "16 tokens from the start"]
+    assert column(view, "Prefix") == ["#1 · 32 tokens from the start", "#5 · 16 tokens from the start"]
     assert column(view, "With below") == ["5", "1"]
     assert column(view, "Hits") == ["3", "–"]
     assert column(view, "Held by") == ["2 share", "idle"]
@@ -98,7 +98,11 @@ def test_one_row_until_texts_part(view):
     view.table.selectRow(0)
     assert (view.model.has_below(0), view.model.has_below(1)) == (True, False)
     view.model.set_open(0, True)
-    assert column(view, "Prefix")[:3] == ["32 tokens from the start", "32 tokens from 32", "16 tokens from 32"]
+    assert column(view, "Prefix")[:3] == [
+        "#1 · 32 tokens from the start",
+        "#2 · 32 tokens from 32",
+        "#1 · 16 tokens from 32",
+    ]
     assert [view.model.level_at(row) for row in range(4)] == [0, 1, 1, 0]
     assert view.count.text() == "3 texts, 6 blocks"
 
@@ -214,7 +218,8 @@ def test_no_text_of_another_prefix_in_the_same_row(view, engine, session, poll, 
     engine.hold([30], owner=9)
     poll(session)
     answer(engine, session, poll)
-    assert column(view, "Prefix") == ["You are a helpful", "16 tokens from the start"]
+    known, other = column(view, "Prefix")
+    assert (known, other[2:]) == ("You are a helpful", " · 16 tokens from the start")
 
 
 def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
@@ -266,8 +271,8 @@ def test_rows_are_copied_with_tabs(view, qtbot):
     qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     lines = [line.split("\t") for line in QGuiApplication.clipboard().text().splitlines()]
     assert lines[0] == [c.title for c in COLUMNS]
-    assert lines[1][:5] == ["32 tokens from the start", "5", "2", "32", "3"]
-    assert lines[2][0] == "  32 tokens from 32"
+    assert lines[1][:5] == ["#1 · 32 tokens from the start", "5", "2", "32", "3"]
+    assert lines[2][0] == "  #2 · 32 tokens from 32"
     assert {len(line) for line in lines} == {len(COLUMNS)}
 
 
