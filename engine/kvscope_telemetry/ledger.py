@@ -116,7 +116,7 @@ class Ledger:
     def pack(self, ids: npt.NDArray[np.uint32]) -> BlockRows:
         """The rows `ids`, shape `(n,)`, as bytes that no longer change with the ledger."""
         columns = {name: getattr(self, name)[ids].tobytes() for name in DENSE}
-        hashed = ids[self.hash[ids] != 0]
+        hashed = ids[self.hash[ids].nonzero()]
         parent = _packed_parents(self.parent[hashed]) if hashed.size else b""
         return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), parent=parent, **columns)
 
@@ -149,7 +149,8 @@ def num_hashed(rows: BlockRows) -> int:
 
 
 def _packed_parents(parents: npt.NDArray[np.uint64]) -> bytes:
-    return parents.tobytes() if parents.any() else b""
+    packed = parents.tobytes()
+    return packed if packed.strip(b"\0") else b""
 
 
 def _unpacked_parents(rows: Sequence[BlockRows], hashes: Column) -> Column:

@@ -30,7 +30,7 @@ class TreeKeeper:
         """When that was."""
         self.epoch: int | None = None
         self._copy = LedgerCopy()
-        self._work: Background[PrefixTree] | None = None
+        self._work: Background[PrefixTree | None] | None = None
         self._working_on: tuple[object, ...] = ()
         self._made_of: tuple[object, ...] = ()
         self._moment: tuple[int, int | None] = (0, None)
@@ -69,16 +69,20 @@ class TreeKeeper:
         return wanted[:2] != self._made_of[:2]
 
     def _begin(self, mirror: Mirror) -> bool:
+        num_rows = mirror.num_rows
+        if num_rows > AT_ONCE_ROWS and not self._copy.fits(mirror.ledger):
+            self._work = Background(lambda watch: self._copy.make_room(num_rows), "kvscope-prefixes")
+            return False
         self._copy.take(mirror.ledger)
         self._moment = (mirror.step, mirror.epoch)
         self._began_s = time.monotonic()
-        if mirror.num_rows <= AT_ONCE_ROWS:
+        if num_rows <= AT_ONCE_ROWS:
             self._keep(build(self._copy.blocks()))
             return True
         self._work = Background(self._make, "kvscope-prefixes")
         return False
 
-    def _make(self, watch: Watch) -> PrefixTree:
+    def _make(self, watch: Watch) -> PrefixTree | None:
         return build(self._copy.blocks())
 
     def _take_made(self) -> bool:
@@ -86,7 +90,9 @@ class TreeKeeper:
         if work is None or not work.is_over:
             return False
         self._work = None
-        assert work.made is not None, f"the tree could not be made: {work.failure}"
+        assert not work.failure, f"the tree could not be made: {work.failure}"
+        if work.made is None:  # there is room for a copy now
+            return False
         self._keep(work.made)
         return True
 
