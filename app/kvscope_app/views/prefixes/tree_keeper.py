@@ -71,7 +71,7 @@ class TreeKeeper:
     def _begin(self, mirror: Mirror) -> bool:
         num_rows = mirror.num_rows
         if num_rows > AT_ONCE_ROWS and not self._copy.fits(mirror.ledger):
-            self._work = Background(lambda watch: self._copy.make_room(num_rows), "kvscope-prefixes")
+            self._work = Background(lambda watch: self._make_room(num_rows), "kvscope-prefixes")
             return False
         self._copy.take(mirror.ledger)
         self._moment = (mirror.step, mirror.epoch)
@@ -81,6 +81,10 @@ class TreeKeeper:
             return True
         self._work = Background(self._make, "kvscope-prefixes")
         return False
+
+    def _make_room(self, num_rows: int) -> PrefixTree | None:
+        self._copy.make_room(num_rows)
+        return None
 
     def _make(self, watch: Watch) -> PrefixTree | None:
         return build(self._copy.blocks())
