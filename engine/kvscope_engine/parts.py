@@ -204,6 +204,7 @@ def _hello(
             dtype=str(storage.dtype).removeprefix("torch."),
             allocator=config.allocator,
             prefix_caching=config.enable_prefix_caching,
+            has_parents=True,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched,
         ),

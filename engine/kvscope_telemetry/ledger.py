@@ -7,6 +7,7 @@ rows to little-endian bytes. It knows neither who writes the rows nor who draws 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -52,15 +53,20 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "last_used_step": np.dtype("<u4"),  # step of the last write, hit or release
     "prefix_hits": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
     "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
+    "parent": np.dtype("<u8"),  # `hash` of the block before it in its text; 0 for the first, and when not hashed
 }
+DENSE: Final = tuple(name for name in COLUMNS if name != "parent")
+"""Columns that have a value a row on the wire. Parents are there for rows with a hash alone."""
 
 Column = npt.NDArray[np.generic]
 
 
-class BlockRows(msgspec.Struct, frozen=True, gc=False):
+class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Rows of the ledger on the wire: `ids` (u32) and each column, packed little-endian, same length.
 
-    A name on the wire never changes: `prefix_hits` was called `heat` once, and is there still.
+    `parent` has an entry for each row whose `hash` is not 0, in order, or is empty where all are 0: so a block that
+    is being filled costs nothing for it. A name on the wire never changes: `prefix_hits` was called `heat` once, and
+    is there still.
     """
 
     ids: bytes = b""
@@ -72,6 +78,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False):
     last_used_step: bytes = b""
     prefix_hits: bytes = msgspec.field(default=b"", name="heat")
     hash: bytes = b""
+    parent: bytes = b""
 
 
 class Ledger:
@@ -90,6 +97,7 @@ class Ledger:
     last_used_step: npt.NDArray[np.uint32]
     prefix_hits: npt.NDArray[np.uint16]
     hash: npt.NDArray[np.uint64]
+    parent: npt.NDArray[np.uint64]
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -107,12 +115,15 @@ class Ledger:
 
     def pack(self, ids: npt.NDArray[np.uint32]) -> BlockRows:
         """The rows `ids`, shape `(n,)`, as bytes that no longer change with the ledger."""
-        columns = {name: getattr(self, name)[ids].tobytes() for name in COLUMNS}
-        return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), **columns)
+        columns = {name: getattr(self, name)[ids].tobytes() for name in DENSE}
+        hashed = ids[self.hash[ids].nonzero()]
+        parent = _packed_parents(self.parent[hashed]) if hashed.size else b""
+        return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), parent=parent, **columns)
 
     def pack_all(self) -> BlockRows:
         """Every row, in order of block id; `ids` is left empty, which means 0..num_blocks-1."""
-        return BlockRows(**{name: getattr(self, name).tobytes() for name in COLUMNS})
+        columns = {name: getattr(self, name).tobytes() for name in DENSE}
+        return BlockRows(parent=_packed_parents(self.parent[self.hash != 0]), **columns)
 
     def equals(self, other: Ledger) -> bool:
         """Whether every column of every row is the same."""
@@ -121,3 +132,31 @@ class Ledger:
     def differences(self, other: Ledger) -> list[str]:
         """The names of the columns that differ, for messages and tests."""
         return [n for n in COLUMNS if not np.array_equal(getattr(self, n), getattr(other, n))]
+
+
+def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
+    """Every column of checked `rows`, joined, shape (n,): parents too have an entry a row then."""
+    columns: dict[str, Column] = {
+        name: np.frombuffer(b"".join([getattr(r, name) for r in rows]), COLUMNS[name]) for name in DENSE
+    }
+    columns["parent"] = _unpacked_parents(rows, columns["hash"])
+    return columns
+
+
+def num_hashed(rows: BlockRows) -> int:
+    """How many of the rows have a hash."""
+    return int(np.count_nonzero(np.frombuffer(rows.hash, COLUMNS["hash"])))
+
+
+def _packed_parents(parents: npt.NDArray[np.uint64]) -> bytes:
+    packed = parents.tobytes()
+    return packed if packed.strip(b"\0") else b""
+
+
+def _unpacked_parents(rows: Sequence[BlockRows], hashes: Column) -> Column:
+    parents = np.zeros(len(hashes), COLUMNS["parent"])
+    if any(r.parent for r in rows):
+        size = parents.itemsize
+        told = b"".join([r.parent or bytes(size * num_hashed(r)) for r in rows])
+        parents[hashes != 0] = np.frombuffer(told, COLUMNS["parent"])
+    return parents

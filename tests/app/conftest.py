@@ -94,6 +94,8 @@ class FakeEngine:
                 block_bytes=368_640,
                 num_host_blocks=self.num_host,
                 num_disk_blocks=self.num_disk,
+                prefix_caching=True,
+                has_parents=True,
             ),
             device=DeviceInfo(kind=self.device, name="Test CPU"),
         )

@@ -344,6 +344,10 @@ def test_penalties_are_those_of_the_formula(
     assert num_changed > 0, "the penalty made no difference: the test says nothing"
 
 
+def test_it_says_that_its_blocks_tell_their_parents(make_engine: Make) -> None:
+    assert make_engine().snapshot().hello.cache.has_parents
+
+
 def test_it_says_whose_clock_its_times_are_of(make_engine: Make) -> None:
     assert make_engine().snapshot().hello.host == host_id()
 

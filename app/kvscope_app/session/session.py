@@ -17,6 +17,8 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+import numpy.typing as npt
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from kvscope_app.session.bookmarks import Bookmarks
@@ -90,6 +92,8 @@ class Session(QObject):
         self.selected_request: int | None = None
         self.selected_block: int | None = None
         """A row of the ledger shown."""
+        self.selected_blocks: npt.NDArray[np.uint32] | None = None
+        """Rows of the ledger that stand out instead of a request's."""
         self._frozen: Mirror | None = None
         self._is_away = False
         self._paused_at_ns = 0
@@ -340,9 +344,9 @@ class Session(QObject):
 
     def select_request(self, number: int | None) -> None:
         """Select a request in every view, or nothing."""
-        if number == self.selected_request:
+        if number == self.selected_request and self.selected_blocks is None:
             return
-        self.selected_request = number
+        self.selected_request, self.selected_blocks = number, None
         self.selection_changed.emit()
 
     def select_block(self, block: int | None) -> None:
@@ -394,6 +398,13 @@ class Session(QObject):
         except EngineDead:
             return False
         return True
+
+    def select_blocks(self, rows: npt.NDArray[np.uint32]) -> None:
+        """Let these rows of the ledger stand out in every view, instead of a request's."""
+        if self.selected_blocks is not None and np.array_equal(rows, self.selected_blocks):
+            return
+        self.selected_request, self.selected_blocks = None, rows
+        self.selection_changed.emit()
 
     def poll(self) -> None:
         """Take what came, apply it, and tell. Called by the timer each display frame."""

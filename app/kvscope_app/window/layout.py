@@ -66,8 +66,9 @@ DOCKS: Final = (
     DockSpec(
         "bookmarks", "Bookmarks", "kvscope_app.views.bookmarks.view", "BookmarksView", _LEFT, 400, "bookmark", False
     ),
+    DockSpec("prefixes", "Prefixes", "kvscope_app.views.prefixes.view", "PrefixesView", _BOTTOM, 300, "tree", False),
 )
-_BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events")
+_BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events", "prefixes")
 _NEW_SINCE: Final = {
     LAYOUT_BEFORE_TIMELINE: ("timeline", "heatmap", "events"),
     LAYOUT_BEFORE_WHAT_IF: ("what_if", "timeline", "heatmap", "events"),

@@ -90,6 +90,7 @@ def _hello(setup: Setup, simulation: Simulation, model: str) -> Hello:
             block_bytes=setup.block_bytes,
             allocator=setup.allocator,
             prefix_caching=simulation.pool.index is not None,
+            has_parents=True,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         ),

@@ -21,6 +21,7 @@ def approximate_bytes(message: TelemetryMessage) -> int:
     if not isinstance(message, Frame | Snapshot):
         return _SMALL_BYTES
     requests = message.requests
-    rows = _BLOCK_ROW_BYTES * len(message.blocks.state) + _REQUEST_ROW_BYTES * len(requests.state)
+    rows = _BLOCK_ROW_BYTES * len(message.blocks.state) + len(message.blocks.parent)
+    rows += _REQUEST_ROW_BYTES * len(requests.state)
     num_events = len(message.events) if isinstance(message, Frame) else 0
     return _HEAD_BYTES + rows + len(requests.table_blocks) + _EVENT_BYTES * num_events

@@ -18,9 +18,9 @@ from kvscope_telemetry.ledger import BlockRows
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
-"""Receivers refuse anything larger (a snapshot of 4 million blocks is 104 MB)."""
+"""Receivers refuse anything larger (a snapshot of 4 million blocks is 136 MB)."""
 MAX_TELEMETRY_BYTES: Final = 32 << 20
-"""Of a message on the telemetry socket (all rows of a million blocks); a larger change is told by a snapshot."""
+"""Of a message on the telemetry socket (all rows of 850,000 blocks); a larger change is told by a snapshot."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -60,6 +60,8 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_disk_blocks: int = 0
     num_physical_blocks: int = 0
     """Blocks that there is memory for where not every row has some (allocator `virtual`); 0: all rows have."""
+    has_parents: bool = False
+    """Whether the ledger's `parent` is told; older engines did not tell it."""
 
     @property
     def num_rows(self) -> int:

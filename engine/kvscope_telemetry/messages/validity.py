@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import astuple
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, BlockRows
+from kvscope_telemetry.ledger import COLUMNS, DENSE, BlockRows, num_hashed
 from kvscope_telemetry.messages.telemetry import (
     PROTOCOL_VERSION,
     Batch,
@@ -37,8 +37,9 @@ MAX_U32: Final = (1 << 32) - 1
 MAX_I64: Final = (1 << 63) - 1
 
 _ID_BYTES: Final = 4
-_COLUMN_BYTES: Final = tuple(dtype.itemsize for dtype in COLUMNS.values())
+_COLUMN_BYTES: Final = tuple(COLUMNS[name].itemsize for name in DENSE)
 _REQUEST_BYTES: Final = (4, 1, 4, 4, 4, 2, 4, 4)  # number to table_count
+_PARENT_BYTES: Final = COLUMNS["parent"].itemsize
 _NO_BLOCK_ROWS: Final = BlockRows()
 
 
@@ -120,10 +121,12 @@ def _check_changed_blocks(rows: BlockRows) -> None:
 
 
 def _check_columns(where: str, rows: BlockRows, num_rows: int) -> None:
-    lengths = tuple(map(len, astuple(rows)))[1:]
+    lengths = tuple(map(len, astuple(rows)))[1:-1]  # without ids and parents
     expected = tuple([num_rows * size for size in _COLUMN_BYTES])
     if lengths != expected:
         raise ProtocolError(f"{where}: block columns of {lengths} bytes where {num_rows} rows are {expected}")
+    if rows.parent and len(rows.parent) != (needed := _PARENT_BYTES * num_hashed(rows)):
+        raise ProtocolError(f"{where}: {len(rows.parent)} bytes of parents where rows with a hash have {needed}")
 
 
 def _check_request_rows(rows: RequestRows) -> None:

@@ -16,7 +16,7 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import RequestMirror
 
 INTERVAL_NS: Final = 10_000_000_000
-BLOCK_ROW_BYTES: Final = 26
+BLOCK_ROW_BYTES: Final = 34
 SMALL_BYTES: Final = 64 << 10
 """A keyframe of no more is written whenever it is time."""
 

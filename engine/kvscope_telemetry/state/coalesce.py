@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import COLUMNS, Column
+from kvscope_telemetry.ledger import COLUMNS, Column, unpack
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
     Frame,
@@ -124,10 +124,7 @@ def _block_rows(frames: Sequence[Frame]) -> tuple[npt.NDArray[np.uint32], Mappin
     if not rows:
         return np.empty(0, np.uint32), {}
     ids = np.frombuffer(b"".join([r.ids for r in rows]), "<u4")
-    columns: dict[str, Column] = {
-        name: np.frombuffer(b"".join([getattr(r, name) for r in rows]), dtype) for name, dtype in COLUMNS.items()
-    }
-    return ids, columns
+    return ids, unpack(rows)
 
 
 def _request_rows(frames: Sequence[Frame]) -> tuple[RequestRows, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, BlockState, Column, Ledger, Tier
+from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, BlockState, Column, Ledger, Tier, unpack
 from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, RequestRows, Snapshot
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import join_request_rows
@@ -126,7 +126,7 @@ class Mirror:
         """Become the state of `snapshot`. Raises ProtocolError and stays as it was."""
         num_rows = len(snapshot.blocks.state)
         _check_table_blocks(snapshot.requests, num_rows)
-        columns = _all_columns(snapshot)
+        columns = unpack([snapshot.blocks])
         _check_rows(columns, snapshot.hello.cache.block_size)
         same_epoch = self.epoch == snapshot.hello.epoch
         self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
@@ -184,10 +184,6 @@ class Mirror:
         for name in COLUMNS:
             getattr(self.ledger, name)[:] = columns[name]
         self._num_by_state = self._counts(slice(None))
-
-
-def _all_columns(snapshot: Snapshot) -> dict[str, Column]:
-    return {name: np.frombuffer(getattr(snapshot.blocks, name), dtype) for name, dtype in COLUMNS.items()}
 
 
 def _check_rows(columns: Mapping[str, Column], block_size: int) -> None:

@@ -227,7 +227,7 @@ class SyntheticEngine:
         counts = np.zeros(len(slots), np.int64)
         blocks: list[int] = []
         for slot in np.flatnonzero(slots.filled == size).tolist():
-            taken = self._pool.take(1, int(slots.number[slot]), self.step)
+            taken = self._pool.take(1, int(slots.number[slot]), self.step, int(slots.last[slot]))
             if taken is None:  # the pool ran dry: this request waits a step, its row says nothing new
                 slots.left[slot] += 1
                 continue
@@ -265,7 +265,8 @@ class SyntheticEngine:
         num_tokens = request.info.num_prompt_tokens + request.output
         num_needed = -(-num_tokens // size)
         shared = self._shared_prefix((num_tokens - 1) // size)
-        taken = self._pool.take(num_needed - len(shared), number, self.step)
+        after = int(shared[-1]) if len(shared) else -1
+        taken = self._pool.take(num_needed - len(shared), number, self.step, after)
         if taken is None:
             self._pool.release(shared, self.step)
             return False

@@ -27,6 +27,7 @@ def synthetic_hello(
             block_bytes=BLOCK_BYTES,
             dtype="float32",
             prefix_caching=True,
+            has_parents=True,
             num_host_blocks=num_host_blocks,
             num_disk_blocks=num_disk_blocks,
         ),

@@ -16,6 +16,8 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
 
 Ids = npt.NDArray[np.int64]
 _PREFIX_HITS_LIMIT = (1 << 16) - 1
+_TEXT_BLOCKS = 100
+"""Of the cached texts that it begins with; every other one goes on from the middle of the one before."""
 
 
 class SyntheticPool:
@@ -32,6 +34,7 @@ class SyntheticPool:
         self.num_evicted = 0
         self._rng = rng
         self._touched: list[Ids] = []
+        self._before = np.full(num_blocks, -1)  # the block before each in its text, -1 for the first
         num_cached = int(num_blocks * cached_share)
         self._free = np.arange(num_blocks - 1, -1, -1)  # a stack: its top is [num_free - 1]
         self.num_free = num_blocks - num_cached
@@ -40,8 +43,8 @@ class SyntheticPool:
         """Cached or in use: they are not evicted."""
         self._make_cached(np.arange(num_cached))
 
-    def take(self, count: int, owner: int, step: int) -> Ids | None:
-        """`count` empty blocks for `owner`, None when there are not so many."""
+    def take(self, count: int, owner: int, step: int, after: int = -1) -> Ids | None:
+        """`count` empty blocks for `owner`, None when there are not so many; in its text they follow `after`."""
         while self.num_free < count:
             if not self._evict(step):
                 return None
@@ -49,7 +52,8 @@ class SyntheticPool:
         ids = self._free[self.num_free : self.num_free + count][::-1].copy()
         ledger = self.ledger
         ledger.state[ids], ledger.ref_count[ids], ledger.owner[ids] = BlockState.ACTIVE, 1, owner
-        ledger.filled[ids], ledger.prefix_hits[ids], ledger.hash[ids] = 0, 0, 0
+        ledger.filled[ids], ledger.prefix_hits[ids], ledger.hash[ids], ledger.parent[ids] = 0, 0, 0, 0
+        self._before[ids] = [after, *ids[:-1].tolist()][:count]
         self.touch(ids, step)
         return ids
 
@@ -74,6 +78,8 @@ class SyntheticPool:
         full = ids[filled == self.block_size]
         if len(full):
             self.ledger.hash[full] = self._hashes(len(full))
+            before = self._before[full]
+            self.ledger.parent[full] = np.where(before < 0, np.uint64(0), self.ledger.hash[before])
         self.touch(ids, step)
 
     def release(self, ids: Ids, step: int) -> None:
@@ -120,7 +126,7 @@ class SyntheticPool:
     def _clear(self, ids: Ids) -> None:
         ledger = self.ledger
         ledger.state[ids], ledger.owner[ids] = BlockState.FREE, NO_OWNER
-        ledger.filled[ids], ledger.prefix_hits[ids], ledger.hash[ids] = 0, 0, 0
+        ledger.filled[ids], ledger.prefix_hits[ids], ledger.hash[ids], ledger.parent[ids] = 0, 0, 0, 0
         self._free[self.num_free : self.num_free + len(ids)] = ids
         self.num_free += len(ids)
 
@@ -137,6 +143,10 @@ class SyntheticPool:
         ledger.state[ids], ledger.filled[ids] = BlockState.CACHED, self.block_size
         ledger.owner[ids] = 0
         ledger.hash[ids] = self._hashes(len(ids))
+        ledger.parent[ids[1:]] = ledger.hash[ids[:-1]]
+        first = ids[::_TEXT_BLOCKS]
+        ledger.parent[first[::2]] = 0
+        ledger.parent[first[1::2]] = ledger.hash[first[1::2] - _TEXT_BLOCKS // 2]
 
     def _hashes(self, count: int) -> npt.NDArray[np.uint64]:
         return self._rng.integers(1, 1 << 63, count, np.uint64)

@@ -16,7 +16,7 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.telemetry import Moves
 from kvscope_telemetry.synthetic.pool import Ids, SyntheticPool
 
-_COPIED_COLUMNS = ("filled", "owner", "prefix_hits", "hash")
+_COPIED_COLUMNS = ("filled", "owner", "prefix_hits", "hash", "parent")
 
 
 @dataclass(slots=True)
@@ -142,7 +142,8 @@ class SyntheticTiers:
             gone = (ledger.tier[places] == part.tier) & (ledger.state[places] == BlockState.CACHED)
             part.num_cached -= int(gone.sum())
         ledger.state[places], ledger.owner[places], ledger.ref_count[places] = BlockState.FREE, NO_OWNER, 0
-        ledger.filled[places], ledger.prefix_hits[places], ledger.hash[places] = 0, 0, 0
+        ledger.filled[places], ledger.prefix_hits[places] = 0, 0
+        ledger.hash[places], ledger.parent[places] = 0, 0
         self._pool.touch(places, step)
 
     def _is_cached(self, place: int) -> bool:

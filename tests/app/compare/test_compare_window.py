@@ -214,7 +214,7 @@ def test_curves_are_of_both_and_tell_them_apart(make_compared):
     assert styles == [Qt.PenStyle.SolidLine, Qt.PenStyle.DashLine]
     window.pair.go_to(window.pair.origin_ns + 2_000_000_000)
     assert panel.legend.values["A"].endswith("%")
-    panel.clicked.emit(3.0)
+    panel.chosen.emit(3.0)
     assert window.pair.cursor_ns == window.pair.origin_ns + 3_000_000_000
     window.pair.go_live()
     assert panel.legend.values["B"] == "–"

@@ -227,7 +227,7 @@ class PageMapView(View):
     def _show_selection(self) -> None:
         self.canvas.show_selected(self.session.selected_block)
         number = self.session.selected_request
-        table = None if number is None else self._blocks_of(number)
+        table = self.session.selected_blocks if number is None else self._blocks_of(number)
         if table is not None and not table.size:
             table = None  # nothing would stand out: the map stays as bright as it is
         if table is None and self._table is None:

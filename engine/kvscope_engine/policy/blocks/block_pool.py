@@ -77,6 +77,7 @@ class BlockPool:
         self._changed = ChangedRows(self.ledger.num_blocks)
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
         self._hashes = self.ledger.hash.data
+        self._parents = self.ledger.parent.data
 
     @property
     def num_free(self) -> int:
@@ -187,7 +188,8 @@ class BlockPool:
         if self.index is not None and self.index.insert(block, prefix):
             assert self.history is not None, "an index without a history"
             self.history.enter(prefix)
-            self.ledger.hash[block] = published_hash(prefix.digest)
+            self._hashes[block] = published_hash(prefix.digest)
+            self._parents[block] = prefix.published_parent
             self._changed.add_one(block)
 
     def forget(self, prefixes: Iterable[Prefix]) -> None:
@@ -202,7 +204,7 @@ class BlockPool:
         assert self.history is not None, "an index without a history"
         self.history.clear()
         hashed = np.array(self.index.clear(), np.int64)
-        self.ledger.hash[hashed] = 0
+        self._unhash(hashed)
         self._changed.add(hashed)
         idle = np.array(self._cached.clear(), np.int64)
         self._clear(idle)
@@ -278,6 +280,10 @@ class BlockPool:
         ledger.prefix_hits[ids] = 0
         self._changed.add(ids)
 
+    def _unhash(self, ids: Ids) -> None:
+        self.ledger.hash[ids] = 0
+        self.ledger.parent[ids] = 0
+
     def _retire(self, ids: Ids) -> None:
         """Unheld, hashed blocks become cached, the first of `ids` the first to be evicted."""
         self.ledger.state[ids] = BlockState.CACHED
@@ -294,7 +300,7 @@ class BlockPool:
         assert self.index is not None, "a block is cached without a prefix index"
         prefixes = [self.index.remove(block) for block in blocks]
         self.forget(prefixes if self.sinks is None else self._sink(blocks, prefixes))
-        self.ledger.hash[np.array(blocks, np.int64)] = 0
+        self._unhash(np.array(blocks, np.int64))
         self.evicted_blocks += len(blocks)
         self.moves.evicted(blocks)
 

@@ -79,6 +79,7 @@ def _check_contents(ledger: Ledger, block_size: int, is_free: Mask, is_hashed: M
     _none("is not in HBM", ledger.tier != Tier.HBM)
     _none("is hashed and not in the prefix index", (ledger.hash != 0) & ~is_hashed)
     _none("is in the prefix index and not hashed", (ledger.hash == 0) & is_hashed)
+    _none("is not hashed and has a parent", (ledger.parent != 0) & ~is_hashed)
     _none("is hashed and not full", is_hashed & (ledger.filled != block_size))
     _none("is cached and not hashed", (ledger.state == BlockState.CACHED) & ~is_hashed)
 
@@ -86,6 +87,7 @@ def _check_contents(ledger: Ledger, block_size: int, is_free: Mask, is_hashed: M
 def _check_hashes(ledger: Ledger, block_size: int, prefixes: Sequence[tuple[int, Prefix]]) -> None:
     for block, prefix in prefixes:
         assert ledger.hash[block] == published_hash(prefix.digest), f"block {block} shows the hash of another"
+        assert ledger.parent[block] == prefix.published_parent, f"block {block} shows the parent of another"
         assert len(prefix.tokens) == 4 * block_size, f"the prefix of block {block} is not a full block"
 
 

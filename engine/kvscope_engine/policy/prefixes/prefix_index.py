@@ -38,6 +38,11 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
     """Digest of the block before it in its text, empty for the first."""
 
     @property
+    def published_parent(self) -> int:
+        """The hash of the block before it, as the ledger shows it; 0 for the first of its text."""
+        return published_hash(self.parent) if self.parent else 0
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """The token ids of the block."""
         return struct.unpack(f"<{len(self.tokens) // 4}i", self.tokens)

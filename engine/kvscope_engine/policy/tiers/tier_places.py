@@ -85,6 +85,7 @@ class TierPlaces:
             if prefix is not None and self._row_of.setdefault(prefix.digest, row) == row:
                 self._prefix_of[row] = prefix
                 columns.hash[row] = published_hash(prefix.digest)
+                columns.parent[row] = prefix.published_parent
 
     def hold(self, rows: Sequence[int]) -> None:
         """One more holds these cached or active rows (each once)."""
@@ -122,6 +123,7 @@ class TierPlaces:
         if prefix is not None:
             del self._row_of[prefix.digest]
             self._columns.hash[row] = 0
+            self._columns.parent[row] = 0
         if row in self._idle:
             del self._idle[row]
             self._clear(row)
@@ -153,6 +155,9 @@ class TierPlaces:
         assert ((ledger.ref_count > 0) == (ledger.state == BlockState.ACTIVE)).all(), "a held place is not active"
         assert not ledger.filled[free].any(), "a free place is filled"
         assert (ledger.owner[free] == NO_OWNER).all(), "a free place has an owner"
+        parents = {row: int(self._columns.parent[row]) for row in self._prefix_of}
+        assert parents == {row: p.published_parent for row, p in self._prefix_of.items()}, "a place has another parent"
+        assert not ledger.parent[ledger.hash == 0].any(), "a place that is not hashed has a parent"
         assert {row: p.digest for row, p in self._prefix_of.items()} == {r: d for d, r in self._row_of.items()}
         assert {row - self.first for row in self._prefix_of} == set(np.flatnonzero(ledger.hash).tolist())
         assert set(self._idle) <= set(self._prefix_of), "a place is cached and cannot be found"
@@ -176,7 +181,7 @@ class TierPlaces:
 class _Columns:
     """The ledger's columns as memoryviews: rows are changed by ones and twos, where numpy takes 10 times as long."""
 
-    __slots__ = ("filled", "hash", "last_used_step", "owner", "ref_count", "state")
+    __slots__ = ("filled", "hash", "last_used_step", "owner", "parent", "ref_count", "state")
 
     def __init__(self, ledger: Ledger) -> None:
         for name in self.__slots__:
@@ -186,5 +191,6 @@ class _Columns:
     hash: memoryview[int]
     last_used_step: memoryview[int]
     owner: memoryview[int]
+    parent: memoryview[int]
     ref_count: memoryview[int]
     state: memoryview[int]

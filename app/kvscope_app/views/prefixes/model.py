@@ -1,0 +1,209 @@
+"""The Qt model of the prefix table: the open part of a tree, a node a row. Cells are made when they are looked at.
+
+Owns which nodes are open, by their keys, the order and the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.prefixes.columns import COLUMNS, PREFIX, WITH_BELOW, Moment, node_words
+from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
+from kvscope_app.views.prefixes.shown_nodes import Mask, Shown, Which, matches, show
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.prefixes.tree import ROOT
+
+Index = QModelIndex | QPersistentModelIndex
+_LEFT, _RIGHT = (
+    side | Qt.AlignmentFlag.AlignVCenter for side in (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignRight)
+)
+_NO_NODES: Final = Shown(np.empty(0, np.int64), 0)
+
+
+class PrefixModel(QAbstractTableModel):
+    """Shows a `Moment`. Nodes are told by their keys: numbers change from tree to tree."""
+
+    reordering = Signal()
+    """Rows are about to hold other nodes: what Qt does to its selection meanwhile is nobody's choice."""
+    reordered = Signal()
+
+    def __init__(self, labels: Labels, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self.moment: Moment | None = None
+        self.which = Which.ALL
+        self.found: Callable[[Moment], Mask] | None = None
+        """Nodes that a search lets through."""
+        self._labels = labels
+        self._opened: set[int] = set()
+        self._sort_column, self._descending = WITH_BELOW, True
+        self._shown = _NO_NODES
+
+    def show_moment(self, moment: Moment | None) -> None:
+        """Another tree; what was open stays open."""
+        shown = _NO_NODES
+        if moment is not None:
+            found = None if self.found is None else self.found(moment)
+            passing = matches(moment.tree, self.which, found)
+            sort_by = COLUMNS[self._sort_column].sort_by(moment)
+            shown = show(moment.tree, self._opened, sort_by, self._descending, passing)
+        self.reordering.emit()
+        self._replace(moment, shown)
+        self.reordered.emit()
+
+    def reorder(self) -> None:
+        """Filter, sort and open what is held."""
+        self.show_moment(self.moment)
+
+    def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
+        self._sort_column, self._descending = column, order is Qt.SortOrder.DescendingOrder
+        self.reorder()
+
+    @property
+    def shown(self) -> Shown:
+        """The rows there are, and what is not among them."""
+        return self._shown
+
+    def node_at(self, row: int) -> int | None:
+        """The node in view row `row`."""
+        return int(self._shown.nodes[row]) if 0 <= row < len(self._shown.nodes) else None
+
+    def key_at(self, row: int) -> int | None:
+        """Its key."""
+        node = self.node_at(row)
+        return None if node is None or self.moment is None else int(self.moment.tree.key[node])
+
+    def row_of(self, node: int) -> int | None:
+        """The view row of a node, None when it is not open to view."""
+        found = np.flatnonzero(self._shown.nodes == node)
+        return int(found[0]) if found.size else None
+
+    def level_at(self, row: int) -> int:
+        """Nodes above the one in `row`."""
+        node = self.node_at(row)
+        return 0 if node is None or self.moment is None else int(self.moment.tree.level[node])
+
+    def has_below(self, row: int) -> bool:
+        """Whether there is something to open."""
+        node = self.node_at(row)
+        return node is not None and self.moment is not None and bool(self.moment.tree.children_of(node).size)
+
+    def is_open(self, row: int) -> bool:
+        """Whether its children are shown."""
+        return self.key_at(row) in self._opened
+
+    def set_open(self, row: int, is_open: bool) -> None:
+        """Open or close the node in `row`."""
+        key = self.key_at(row)
+        if key is not None and self.has_below(row) and is_open != self.is_open(row):
+            self._opened ^= {key}
+            self.reorder()
+
+    def set_all_open(self, is_open: bool) -> None:
+        """Open all, as far as there are rows for them, or close all."""
+        tree = None if self.moment is None else self.moment.tree
+        self._opened = set(tree.key.tolist()) if is_open and tree is not None else set()
+        self.reorder()
+
+    def reveal(self, node: int) -> int | None:
+        """Open what is above `node`; its row, None when the filter hides it."""
+        assert self.moment is not None, "a node is of a tree"
+        tree = self.moment.tree
+        above = {int(tree.key[each]) for each in tree.path_to(node)[:-1]}
+        if not above <= self._opened:
+            self._opened |= above
+            self.reorder()
+        return self.row_of(node)
+
+    def parent_row(self, row: int) -> int | None:
+        """The row of the node above."""
+        node = self.node_at(row)
+        above = ROOT if node is None or self.moment is None else int(self.moment.tree.parent[node])
+        return None if above == ROOT else self.row_of(above)
+
+    def tell_texts(self) -> None:
+        """Texts came that were not there before."""
+        if len(self._shown.nodes):
+            self.dataChanged.emit(self.index(0, PREFIX), self.index(len(self._shown.nodes) - 1, PREFIX))
+
+    def line(self, row: int) -> list[str]:
+        """A row for a spreadsheet."""
+        node = self.node_at(row)
+        if node is None or self.moment is None:
+            return []
+        indent = "  " * self.level_at(row)
+        cells = [column.plain(self.moment, node) for column in COLUMNS]
+        return [f"{indent}{self._labels.text(node, LABEL_BLOCKS) or cells[PREFIX]}", *cells[1:]]
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(self._shown.nodes)
+
+    def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(COLUMNS)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
+        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(COLUMNS):
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            return COLUMNS[section].title
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return COLUMNS[section].tip
+        return _alignment(section) if role == Qt.ItemDataRole.TextAlignmentRole else None
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        node, column, moment = self.node_at(index.row()), index.column(), self.moment
+        if node is None or moment is None:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            text = self._labels.label(node) if column == PREFIX else None
+            return text or COLUMNS[column].text(moment, node)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _alignment(column)
+        if role == Qt.ItemDataRole.ToolTipRole and column == PREFIX:
+            return plain_tip(self._labels.text(node, TIP_BLOCKS) or node_words(moment.tree, node, moment.cache))
+        if role == Qt.ItemDataRole.ForegroundRole and column == PREFIX and not self._labels.label(node):
+            return self.theme.color("muted")
+        if role == Qt.ItemDataRole.DecorationRole and column == PREFIX:
+            return self.theme.color(state_color(moment, node))
+        return None
+
+    def _replace(self, moment: Moment | None, shown: Shown) -> None:
+        """Rows are added and removed at the end; what the others hold is told by dataChanged."""
+        before, after = len(self._shown.nodes), len(shown.nodes)
+        if after > before:
+            self.beginInsertRows(QModelIndex(), before, after - 1)
+            if before:  # until all is in, every row goes on holding what it held, and new ones something
+                held = np.concatenate((self._shown.nodes, np.repeat(self._shown.nodes[-1:], after - before)))
+                self._shown = Shown(held, 0)
+            else:
+                self.moment, self._shown = moment, shown
+            self.endInsertRows()
+        elif after < before:
+            self.beginRemoveRows(QModelIndex(), after, before - 1)
+            self._shown = Shown(self._shown.nodes[:after], 0)
+            self.endRemoveRows()
+        self.moment, self._shown = moment, shown
+        if after:
+            self.dataChanged.emit(self.index(0, 0), self.index(after - 1, len(COLUMNS) - 1))
+
+
+def state_color(moment: Moment, node: int) -> str:
+    """The theme's name of the colour that the page map gives most of its blocks."""
+    tree = moment.tree
+    in_tier = tree.num_in_tier[node]
+    if not in_tier.any():
+        return "flash_evicted"
+    if not in_tier[Tier.HBM]:
+        return "block_host" if in_tier[Tier.HOST] else "block_disk"
+    holders = int(tree.holders[node])
+    return "block_shared" if holders > 1 else "block_active" if holders else "block_cached"
+
+
+def _alignment(column: int) -> Qt.AlignmentFlag:
+    return _RIGHT if COLUMNS[column].is_number else _LEFT

@@ -1,0 +1,34 @@
+"""What a person looks for in the prefix tree: `#12` a request's, `345` a block's, anything else words of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvscope_app.views.prefixes.columns import Moment
+from kvscope_app.views.prefixes.shown_nodes import Mask
+from kvscope_telemetry.ledger import NO_OWNER
+from kvscope_telemetry.state.mirror import Mirror
+
+_MAX_DIGITS = 10
+
+
+def find(moment: Moment, words: str, mirror: Mirror, containing: Mapping[int, int]) -> Mask:
+    """Nodes that match, shape (nodes,). `containing`: hashes by rows of the blocks known to have the words."""
+    tree = moment.tree
+    found = np.zeros(len(tree), np.bool_)
+    number = words.removeprefix("#").strip()
+    is_number = number.isdecimal() and len(number) <= _MAX_DIGITS
+    if words.startswith("#"):
+        wanted = int(number) if is_number else NO_OWNER - 1
+        found |= tree.owner == wanted
+        found[tree.nodes_of(mirror.requests.table(wanted))] = True
+        return found
+    if is_number:
+        found[tree.nodes_of(np.array([int(number)]))] = True
+    places = np.flatnonzero(np.isin(tree.rows, np.array(list(containing), np.int64)))
+    told = [containing[row] for row in tree.rows[places].tolist()]
+    same = places[tree.row_hash[places] == np.array(told, np.uint64)]  # the others hold another text now
+    found[tree.nodes_of(tree.rows[same])] = True
+    return found

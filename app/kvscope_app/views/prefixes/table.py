@@ -1,0 +1,155 @@
+"""The prefix table's widget: keys and mouse that open and close, copying, the context menu, column widths."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from PySide6.QtCore import QModelIndex, QPoint, QSize, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QMenu, QTableView
+
+from kvscope_app.look.theme import Theme
+from kvscope_app.views.prefixes.branch_delegate import SIGN_WIDTH, BranchDelegate
+from kvscope_app.views.prefixes.columns import COLUMNS, PREFIX, WITH_BELOW
+from kvscope_app.views.prefixes.model import PrefixModel
+
+_SORT_ARROW = """
+QHeaderView::up-arrow, QHeaderView::down-arrow { subcontrol-position: top center; width: 9px; height: 7px; }
+"""
+"""At its usual place it lies on top of titles that are set to the right."""
+_PREFIX_SHARE = 0.36
+_LEAST_PREFIX = 190
+
+
+class PrefixTable(QTableView):
+    """Sorted by clicking a header; Right and Left open and close, Escape lets go of the selection."""
+
+    released = Signal()
+
+    def __init__(self, model: PrefixModel) -> None:
+        super().__init__()
+        self.setAccessibleName("Prefix tree")
+        self._prefixes = model
+        self._delegate = BranchDelegate(model)
+        self._has_own_widths = False
+        self.setModel(model)
+        self.setItemDelegateForColumn(PREFIX, self._delegate)
+        self._set_up_looks()
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.customContextMenuRequested.connect(self._show_menu)
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take the colours of the signs."""
+        self._delegate.theme = theme
+        self.viewport().update()
+
+    def visible_rows(self) -> range:
+        """The rows that can be seen."""
+        first = self.rowAt(0)
+        last = self.rowAt(self.viewport().height() - 1)
+        return range(max(first, 0), (self._prefixes.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
+
+    def fit(self, width: int) -> None:
+        """The first column takes what the others leave, unless somebody moved a border."""
+        others = sum(self.columnWidth(column) for column in range(1, len(COLUMNS)))
+        wanted = max(width - others, round(width * _PREFIX_SHARE), _LEAST_PREFIX)
+        self.setColumnWidth(PREFIX, wanted)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        row = self.currentIndex().row()
+        if event.matches(QKeySequence.StandardKey.Copy):
+            self.copy_selected()
+        elif event.key() == Qt.Key.Key_Escape:
+            self.released.emit()
+        elif row < 0 or event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier:
+            super().keyPressEvent(event)
+        elif event.key() == Qt.Key.Key_Right:
+            self._go_in(row)
+        elif event.key() == Qt.Key.Key_Left:
+            self._go_out(row)
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self._prefixes.set_open(row, not self._prefixes.is_open(row))
+        else:
+            super().keyPressEvent(event)
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        index = self.indexAt(event.position().toPoint())
+        if event.button() == Qt.MouseButton.LeftButton and self._is_on_sign(index, event.position().toPoint()):
+            self._prefixes.set_open(index.row(), not self._prefixes.is_open(index.row()))
+            return
+        super().mousePressEvent(event)
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        index = self.indexAt(event.position().toPoint())
+        if event.button() == Qt.MouseButton.LeftButton and index.isValid():
+            self._prefixes.set_open(index.row(), not self._prefixes.is_open(index.row()))
+
+    def copy_selected(self) -> None:
+        """The chosen rows with tabs, and the titles above them."""
+        lines = [[column.title for column in COLUMNS]]
+        lines += [self._prefixes.line(row) for row in self.chosen_rows()]
+        if len(lines) > 1:
+            text = "\n".join("\t".join(map(_one_line, line)) for line in lines)
+            QGuiApplication.clipboard().setText(text + "\n")
+
+    def chosen_rows(self) -> list[int]:
+        """From the top."""
+        return sorted(index.row() for index in self.selectionModel().selectedRows())
+
+    def _go_in(self, row: int) -> None:
+        if self._prefixes.is_open(row):
+            self.selectRow(row + 1)
+        else:
+            self._prefixes.set_open(row, True)
+
+    def _go_out(self, row: int) -> None:
+        above = self._prefixes.parent_row(row)
+        if self._prefixes.has_below(row) and self._prefixes.is_open(row):
+            self._prefixes.set_open(row, False)
+        elif above is not None:
+            self.selectRow(above)
+
+    def _is_on_sign(self, index: QModelIndex, at: QPoint) -> bool:
+        if not index.isValid() or index.column() != PREFIX or not self._prefixes.has_below(index.row()):
+            return False
+        right = self.columnViewportPosition(PREFIX) + self._delegate.sign_right(index.row())
+        return right - SIGN_WIDTH <= at.x() < right
+
+    def _show_menu(self, position: QPoint) -> None:
+        row = self.indexAt(position).row()
+        menu = QMenu(self)
+        if row >= 0 and self._prefixes.has_below(row):
+            is_open = self._prefixes.is_open(row)
+            menu.addAction("Close" if is_open else "Open", partial(self._prefixes.set_open, row, not is_open))
+        menu.addAction("Open all", partial(self._prefixes.set_all_open, True))
+        menu.addAction("Close all", partial(self._prefixes.set_all_open, False))
+        menu.addSeparator()
+        menu.addAction("Copy rows", self.copy_selected).setEnabled(bool(self.chosen_rows()))
+        menu.addAction("Clear selection", self.released.emit)
+        menu.exec(self.viewport().mapToGlobal(position))
+        menu.deleteLater()
+
+    def _set_up_looks(self) -> None:
+        self.setShowGrid(False)
+        self.setWordWrap(False)
+        self.setTabKeyNavigation(False)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+        self.verticalHeader().hide()
+        self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 9)
+        self.setSortingEnabled(True)
+        self.sortByColumn(WITH_BELOW, Qt.SortOrder.DescendingOrder)
+        header = self.horizontalHeader()
+        header.setHighlightSections(False)
+        header.setStyleSheet(_SORT_ARROW)
+        header.setMinimumSectionSize(40)
+        self.setIconSize(QSize(10, 10))
+        for index, column in enumerate(COLUMNS):
+            width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
+            self.setColumnWidth(index, width + 26)
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\t", " ").replace("\n", "⏎").replace("\r", "")

@@ -1,0 +1,79 @@
+"""What a prefix tree is made of: blocks that can be found by a hash, each with the hash of the one before it.
+
+A ledger is one place to take them from. A source that tells of hashes and not of physical rows fills the same columns
+with rows that it numbers itself, so nothing after this file knows where blocks come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import COLUMNS, Ledger
+
+_READ: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlocks:
+    """Columns of shape (n,), an entry a row that holds a prefix; one prefix may be in several rows, a tier each."""
+
+    hash: npt.NDArray[np.uint64]
+    """Never 0."""
+    parent: npt.NDArray[np.uint64]
+    """Hash of the block before it in its text, 0 for the first."""
+    row: npt.NDArray[np.int64]
+    """Which row it is: of a ledger, or as its source numbers them."""
+    tier: npt.NDArray[np.uint8]
+    ref_count: npt.NDArray[np.int32]
+    prefix_hits: npt.NDArray[np.uint16]
+    last_used_step: npt.NDArray[np.uint32]
+    owner: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.hash)
+
+
+class LedgerCopy:
+    """A ledger's columns as they were, for another thread.
+
+    Taking them is all that the ledger's own thread does: memory is copied, and that which was there before is used
+    again.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, npt.NDArray[np.generic]] = {}
+
+    def fits(self, ledger: Ledger) -> bool:
+        """Whether there is room already."""
+        return len(self._columns.get("hash", ())) == ledger.num_blocks
+
+    def make_room(self, num_blocks: int) -> None:
+        """Touch memory for so many rows: the first time takes ten times as long as a copy, and any thread may do it."""
+        columns = {name: np.empty(num_blocks, COLUMNS[name]) for name in _READ}
+        for column in columns.values():
+            column.fill(0)
+        self._columns = columns
+
+    def take(self, ledger: Ledger) -> None:
+        """Copy what a tree is made of."""
+        if not self.fits(ledger):
+            self.make_room(ledger.num_blocks)
+        for name, column in self._columns.items():
+            np.copyto(column, getattr(ledger, name))
+
+    def blocks(self) -> CachedBlocks:
+        """The rows among them that hold a prefix. Costs the length of the ledger."""
+        rows = np.flatnonzero(self._columns["hash"])
+        taken = {name: column[rows] for name, column in self._columns.items()}
+        return CachedBlocks(row=rows, **taken)  # type: ignore[arg-type]
+
+
+def blocks_of(ledger: Ledger) -> CachedBlocks:
+    """What of `ledger` holds a prefix now."""
+    copied = LedgerCopy()
+    copied.take(ledger)
+    return copied.blocks()

@@ -1,0 +1,346 @@
+"""The prefix tree's dock: what it shows, how it opens, sorts and filters, and what stands out elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QGuiApplication
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.page_map.view import PageMapView
+from kvscope_app.views.prefixes import tree_keeper
+from kvscope_app.views.prefixes.columns import COLUMNS
+from kvscope_app.views.prefixes.shown_nodes import Which
+from kvscope_app.views.prefixes.view import NO_CACHE, NO_PARENTS, NOTHING_YET, PrefixesView
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
+from kvscope_telemetry.messages.roles import Role
+
+WORDS = {4: "You are", 9: " a helpful", 17: " poet.\nSing", 18: " cook.", 19: " Stir", 30: "Once upon"}
+
+
+@pytest.fixture
+def engine(make_engine):
+    return make_engine(num_host=8)
+
+
+@pytest.fixture
+def view(engine, session, poll, qtbot):
+    fill(engine)
+    poll(session)
+    made = PrefixesView(session)
+    qtbot.addWidget(made)
+    made.resize(1100, 500)
+    made.apply_theme(THEMES["dark"])
+    made.show()
+    made.refresh()
+    yield made
+    made.shut_down()
+
+
+def seal(engine, text, **more):
+    """Blocks of a text, each after the one before; (row, hash) each."""
+    rows = [row for row, _ in text]
+    parents = [0, *(h for _, h in text)]
+    for (row, block_hash), parent in zip(text, parents, strict=False):
+        if not engine.ledger.hash[row]:
+            engine.ledger.hash[row], engine.ledger.parent[row] = block_hash, parent
+    engine.hold(rows, **more)
+
+
+def fill(engine):
+    """Two texts that begin alike and one of its own; the trunk is shared, the last sank to host memory."""
+    seal(engine, [(4, 104), (9, 109), (17, 117)], owner=1, state=BlockState.CACHED, ref_count=0)
+    seal(engine, [(4, 104), (9, 109), (18, 118), (19, 119)], owner=2)
+    engine.ledger.prefix_hits[[4, 9]] = 3
+    engine.hold([4, 9], owner=1, ref_count=2)
+    seal(engine, [(30, 130)], owner=5, state=BlockState.CACHED, ref_count=0)
+    seal(engine, [(66, 130)], owner=5, state=BlockState.CACHED, ref_count=0)
+    engine.request(2, blocks=(4, 9, 18, 19))
+
+
+def column(view, title):
+    index = next(i for i, c in enumerate(COLUMNS) if c.title == title)
+    return [view.model.index(row, index).data() for row in range(view.model.rowCount())]
+
+
+def answer(engine, session, poll):
+    """What the engine says of the blocks that it was asked for."""
+    asked = [command for command in engine.source.sent if isinstance(command, GetBlockText)]
+    engine.source.sent.clear()
+    for command in asked:
+        contents = tuple(
+            BlockContent(block=b, token_ids=(1,), text=WORDS.get(b % 66 or 30, "?")) for b in command.blocks
+        )
+        engine.source.replies.append(BlockText(contents=contents, tag=command.tag))
+    poll(session)
+    return [command.blocks for command in asked]
+
+
+def texts_come(view, engine, session, poll, qtbot):
+    def asked():
+        return any(isinstance(command, GetBlockText) for command in engine.source.sent)
+
+    qtbot.waitUntil(asked)
+    return answer(engine, session, poll)
+
+
+def test_one_row_until_texts_part(view):
+    assert column(view, "Prefix") == ["#1 · 32 tokens from the start", "#5 · 16 tokens from the start"]
+    assert column(view, "With below") == ["5", "1"]
+    assert column(view, "Hits") == ["3", "–"]
+    assert column(view, "Held by") == ["2 share", "idle"]
+    assert column(view, "Where") == ["memory", "memory 1, host 1"]
+    assert column(view, "Size") == ["720.0 KiB", "720.0 KiB"]
+    view.table.selectRow(0)
+    assert (view.model.has_below(0), view.model.has_below(1)) == (True, False)
+    view.model.set_open(0, True)
+    assert column(view, "Prefix")[:3] == [
+        "#1 · 32 tokens from the start",
+        "#2 · 32 tokens from 32",
+        "#1 · 16 tokens from 32",
+    ]
+    assert [view.model.level_at(row) for row in range(4)] == [0, 1, 1, 0]
+    assert view.count.text() == "3 texts, 6 blocks"
+
+
+def test_the_model_keeps_qts_rules(view, qtmodeltester):
+    qtmodeltester.check(view.model)
+    view.model.set_all_open(True)
+    qtmodeltester.check(view.model)
+
+
+def test_keys_open_and_close_and_go(view, qtbot):
+    view.table.setFocus()
+    view.table.selectRow(0)
+    for key, rows, current in (
+        (Qt.Key.Key_Right, 4, 0),
+        (Qt.Key.Key_Right, 4, 1),
+        (Qt.Key.Key_Left, 4, 0),
+        (Qt.Key.Key_Left, 2, 0),
+        (Qt.Key.Key_Return, 4, 0),
+        (Qt.Key.Key_Down, 4, 1),
+    ):
+        qtbot.keyClick(view.table, key)
+        assert (view.model.rowCount(), view.table.currentIndex().row()) == (rows, current)
+
+
+def test_the_sign_opens_and_chooses_nothing(view, session, qtbot):
+    at = view.table.visualRect(view.model.index(0, 0)).topLeft() + QPoint(9, 8)
+    qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, pos=at)
+    assert view.model.rowCount() == 4
+    assert session.selected_blocks is None
+
+
+def test_choosing_lets_blocks_stand_out_on_the_map(view, session, qtbot):
+    page_map = PageMapView(session)
+    qtbot.addWidget(page_map)
+    page_map.resize(400, 300)
+    page_map.show()
+    page_map.refresh()
+    view.table.selectRow(0)
+    assert session.selected_blocks.tolist() == [4, 9]
+    assert page_map.scene.cells.selected.tolist() == [4, 9]
+    assert "2 share" in view.detail.facts.text()
+    session.select_request(2)
+    assert session.selected_blocks is None
+    assert page_map.scene.cells.selected.tolist() == [4, 9, 18, 19]
+
+
+def test_what_is_selected_elsewhere_is_shown_at_its_place(view, session):
+    session.select_request(2)
+    assert view.table.chosen_rows() == [1]
+    assert view.model.is_open(0)
+    assert view.model.moment.tree.rows_of(view.model.node_at(1)).tolist() == [18, 19]
+    assert session.selected_request == 2
+    session.select_request(None)
+    assert view.table.chosen_rows() == []
+
+
+def test_a_selected_block_is_shown_at_its_place(view, session):
+    session.selected_block = 66
+    session.selection_changed.emit()
+    assert view.table.chosen_rows() == [1]
+    assert "host 1" in view.detail.facts.text()
+
+
+def test_what_is_chosen_stays_chosen_as_the_tree_grows(view, engine, session, poll, qtbot):
+    view.model.set_open(0, True)
+    view.table.selectRow(2)
+    assert session.selected_blocks.tolist() == [17]
+    seal(engine, [(30, 130), (31, 131)], owner=5)
+    seal(engine, [(4, 104), (9, 109), (17, 117), (20, 120), (21, 121)], owner=6)
+    poll(session)
+    view.refresh()
+    qtbot.waitUntil(lambda: session.selected_blocks.tolist() == [17, 20, 21])
+    assert view.table.chosen_rows() == [view.model.row_of(view.model.moment.tree.node_of(17))]
+
+
+def test_escape_lets_go(view, session, qtbot):
+    view.table.selectRow(0)
+    qtbot.keyClick(view.table, Qt.Key.Key_Escape)
+    assert session.selected_blocks is None
+    assert view.table.chosen_rows() == []
+    assert not view.detail.isVisible()
+
+
+def test_texts_are_asked_for_what_is_seen(view, engine, session, poll, qtbot):
+    assert texts_come(view, engine, session, poll, qtbot) == [(4, 9, 30)]
+    assert column(view, "Prefix") == ["You are a helpful", "Once upon"]
+    view.model.set_open(0, True)
+    texts_come(view, engine, session, poll, qtbot)
+    assert column(view, "Prefix")[1:3] == ["cook. Stir", "poet. Sing"]
+    view.table.selectRow(0)
+    assert view.detail.text.toPlainText() == "You are a helpful"
+    view.search.setText("POET")
+    assert column(view, "Prefix") == ["You are a helpful", "poet. Sing"]
+    assert view.count.text() == "1 of 4 rows"
+
+
+def test_brothers_that_begin_alike_are_told_apart(view, engine, session, poll, qtbot, monkeypatch):
+    alike = "You are a helpful assistant of a "
+    monkeypatch.setitem(WORDS, 18, f"{alike}bakery")
+    monkeypatch.setitem(WORDS, 17, f"{alike}bookshop")
+    view.model.set_open(0, True)
+    qtbot.waitUntil(lambda: any(isinstance(c, GetBlockText) and 17 in c.blocks for c in engine.source.sent))
+    answer(engine, session, poll)
+    assert column(view, "Prefix")[1:3] == ["…of a bakery Stir", "…of a bookshop"]
+    tip = view.model.index(2, 0).data(Qt.ItemDataRole.ToolTipRole)
+    assert tip == f"{alike}bookshop"
+
+
+def test_no_text_of_another_prefix_in_the_same_row(view, engine, session, poll, qtbot):
+    qtbot.waitUntil(lambda: any(isinstance(command, GetBlockText) for command in engine.source.sent))
+    engine.ledger.hash[30] = 999
+    engine.hold([30], owner=9)
+    poll(session)
+    answer(engine, session, poll)
+    known, other = column(view, "Prefix")
+    assert (known, other[2:]) == ("You are a helpful", " · 16 tokens from the start")
+
+
+def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
+    session.status = replace(session.status, role=Role.VIEWER)
+    view.texts.want([(118, 18)])
+    view.texts._ask()
+    assert engine.source.sent == []
+
+
+@pytest.mark.parametrize(
+    ("which", "num_rows"),
+    [
+        (Which.ALL, 4),
+        (Which.SHARED, 1),
+        (Which.HELD, 2),
+        (Which.IDLE, 3),
+        (Which.HIT, 1),
+        (Which.LOWER, 1),
+        (Which.CUT, 0),
+    ],
+)
+def test_filters_show_who_matches_and_all_above(view, which, num_rows):
+    view.model.set_all_open(True)
+    view.which.setCurrentText(which.value)
+    assert view.model.rowCount() == num_rows
+
+
+@pytest.mark.parametrize(
+    ("words", "num_rows"), [("#2", 2), ("#77", 0), ("19", 2), ("66", 1), ("nowhere", 0), ("#x", 0)]
+)
+def test_requests_and_blocks_are_found(view, words, num_rows):
+    view.model.set_all_open(True)
+    view.search.setText(words)
+    assert view.model.rowCount() == num_rows
+
+
+def test_sorted_by_any_column_brothers_among_themselves(view):
+    view.model.set_all_open(True)
+    for index in range(len(COLUMNS)):
+        for order in (Qt.SortOrder.AscendingOrder, Qt.SortOrder.DescendingOrder):
+            view.table.sortByColumn(index, order)
+            levels = [view.model.level_at(row) for row in range(4)]
+            assert levels in ([0, 1, 1, 0], [0, 0, 1, 1])
+
+
+def test_rows_are_copied_with_tabs(view, qtbot):
+    view.model.set_all_open(True)
+    view.table.selectAll()
+    qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
+    lines = [line.split("\t") for line in QGuiApplication.clipboard().text().splitlines()]
+    assert lines[0] == [c.title for c in COLUMNS]
+    assert lines[1][:5] == ["#1 · 32 tokens from the start", "5", "2", "32", "3"]
+    assert lines[2][0] == "  #2 · 32 tokens from 32"
+    assert {len(line) for line in lines} == {len(COLUMNS)}
+
+
+def test_beginnings_that_are_gone_are_said(view, engine, session, poll, qtbot):
+    engine.ledger.hash[[4, 9]], engine.ledger.parent[[4, 9]] = 0, 0
+    engine.hold([4, 9], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
+    poll(session)
+    view.refresh()
+    qtbot.waitUntil(lambda: "beginning evicted" in column(view, "Prefix"))
+    view.which.setCurrentText(Which.CUT.value)
+    assert view.model.rowCount() == 1
+    view.model.set_all_open(True)
+    view.table.selectRow(0)
+    assert "3 blocks below" in view.detail.facts.text()
+    assert session.selected_blocks.size == 0
+
+
+@pytest.mark.parametrize(
+    ("caching", "parents", "words"), [(False, True, NO_CACHE), (True, False, NO_PARENTS), (True, True, NOTHING_YET)]
+)
+def test_says_why_there_is_no_tree(engine, make_session, qtbot, caching, parents, words):
+    update = engine.source.updates.popleft()
+    cache = msgspec.structs.replace(engine.hello.cache, prefix_caching=caching, has_parents=parents)
+    hello = msgspec.structs.replace(engine.hello, cache=cache)
+    engine.source.updates.append(type(update)(snapshot=msgspec.structs.replace(update.snapshot, hello=hello)))
+    made = PrefixesView(make_session(engine))
+    qtbot.addWidget(made)
+    made.apply_theme(THEMES["light"])
+    made.show()
+    made.refresh()
+    assert made._empty.isVisible()
+    assert made._empty.text() == words
+
+
+def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, monkeypatch):
+    monkeypatch.setattr(tree_keeper, "AT_ONCE_ROWS", 0)
+    fill(engine)
+    poll(session)
+    made = PrefixesView(session)
+    qtbot.addWidget(made)
+    made.show()
+    made.refresh()
+    assert made.model.rowCount() == 0
+    qtbot.waitUntil(lambda: made.model.rowCount() == 2)
+    seal(engine, [(40, 140)], owner=5)
+    poll(session)
+    made.refresh()
+    qtbot.waitUntil(lambda: made.model.rowCount() == 3)
+    assert made.keeper.is_settled
+    made.shut_down()
+
+
+def test_it_shows_the_moment_that_is_shown(view, engine, session, poll, qtbot):
+    session.pause()
+    seal(engine, [(40, 140)], owner=5)
+    poll(session)
+    view.refresh()
+    assert view.model.rowCount() == 2
+    session.go_live()
+    view.refresh()
+    qtbot.waitUntil(lambda: view.model.rowCount() == 3)
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize(("width", "height"), [(300, 600), (1400, 220)])
+def test_it_paints_narrow_and_low(view, theme, width, height):
+    view.apply_theme(THEMES[theme])
+    view.model.set_all_open(True)
+    view.table.selectRow(1)
+    view.resize(width, height)
+    assert view.grab().width() == width

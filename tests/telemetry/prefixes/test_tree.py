@@ -1,0 +1,115 @@
+"""Trees of blocks that are written down here, whole and not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kvscope_telemetry.ledger import Ledger
+from kvscope_telemetry.prefixes.cached_blocks import CachedBlocks, LedgerCopy, blocks_of
+from kvscope_telemetry.prefixes.chains import fold, levels
+from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree, build
+
+
+def blocks(*pairs: tuple[int, int], tiers: Sequence[int] = (), hits: Sequence[int] = ()) -> CachedBlocks:
+    """A row each, of (hash, parent)."""
+    size = len(pairs)
+    return CachedBlocks(
+        hash=np.array([h for h, _ in pairs], np.uint64),
+        parent=np.array([p for _, p in pairs], np.uint64),
+        row=np.arange(size),
+        tier=np.array(tiers or [0] * size, np.uint8),
+        ref_count=np.zeros(size, np.int32),
+        prefix_hits=np.array(hits or [0] * size, np.uint16),
+        last_used_step=np.arange(size, dtype=np.uint32),
+        owner=np.arange(size, dtype=np.int32) + 1,
+    )
+
+
+def keys(tree: PrefixTree, node: int = ROOT) -> list[int]:
+    return sorted(tree.key[tree.children_of(node)].tolist())
+
+
+def test_nothing() -> None:
+    tree = build(blocks())
+    assert (len(tree), tree.num_texts, tree.node_of(0), tree.node_with(3)) == (0, 0, None, None)
+    assert tree.children_of(ROOT).size == 0
+
+
+def test_one_way_is_one_node_until_texts_part() -> None:
+    tree = build(blocks((11, 0), (12, 11), (13, 12), (14, 13), (24, 13), (25, 24), (9, 0)))
+    assert keys(tree) == [9, 11]
+    trunk = tree.node_with(11)
+    assert trunk is not None
+    assert tree.rows_of(trunk).tolist() == [0, 1, 2]
+    assert keys(tree, trunk) == [14, 24]
+    branch = tree.node_of(5)
+    assert branch == tree.node_with(24)
+    assert branch is not None
+    assert tree.path_to(branch) == [trunk, branch]
+    assert (tree.num_blocks[trunk], tree.num_with_all[trunk], tree.num_before[branch]) == (3, 6, 3)
+    assert (tree.num_texts, tree.level[branch], tree.last_used_step[branch]) == (3, 1, 5)
+
+
+def test_blocks_outlive_what_is_before_them() -> None:
+    tree = build(blocks((12, 11), (13, 12), (22, 99), (23, 99), hits=(1, 2, 5, 7)))
+    assert keys(tree) == [11, 99]
+    alone, several = (tree.node_with(key) for key in (11, 99))
+    assert alone is not None
+    assert several is not None
+    assert tree.is_cut[[alone, several]].all()
+    assert tree.rows_of(alone).tolist() == [0, 1]
+    assert tree.rows_of(several).size == 0
+    assert (tree.num_blocks[several], tree.num_with_all[several], tree.hits[several]) == (0, 2, 7)
+    assert keys(tree, several) == [22, 23]
+    assert (tree.num_before[tree.children_of(several)] == -1).all()
+
+
+def test_a_block_in_several_tiers_is_one_block() -> None:
+    tree = build(blocks((12, 11), (11, 0), (11, 0), (12, 11), (13, 12), tiers=(0, 0, 1, 2, 1)))
+    assert len(tree) == 1
+    assert (tree.num_blocks.tolist(), tree.num_in_tier.tolist()) == ([3], [[2, 2, 1]])
+    assert tree.rows_of(0).tolist() == [1, 2, 0, 3, 4]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_rows_is_the_same_tree(seed: int) -> None:
+    pairs = [(place + 1, 0 if place < 5 else random.Random(place).randint(1, place)) for place in range(300)]
+    expected = build(blocks(*pairs))
+    random.Random(seed).shuffle(pairs)
+    found = build(blocks(*pairs))
+    assert sorted(expected.key.tolist()) == sorted(found.key.tolist())
+    for key in expected.key.tolist():
+        one, other = expected.node_with(key), found.node_with(key)
+        assert one is not None
+        assert other is not None
+        assert expected.num_with_all[one] == found.num_with_all[other]
+        assert keys(expected, one) == keys(found, other)
+
+
+def test_hashes_that_go_in_circles_end() -> None:
+    tree = build(blocks((1, 2), (2, 3), (3, 1), (4, 4), (5, 3), (6, 5), (7, 6)))
+    assert sorted(tree.rows.tolist()) == list(range(7))
+    assert sum(tree.num_blocks.tolist()) == 7
+    assert (fold(np.array([1, 2, 0])).place == 0).all()
+    assert levels(np.array([-1, 0, 3, 2])).tolist() == [0, 1, -1, -1]
+
+
+def test_a_long_chain_is_one_node() -> None:
+    size = 5000
+    tree = build(blocks(*((place + 1, place) for place in range(size))))
+    assert tree.rows_of(0).tolist() == list(range(size))
+
+
+def test_a_copy_stays_as_it_was() -> None:
+    ledger = Ledger(8)
+    ledger.hash[[2, 5]], ledger.parent[5] = (7, 9), 7
+    copied = LedgerCopy()
+    copied.take(ledger)
+    ledger.hash[:] = 0
+    assert build(copied.blocks()).rows.tolist() == [2, 5]
+    copied.take(ledger)
+    assert len(copied.blocks()) == len(blocks_of(ledger)) == 0
