@@ -145,7 +145,7 @@ def owner_color(number: int, theme: Theme = DARK) -> QColor:
     return QColor(owner_colors(theme)[number % NUM_OWNER_COLORS])
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def owner_colors(theme: Theme) -> tuple[str, ...]:
     """`NUM_OWNER_COLORS` colours a golden angle of hue apart, in three lightnesses."""
     return tuple(_owner(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))

@@ -21,6 +21,8 @@ from kvscope_app.setting_names import window_group
 from kvscope_app.views.base import View
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
+from kvscope_app.window.arranging.kept_layouts import KeptLayouts
+from kvscope_app.window.arranging.layout_watch import LayoutWatch
 from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.layout import DOCKS, DockSpec
 from kvscope_app.window.menu_corner import Corner
@@ -69,9 +71,11 @@ class MainWindow(WindowBody):
         self._next_view.connect(self._load_next_view, Qt.ConnectionType.QueuedConnection)
         self._last_view.connect(self._on_all_loaded, Qt.ConnectionType.QueuedConnection)
         self.notices = EngineNotices(self, keeper)
-        self.actions_by_name = Actions(self)
+        self.actions_by_name = Actions(self, themes.settings)
         add_actions(self, self.actions_by_name)
-        build_menus(self, self.actions_by_name)
+        self.layout_watch = LayoutWatch(self)
+        self.layouts = KeptLayouts(self, self.actions_by_name, self.layout_watch)
+        build_menus(self, self.actions_by_name, self.layouts)
         self.playback = self._build_playback()
         self._corner = self._build_corner()
         self._status = StatusBar(session, self)
@@ -152,6 +156,7 @@ class MainWindow(WindowBody):
 
     def _on_all_loaded(self) -> None:
         self._keep_sizes()
+        self.layout_watch.begin()
         self.views_loaded.emit()
 
     def _load(self, spec: DockSpec) -> None:
@@ -172,10 +177,12 @@ class MainWindow(WindowBody):
     def _add_view(self, name: str, view: View) -> None:
         self.views[name] = view
         self.refresher.add(view)
+        view.done.connect(self.undo.did)
 
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
         self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
+        self.actions_by_name[f"palette_{self.themes.settings.values.palette}"].setChecked(True)
         for part in (self._corner, self._status, self.banner, self.welcome, self.playback):
             part.apply_theme(theme)
         for dock in self.docks.values():

@@ -25,6 +25,7 @@ from kvscope_app.window.banner import Banner
 from kvscope_app.window.dock import Dock
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.refresher import Refresher
+from kvscope_app.window.undo import UndoStack
 from kvscope_app.window.welcome import Welcome
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class WindowBody(QMainWindow):
         self.open_recording = open_recording
         self.views: dict[str, View] = {}
         self.docks: dict[str, Dock] = {}
+        self.undo = UndoStack(self)
         self.setWindowTitle("kvscope")
         self.banner = Banner(self)
         self.welcome = Welcome()

@@ -9,6 +9,7 @@ from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QLineEdit, QPushButton
 
 from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout
@@ -164,7 +165,7 @@ def test_theme_is_toggled_and_remembered(session, make_window, settings):
     window = make_window(session)
     window.actions_by_name["theme_toggle"].trigger()
     assert window.themes.theme is LIGHT
-    assert settings.value("theme") == "light"
+    assert read_settings(settings).theme == "light"
     assert window.actions_by_name["theme_light"].isChecked()
     window.actions_by_name["theme_dark"].trigger()
     assert window.themes.theme is DARK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Final
 
@@ -59,9 +59,11 @@ class Sheet(QDialog):
         self.column.setContentsMargins(22, 20, 22, 18)
         self.column.setSpacing(12)
 
-    def add_close(self) -> None:
-        """The button at the end."""
+    def add_close(self, other: QPushButton | None = None) -> None:
+        """The button at the end; `other` stands across from it."""
         row = QHBoxLayout()
+        if other is not None:
+            row.addWidget(other)
         row.addStretch()
         close = QPushButton("Close")
         close.setDefault(True)
@@ -70,8 +72,8 @@ class Sheet(QDialog):
         self.column.addLayout(row)
 
 
-def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> Sheet:
-    """All shortcuts, by group."""
+def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]], change: Callable[[], object]) -> Sheet:
+    """All shortcuts, by group; `change` opens where they are changed."""
     sheet = Sheet("Keyboard shortcuts", parent)
     groups: dict[str, list[tuple[str, str]]] = {
         "Page map, when it has the focus": list(_MAP_KEYS),
@@ -94,7 +96,9 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> S
     area.setFrameShape(QScrollArea.Shape.NoFrame)
     area.setWidget(body)
     sheet.column.addWidget(area)
-    sheet.add_close()
+    other = QPushButton("Change…")
+    other.clicked.connect(lambda: (sheet.close(), change()))
+    sheet.add_close(other)
     sheet.resize(560, 640)
     return sheet
 

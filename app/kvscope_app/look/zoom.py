@@ -1,0 +1,70 @@
+"""How large all text is, and what is measured by it. Qt scales what inherits the application's font by itself; the rest
+is here: fonts of their own, icons, fixed sizes, rows and columns.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QAbstractButton, QApplication, QTableView, QWidget
+
+_POINTS: Final = "points_at_100"
+_PERCENT: Final = "zoom_percent"
+_MOST: Final = (1 << 24) - 1
+"""Qt's word for a size without a bound."""
+
+
+def zoom_of(app: QApplication) -> int:
+    """Per cent."""
+    return int(app.property(_PERCENT) or 100)
+
+
+def scaled(length: int) -> int:
+    """A length of the design at the zoom of now, in device-independent pixels."""
+    app = QApplication.instance()
+    return length if not isinstance(app, QApplication) else round(length * zoom_of(app) / 100)
+
+
+def apply_zoom(app: QApplication, percent: int) -> None:
+    """Everything that is, and what comes, at `percent` of its size. The stylesheet is to be set anew after it."""
+    before = zoom_of(app)
+    font = QFont(app.font())
+    points = float(app.property(_POINTS) or font.pointSizeF())
+    app.setProperty(_POINTS, points)
+    app.setProperty(_PERCENT, percent)
+    if percent == before:
+        return
+    fonts_before = {widget: widget.font().pointSizeF() for widget in app.allWidgets()}
+    font.setPointSizeF(points * percent / 100)
+    app.setFont(font)
+    for widget, size in fonts_before.items():
+        _scale(widget, percent / before, size)
+
+
+def _scale(widget: QWidget, ratio: float, points_before: float) -> None:
+    if points_before > 0 and widget.testAttribute(Qt.WidgetAttribute.WA_SetFont):
+        font = QFont(widget.font())
+        font.setPointSizeF(points_before * ratio)
+        widget.setFont(font)
+    if isinstance(widget, QAbstractButton):
+        widget.setIconSize(_scaled_size(widget.iconSize(), ratio))
+    if isinstance(widget, QTableView):
+        _scale_table(widget, ratio)
+    low, high = widget.minimumSize(), widget.maximumSize()
+    if low.width() == high.width() and 0 < low.width() < _MOST:
+        widget.setFixedWidth(round(low.width() * ratio))
+    if low.height() == high.height() and 0 < low.height() < _MOST:
+        widget.setFixedHeight(round(low.height() * ratio))
+
+
+def _scale_table(table: QTableView, ratio: float) -> None:
+    rows = table.verticalHeader()
+    rows.setDefaultSectionSize(round(rows.defaultSectionSize() * ratio))
+    for column in range(table.horizontalHeader().count()):
+        table.setColumnWidth(column, round(table.columnWidth(column) * ratio))
+
+
+def _scaled_size(size: QSize, ratio: float) -> QSize:
+    return QSize(round(size.width() * ratio), round(size.height() * ratio))
