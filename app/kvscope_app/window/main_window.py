@@ -104,6 +104,7 @@ class MainWindow(WindowBody):
     def closeEvent(self, event: QCloseEvent) -> None:
         layout.save(self, self._settings, self._group)
         self.notices.forget()
+        self.undo.forget()
         for view in self.views.values():
             self.refresher.remove(view)  # or it would begin again what it ended
             view.shut_down()

@@ -27,6 +27,11 @@ class UndoStack(QUndoStack):
         """Something was done, said in `words` as after "Undo": "closing the memory dock"."""
         self.push(_Done(words, undo, redo, self))
 
+    def forget(self) -> None:
+        """The window closes: nothing is undone any more, and nobody is to be told."""
+        self.blockSignals(True)
+        self.clear()
+
 
 class _Done(QUndoCommand):
     def __init__(self, words: str, undo: Callable[[], object], redo: Callable[[], object], stack: UndoStack) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from PySide6.QtCore import QSettings, Qt
-from PySide6.QtWidgets import QLineEdit, QPushButton
+from PySide6.QtWidgets import QLineEdit, QMessageBox, QPushButton
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.settings.settings_keeper import read_settings
@@ -265,8 +265,20 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
 
 def test_engine_control_is_sent(engine, session, make_window):
     window = make_window(session)
+    window.actions_by_name["hold"].trigger()
+    assert engine.source.sent == [Control(action="pause", lease_s=5.0)]
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_the_cache_is_emptied_after_a_question(engine, session, make_window, sure):
+    window = make_window(session)
     window.actions_by_name["reset_cache"].trigger()
-    assert engine.source.sent == [Control(action="reset_prefix_cache")]
+    (question,) = window.findChildren(QMessageBox)
+    assert "Empty the prefix cache?" in question.text()
+    assert engine.source.sent == []
+    assert question.defaultButton().text().replace("&", "") == "Cancel"
+    next(b for b in question.buttons() if b.text().startswith("Empty") == sure).click()
+    assert engine.source.sent == ([Control(action="reset_prefix_cache")] if sure else [])
 
 
 def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, poll):

@@ -8,7 +8,6 @@ from typing import Final
 from PySide6.QtCore import QByteArray, QObject, QTimer
 
 from kvscope_app.setting_names import LAYOUT_VERSION
-from kvscope_app.window.dock import Dock
 from kvscope_app.window.window_body import WindowBody
 
 _SETTLE_MS: Final = 250
@@ -22,17 +21,18 @@ class LayoutWatch(QObject):
         super().__init__(window)
         self._window = window
         self._settled: QByteArray | None = None
+        self._stood: dict[str, tuple[bool, bool]] = {}
         self._words = ""
+        self._moved = ""
         self._clock = QTimer(self, singleShot=True, interval=_SETTLE_MS)
         self._clock.timeout.connect(self._settle)
-        for dock in window.docks.values():
-            dock.toggleViewAction().toggled.connect(partial(self._on_shown, dock))
-            dock.topLevelChanged.connect(partial(self._on_floated, dock))
-            dock.dockLocationChanged.connect(partial(self._on_moved, dock))
+        for name, dock in window.docks.items():
+            for signal in (dock.toggleViewAction().toggled, dock.topLevelChanged, dock.dockLocationChanged):
+                signal.connect(partial(self._note, name))
 
     def begin(self) -> None:
         """Where the docks are now is what the first undo goes back to."""
-        self._settled = self._window.saveState(LAYOUT_VERSION)
+        self._settled, self._stood = self._window.saveState(LAYOUT_VERSION), self._stand()
 
     def about_to(self, words: str) -> None:
         """The whole layout changes now, in one go."""
@@ -41,30 +41,34 @@ class LayoutWatch(QObject):
             self._words = words
             self._clock.start()
 
-    def _on_shown(self, dock: Dock, shown: bool) -> None:
-        self._note(f"{'opening' if shown else 'closing'} {dock.windowTitle().lower()}")
-
-    def _on_floated(self, dock: Dock, floats: bool) -> None:
-        self._note(f"{'taking out' if floats else 'putting back'} {dock.windowTitle().lower()}")
-
-    def _on_moved(self, dock: Dock, *_: object) -> None:
-        self._note(f"moving {dock.windowTitle().lower()}")
-
-    def _note(self, words: str) -> None:
-        """The first words of a change name it: what follows from it is not what the person did."""
-        if self._settled is None or self._window.undo.is_at_work or not self._window.isVisible():
-            return
-        self._words = self._words or words
-        self._clock.start()
+    def _note(self, name: str, *_: object) -> None:
+        if self._settled is not None and not self._window.undo.is_at_work and self._window.isVisible():
+            self._moved = name
+            self._clock.start()
 
     def _settle(self) -> None:
-        before, words = self._settled, self._words
+        before, words = self._settled, self._words or self._what_changed()
+        self.begin()
         self._words = ""
-        now = self._window.saveState(LAYOUT_VERSION)
-        self._settled = now
-        if words and before is not None and now != before:
+        now = self._settled
+        if before is not None and now != before:
             self._window.undo.did(words, partial(self._put, before), partial(self._put, now))
+
+    def _what_changed(self) -> str:
+        """What it is called: what a dock became comes before what moved for it."""
+        for name, (hidden, floats) in self._stand().items():
+            title = self._window.docks[name].windowTitle().lower()
+            was_hidden, floated = self._stood.get(name, (hidden, floats))
+            if hidden != was_hidden:
+                return f"{'closing' if hidden else 'opening'} {title}"
+            if floats != floated:
+                return f"{'taking out' if floats else 'putting back'} {title}"
+        return f"moving {self._window.docks[self._moved].windowTitle().lower()}"
+
+    def _stand(self) -> dict[str, tuple[bool, bool]]:
+        """Whether each dock is closed, and whether it stands alone."""
+        return {name: (dock.isHidden(), dock.isFloating()) for name, dock in self._window.docks.items()}
 
     def _put(self, state: QByteArray) -> None:
         self._window.restoreState(state, LAYOUT_VERSION)
-        self._settled = self._window.saveState(LAYOUT_VERSION)
+        self.begin()
