@@ -64,7 +64,7 @@ class YieldingAction(QAction):
     def event(self, event: QEvent) -> bool:
         focus = QApplication.focusWidget()
         if isinstance(event, QShortcutEvent) and isinstance(focus, _HAVE_KEYS_OF_THEIR_OWN):
-            pressed = event.key()[0]
+            pressed = event.key()[0]  # type: ignore[index]  # PySide's stubs leave it out
             for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
                 focus.event(QKeyEvent(kind, pressed.key(), pressed.keyboardModifiers()))  # past the shortcuts
             return True

@@ -27,7 +27,7 @@ from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.raster import Raster
-from kvscope_app.views.heatmap.time_area import GUTTER, ZOOM_STEP, TimeArea
+from kvscope_app.views.heatmap.time_area import ZOOM_STEP, TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import TimeFrame
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -126,7 +126,7 @@ class HeatCanvas(TimeArea):
         painter.fillRect(event.rect(), self.theme.color("base"))
         ratio = self.devicePixelRatioF()
         if self.store is not None:
-            size = QRectF(GUTTER, 0, self._image.width() / ratio, self._image.height() / ratio)
+            size = QRectF(gutter(), 0, self._image.width() / ratio, self._image.height() / ratio)
             painter.drawImage(size, self._image, QRectF(self._image.rect()))
         self._draw_labels(painter)
         self.draw_cursor(painter)
@@ -208,7 +208,7 @@ class HeatCanvas(TimeArea):
             top = min(max(y + 1, 0), self.height() - metrics.height())
             if top >= bottom + 2:
                 painter.setPen(self.theme.color("muted"))
-                painter.drawText(QRect(0, top, GUTTER - 6, metrics.height()), Qt.AlignmentFlag.AlignRight, label.text)
+                painter.drawText(QRect(0, top, gutter() - 6, metrics.height()), Qt.AlignmentFlag.AlignRight, label.text)
                 bottom = top + metrics.height()
 
     def _draw_cell(self, painter: QPainter) -> None:

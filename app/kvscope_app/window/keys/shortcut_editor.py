@@ -37,10 +37,10 @@ class ShortcutEditor(Sheet):
         self._actions, self._choices, self._accent = actions, choices, accent
         self._doubted: tuple[str, str] | None = None
         """Command and key for which a rival was named: Set once more takes it."""
-        self.find = QLineEdit()
-        self.find.setPlaceholderText("Find a command or a key")
-        self.find.setAccessibleName("Find a command or a key")
-        self.find.setClearButtonEnabled(True)
+        self.search = QLineEdit()
+        self.search.setPlaceholderText("Find a command or a key")
+        self.search.setAccessibleName("Find a command or a key")
+        self.search.setClearButtonEnabled(True)
         self.list = QTreeWidget()
         self.keys = QKeySequenceEdit()
         self.keys.setMaximumSequenceLength(1)
@@ -56,8 +56,7 @@ class ShortcutEditor(Sheet):
 
     def choose(self, name: str) -> None:
         """Mark the command of this name."""
-        for index in range(self.list.topLevelItemCount()):
-            item = self.list.topLevelItem(index)
+        for item in self._items():
             if item.data(0, _NAME) == name:
                 self.list.setCurrentItem(item)
 
@@ -121,14 +120,17 @@ class ShortcutEditor(Sheet):
             self.list.addTopLevelItem(item)
         if current is not None:
             self.choose(current.name)
-        self._filter(self.find.text())
+        self._filter(self.search.text())
         self.all_own.setEnabled(bool(chosen))
 
     def _filter(self, text: str) -> None:
         wanted = text.casefold().strip()
-        for index in range(self.list.topLevelItemCount()):
-            item = self.list.topLevelItem(index)
+        for item in self._items():
             item.setHidden(not any(wanted in item.text(column).casefold() for column in range(3)))
+
+    def _items(self) -> list[QTreeWidgetItem]:
+        found = (self.list.topLevelItem(index) for index in range(self.list.topLevelItemCount()))
+        return [item for item in found if item is not None]
 
     def _set_up_list(self) -> None:
         self.list.setAccessibleName("Commands and their keys")
@@ -147,14 +149,14 @@ class ShortcutEditor(Sheet):
         for button in (self.set, self.none, self.own, self.all_own):
             button.setAutoDefault(False)  # Enter is a key as any other here
             row.addWidget(button)
-        self.column.addWidget(self.find)
+        self.column.addWidget(self.search)
         self.column.addWidget(self.list, 1)
         self.column.addWidget(self.words)
         self.column.addLayout(row)
         self._on_chosen()
 
     def _connect(self) -> None:
-        self.find.textChanged.connect(self._filter)
+        self.search.textChanged.connect(self._filter)
         self.list.currentItemChanged.connect(lambda *_: self._on_chosen())
         self.set.clicked.connect(self._on_set)
         self.none.clicked.connect(self._on_none)

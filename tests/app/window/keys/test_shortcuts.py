@@ -105,11 +105,11 @@ def test_commands_and_keys_are_found(editor):
         return [item.text(0) for item in items if not item.isHidden()]
 
     everything = len(shown())
-    editor.find.setText("ctrl+shift+p")
+    editor.search.setText("ctrl+shift+p")
     assert shown() == ["Command palette"]
-    editor.find.setText("  prefix ")
+    editor.search.setText("  prefix ")
     assert shown() == ["Empty the prefix cache"]
-    editor.find.clear()
+    editor.search.clear()
     assert len(shown()) == everything > 60
 
 
