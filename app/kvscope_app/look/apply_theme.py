@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.stylesheet import stylesheet
 from kvscope_app.look.theme import Theme, mix
-from kvscope_app.look.zoom import zoom_of
+from kvscope_app.look.zoom import fit_own_fonts, zoom_of
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
@@ -17,6 +17,7 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
     app.setStyleSheet("")  # one in place of another reaches only the widgets whose rules are remembered
     app.setPalette(palette(theme))
     app.setStyleSheet(stylesheet(theme, zoom_of(app)))
+    fit_own_fonts(app)
 
 
 def forget_rules(app: QApplication) -> None:

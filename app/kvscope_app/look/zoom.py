@@ -12,6 +12,8 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QTableView, QWidget
 
 _POINTS: Final = "points_at_100"
 _PERCENT: Final = "zoom_percent"
+_SCALE: Final = "font_scale"
+"""Of a widget: how much larger than the application's its own font is."""
 _MOST: Final = (1 << 24) - 1
 """Qt's word for a size without a bound."""
 
@@ -36,18 +38,26 @@ def apply_zoom(app: QApplication, percent: int) -> None:
     app.setProperty(_PERCENT, percent)
     if percent == before:
         return
-    fonts_before = {widget: widget.font().pointSizeF() for widget in app.allWidgets()}
+    for widget in app.allWidgets():
+        if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont) and widget.property(_SCALE) is None:
+            widget.setProperty(_SCALE, widget.font().pointSizeF() / font.pointSizeF())
+        _scale(widget, percent / before)
     font.setPointSizeF(points * percent / 100)
     app.setFont(font)
-    for widget, size in fonts_before.items():
-        _scale(widget, percent / before, size)
 
 
-def _scale(widget: QWidget, ratio: float, points_before: float) -> None:
-    if points_before > 0 and widget.testAttribute(Qt.WidgetAttribute.WA_SetFont):
-        font = QFont(widget.font())
-        font.setPointSizeF(points_before * ratio)
-        widget.setFont(font)
+def fit_own_fonts(app: QApplication) -> None:
+    """After the stylesheet was set: it gives widgets with a font of their own the one that it found first."""
+    points = app.font().pointSizeF()
+    for widget in app.allWidgets():
+        scale = widget.property(_SCALE)
+        if scale is not None:
+            font = QFont(widget.font())
+            font.setPointSizeF(points * float(scale))
+            widget.setFont(font)
+
+
+def _scale(widget: QWidget, ratio: float) -> None:
     if isinstance(widget, QAbstractButton):
         widget.setIconSize(_scaled_size(widget.iconSize(), ratio))
     if isinstance(widget, QTableView):

@@ -31,7 +31,6 @@ def sizes(window):
         "tick": view["throughput"].panels["decode"].plot.getAxis("left").style["tickFont"].pointSizeF(),
         "lane": next(height for _, _, height in view["timeline"].canvas.layout_now.boxes()),
         "gutter": window.page_map.canvas._gutter,
-        "heading": window.page_map.canvas.scene.heading_height,
     }
 
 

@@ -48,7 +48,7 @@ class KeptLayouts(QObject):
         name = name.strip()[:_MAX_NAME]
         if not name:
             return
-        fresh = KeptLayout(self._window.saveState(LAYOUT_VERSION).data(), LAYOUT_VERSION)
+        fresh = KeptLayout(bytes(self._window.saveState(LAYOUT_VERSION).data()), LAYOUT_VERSION)
         old = self._choices.values.layouts.get(name)
         self._put(name, fresh)
         if old is not None:

@@ -51,7 +51,7 @@ class LayoutWatch(QObject):
         self.begin()
         self._words = ""
         now = self._settled
-        if before is not None and now != before:
+        if before is not None and now is not None and now != before:
             self._window.undo.did(words, partial(self._put, before), partial(self._put, now))
 
     def _what_changed(self) -> str:
