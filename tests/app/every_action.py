@@ -125,20 +125,19 @@ def _wait(app, is_so):
 
 def _standing(app, num_threads):
     from PySide6.QtCore import QObject, QTimer
-    from PySide6.QtWidgets import QStyle
 
     _wait(app, lambda: threading.active_count() <= num_threads)
     for _ in range(3):
         _turn(app, 2)
         gc.collect()
     things = [thing for thing in gc.get_objects() if isinstance(thing, QObject)]
-    kinds = Counter(type(thing).__name__ for thing in things if not isinstance(thing, QStyle))  # a theme brings one
+    ours = Counter(type(thing).__name__ for thing in things if type(thing).__module__.startswith("kvscope"))
     return {
         "windows": len(app.topLevelWidgets()),
         "widgets": len(app.allWidgets()),
         "timers": sum(isinstance(thing, QTimer) for thing in things),
         "threads": threading.active_count(),
-        "kinds": dict(kinds),
+        "ours": dict(ours),
     }
 
 

@@ -71,6 +71,7 @@ def _scale(widget: QWidget, ratio: float) -> None:
 
 def _scale_table(table: QTableView, ratio: float) -> None:
     rows = table.verticalHeader()
+    rows.setMinimumSectionSize(1)  # its own is that of the font before
     rows.setDefaultSectionSize(round(rows.defaultSectionSize() * ratio))
     for column in range(table.horizontalHeader().count()):
         table.setColumnWidth(column, round(table.columnWidth(column) * ratio))

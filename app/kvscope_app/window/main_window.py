@@ -26,6 +26,7 @@ from kvscope_app.window.arranging.layout_watch import LayoutWatch
 from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.layout import DOCKS, DockSpec
 from kvscope_app.window.menu_corner import Corner
+from kvscope_app.window.remembered import note_widths, remember_map, remember_view
 from kvscope_app.window.status_bar import StatusBar
 from kvscope_app.window.window_actions import add_actions, build_menus
 from kvscope_app.window.window_body import WindowBody
@@ -70,6 +71,7 @@ class MainWindow(WindowBody):
         self._unloaded = list(DOCKS)
         self._next_view.connect(self._load_next_view, Qt.ConnectionType.QueuedConnection)
         self._last_view.connect(self._on_all_loaded, Qt.ConnectionType.QueuedConnection)
+        remember_map(self.page_map, themes.settings)
         self.notices = EngineNotices(self, keeper)
         self.actions_by_name = Actions(self, themes.settings)
         add_actions(self, self.actions_by_name)
@@ -107,6 +109,7 @@ class MainWindow(WindowBody):
         self.undo.forget()
         for view in self.views.values():
             self.refresher.remove(view)  # or it would begin again what it ended
+            note_widths(view, self.themes.settings)
             view.shut_down()
         self.last_words = "\n".join(view.last_words for view in self.views.values() if view.last_words)
         self.closing.emit(self)
@@ -171,6 +174,7 @@ class MainWindow(WindowBody):
         dock.setWidget(view)
         placeholder.deleteLater()
         self._add_view(spec.name, view)
+        remember_view(view, self.themes.settings)
         self._keep_sizes()
         if spec is DOCKS[0] and self.session.takes_commands:
             view.setFocus()  # the prompt is where one begins

@@ -155,9 +155,14 @@ def _map(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("zoom_in", "Zoom in", MAP, view.zoom_in, ("+", "="), "zoom-in"),
         ActionSpec("zoom_out", "Zoom out", MAP, view.zoom_out, ("-",), "zoom-out"),
         ActionSpec("fit", "Show all blocks", MAP, view.fit_all, ("F",), "fit"),
-        ActionSpec("flash", "Light up cells that change", MAP, view.set_flashing, checkable=True),
+        ActionSpec("flash", "Light up cells that change", MAP, partial(_flash, window), checkable=True),
         ActionSpec("focus_map", "Go to the page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map"),
     ]
+
+
+def _flash(window: WindowBody, on: bool) -> None:
+    window.page_map.set_flashing(on)
+    window.themes.settings.change(flashes=on)
 
 
 def _panels(window: WindowBody) -> list[ActionSpec]:

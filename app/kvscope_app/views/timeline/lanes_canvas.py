@@ -20,6 +20,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 
+from kvscope_app.look.own_keys import is_own_key
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text
@@ -36,6 +37,10 @@ _WHEEL_FACTOR: Final = 0.8
 _KEY_FACTOR: Final = 0.5
 _KEY_SHARE: Final = 0.1
 _MIN_SIZE: Final = (240, 120)
+_KEYS: Final = {
+    *(Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown),
+    *(Qt.Key.Key_Plus, Qt.Key.Key_Equal, Qt.Key.Key_Minus, Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_F),
+}
 
 
 class LanesCanvas(QWidget):
@@ -192,8 +197,11 @@ class LanesCanvas(QWidget):
             found = self.found_at(event.pos())
             QToolTip.showText(event.globalPos(), plain_tip(found.words) if found is not None else "", self)
             return True
-        if event.type() == QEvent.Type.DevicePixelRatioChange:
+        if event.type() in (QEvent.Type.DevicePixelRatioChange, QEvent.Type.FontChange):
             self._redraw()
+        if is_own_key(event, _KEYS):
+            event.accept()
+            return True
         return super().event(event)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
@@ -255,6 +263,8 @@ class LanesCanvas(QWidget):
             self.zoom(_KEY_FACTOR)
         elif key == Qt.Key.Key_Minus:
             self.zoom(1 / _KEY_FACTOR)
+        elif key == Qt.Key.Key_F:
+            self.fit()
         elif key == Qt.Key.Key_Home:
             self.pan(self.whole.begin_ns - span.begin_ns)
         elif key == Qt.Key.Key_End:

@@ -37,10 +37,20 @@ _MAP_KEYS: Final = (
 _CHART_KEYS: Final = (
     ("Zoom the time at the pointer", "Ctrl+Wheel"),
     ("Move in time", "Drag"),
-    ("Read all values of a moment", "Point at it"),
+    ("Read all values of a moment", "Point at it, or Shift+Left, Shift+Right"),
+    ("Move and zoom the time, with the focus on a chart", "Left, Right, + and −"),
+    ("To the first that is known, to the present", "Home, End"),
+)
+_TIMELINE_KEYS: Final = (
+    ("Move and zoom the time", "Left, Right, + and −"),
+    ("Move the cursor", "Shift+Left, Shift+Right"),
+    ("To the start, to the end", "Home, End"),
+    ("Scroll the requests", "Up, Down, Page Up, Page Down"),
+    ("Show the whole time", "F or double click"),
 )
 _HEATMAP_KEYS: Final = (
     ("Move the cell", "Arrow keys, Page Up, Page Down"),
+    ("To the first second, to the last", "Home, End"),
     ("Go to the second of the cell", "Enter or click"),
     ("Zoom the time", "Wheel, + and −"),
     ("Move in time", "Drag"),
@@ -78,6 +88,7 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]], chan
     groups: dict[str, list[tuple[str, str]]] = {
         "Page map, when it has the focus": list(_MAP_KEYS),
         "Throughput, over a chart": list(_CHART_KEYS),
+        "Timeline, when it has the focus": list(_TIMELINE_KEYS),
         "Fragmentation, when it has the focus": list(_HEATMAP_KEYS),
     }
     for group, action in entries:
