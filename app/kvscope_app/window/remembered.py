@@ -6,6 +6,7 @@ A window begins with what was chosen last, in whichever window that was; those t
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from PySide6.QtWidgets import QTableView
 
@@ -14,6 +15,9 @@ from kvscope_app.settings.settings_keeper import SettingsKeeper
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.color_modes import ColorMode
+
+_MADE: Final = "made_widths"
+"""Of a table: how wide its columns were made, at 100 %."""
 
 
 def remember_map(view: PageMapView, choices: SettingsKeeper) -> None:
@@ -37,8 +41,8 @@ def remember_view(view: View, choices: SettingsKeeper) -> None:
 def note_widths(view: View, choices: SettingsKeeper) -> None:
     """The window closes: columns that have another width than they were made with are remembered."""
     table = getattr(view, "table", None)
-    made = None if table is None else table.property("made_widths")
-    if made is None:
+    made = table.property(_MADE) if isinstance(table, QTableView) else None
+    if made is None or not isinstance(table, QTableView):
         return
     widths = {title: round(width * 100 / scaled(100)) for title, width in _widths(table).items()}
     changed = {title: width for title, width in widths.items() if abs(width - made[title]) > 1 and width > 0}
@@ -51,7 +55,7 @@ def _remember_requests(view: View, choices: SettingsKeeper) -> None:
 
     assert isinstance(view, RequestsView), "it has the name"
     made = {title: round(width * 100 / scaled(100)) for title, width in _widths(view.table).items()}
-    view.table.setProperty("made_widths", made)
+    view.table.setProperty(_MADE, made)
     for column, title in enumerate(made):
         width = choices.values.request_columns.get(title)
         if width is not None:
