@@ -11,7 +11,7 @@ from tests.app.look.color_vision import MACHADO, ciede2000, lab_seen
 from kvscope_app.look.safe_palette import SAFE_DARK, SAFE_LIGHT, SAFE_THEMES
 from kvscope_app.look.theme import DARK, THEMES, mix
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
-from kvscope_app.views.page_map.drawing.ink import lower_cached
+from kvscope_app.views.page_map.drawing.ink import lower_cached, sign_color
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS
 
 LEAST = 10.0
@@ -81,6 +81,14 @@ def test_words_are_read():
         for name in ("good", "warn", "bad"):
             assert contrast(getattr(theme, name), theme.panel) >= 4.5, (theme.name, name)
         assert all(contrast(color, theme.base) >= 3 for color in theme.series)
+
+
+def test_signs_are_seen_on_their_flashes():
+    """They say without colour what the flash says."""
+    for theme in (*THEMES.values(), *SAFE_THEMES.values()):
+        for kind in MOVES:
+            flash = getattr(theme, f"flash_{kind.name.lower()}")
+            assert contrast(sign_color(kind, theme), flash) >= 3, (theme.name, kind)
 
 
 def test_the_usual_palette_is_not_safe():
