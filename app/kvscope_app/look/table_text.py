@@ -27,6 +27,8 @@ def _columns(view: QAbstractItemView) -> list[int]:
     count = view.model().columnCount()
     if header is None:
         return list(range(min(count, 1)))
+    if header.isHidden():  # shown as cards, which have all of it
+        return list(range(count))
     places = (header.logicalIndex(place) for place in range(count))
     return [column for column in places if not header.isSectionHidden(column)]
 

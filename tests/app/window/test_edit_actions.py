@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QDockWidget
+from PySide6.QtGui import QGuiApplication, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import QDockWidget, QTableView
 
+from kvscope_app.look.table_text import as_tsv
 from kvscope_app.views.console.conversation import Message
 
 CONTROL = Qt.KeyboardModifier.ControlModifier
@@ -45,6 +46,19 @@ def test_a_table_is_copied_with_its_titles(window, qtbot):
     assert title[0] == view.model.headerData(2, Qt.Orientation.Horizontal)
     assert "#" not in title
     assert [row[0] for row in rows] == [view.model.index(row, 2).data() for row in range(3)]
+
+
+def test_cards_are_copied_with_all_they_say(qtbot):
+    model = QStandardItemModel(1, 3)
+    model.setHorizontalHeaderLabels(["Time", "Kind", "Why"])
+    for column, text in enumerate(("10:00", "evicted", "no\troom\nleft")):
+        model.setItem(0, column, QStandardItem(text))
+    table = QTableView()
+    qtbot.addWidget(table)
+    table.setModel(model)
+    table.setColumnHidden(0, True)
+    table.horizontalHeader().hide()
+    assert as_tsv(table, [0]) == "Time\tKind\tWhy\n10:00\tevicted\tno room left\n"
 
 
 def test_words_are_still_copied_as_words(window, qtbot):
