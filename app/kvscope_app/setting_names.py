@@ -1,7 +1,8 @@
-"""What is remembered between runs: the names of all settings, and the version of what they hold. Reads and writes none.
+"""The names of what is in the INI file of the user's configuration folder, and its versions. Reads and writes none.
 
-The file is an INI in the user's configuration folder. A name never changes its meaning: what is kept in another form
-gets another version, or another name.
+What a person chose is not there but in `settings.settings.Settings`, in the JSON file beside: of these, the INI has
+what earlier versions kept, which is read once. It keeps what Qt packs for each window. A name never changes its
+meaning: what is kept in another form gets another version, or another name.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 THEME: Final = "theme"
-"""`auto`, `dark` or `light`."""
+"""`auto`, `dark` or `light`; of earlier versions."""
 KEPT_MINUTES: Final = "timeline/minutes"
 KEPT_MEGABYTES: Final = "timeline/megabytes"
-"""How much of the past a live session keeps on the disk, at most."""
+"""How much of the past a live session keeps on the disk, at most; of earlier versions."""
 ALARM_RULES: Final = "alarms/rules"
 """When alarms ring, as JSON (`kvscope_telemetry.alarms.rules`)."""
 RECORD_TEXTS: Final = "recording/texts"

@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.stylesheet import stylesheet
 from kvscope_app.look.theme import Theme, mix
+from kvscope_app.look.zoom import fit_own_fonts, zoom_of
 
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
@@ -15,7 +16,8 @@ def apply_theme(app: QApplication, theme: Theme) -> None:
         app.setStyle("Fusion")
     app.setStyleSheet("")  # one in place of another reaches only the widgets whose rules are remembered
     app.setPalette(palette(theme))
-    app.setStyleSheet(stylesheet(theme))
+    app.setStyleSheet(stylesheet(theme, zoom_of(app)))
+    fit_own_fonts(app)
 
 
 def forget_rules(app: QApplication) -> None:

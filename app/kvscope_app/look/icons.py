@@ -10,6 +10,8 @@ from PySide6.QtCore import QByteArray, QRectF, QSize, Qt
 from PySide6.QtGui import QIcon, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 
+from kvscope_app.look.zoom import scaled
+
 _INK: Final = "#000001"
 """The colour in the SVG files that stands for the theme's."""
 _SCALES: Final = (1, 2, 3)
@@ -17,8 +19,8 @@ _FOLDER: Final = resources.files("kvscope_resources") / "icons"
 
 
 def icon(name: str, color: str, disabled: str | None = None, size: int = 18) -> QIcon:
-    """Icon `name` in `color` (`#rrggbb`), `size` device-independent pixels, sharp up to three times that."""
-    result = QIcon()
+    """Icon `name` in `color` (`#rrggbb`), `size` device-independent pixels at 100 %, sharp up to three times that."""
+    size, result = scaled(size), QIcon()
     _add(result, name, color, size, QIcon.Mode.Normal)
     if disabled is not None:
         _add(result, name, disabled, size, QIcon.Mode.Disabled)

@@ -7,12 +7,16 @@ QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `not
 
 from __future__ import annotations
 
+import re
 from string import Template
 from typing import Final
 
 from kvscope_app.look.icons import chevron_path
 from kvscope_app.look.theme import Theme, mix
 
+_LENGTH: Final = re.compile(r"\b(\d+)px\b")
+_THIN: Final = 3
+"""Shorter lengths are those of lines."""
 _SHEET: Final = Template("""
 QMainWindow, QMainWindow > QWidget#body { background: $window; }
 QWidget#page_map { background: $base; }
@@ -144,8 +148,8 @@ QDialog { background: $panel; }
 """)
 
 
-def stylesheet(theme: Theme) -> str:
-    """The sheet with the colours of `theme`."""
+def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
+    """The sheet with the colours of `theme`, its lengths at `zoom_percent`; lines keep their width."""
     names = (
         "window",
         "base",
@@ -160,7 +164,7 @@ def stylesheet(theme: Theme) -> str:
         "warn",
         "grid",
     )
-    return _SHEET.substitute(
+    sheet = _SHEET.substitute(
         {name: getattr(theme, name) for name in names},
         accent_hover=mix(theme.accent, theme.text, 0.15),
         selected=mix(theme.accent, theme.base, 0.72),
@@ -170,3 +174,8 @@ def stylesheet(theme: Theme) -> str:
         chevron=chevron_path(theme.is_dark),
         chevron_up=chevron_path(theme.is_dark, up=True),
     )
+    return sheet if zoom_percent == 100 else _LENGTH.sub(lambda found: _at_zoom(int(found[1]), zoom_percent), sheet)
+
+
+def _at_zoom(length: int, zoom_percent: int) -> str:
+    return f"{length if length < _THIN else round(length * zoom_percent / 100)}px"

@@ -15,6 +15,8 @@ from PySide6.QtGui import QColor
 
 NUM_OWNER_COLORS: Final = 96
 _GOLDEN_RATIO: Final = 0.618033988749895
+_SEEN: Final = 3.0
+"""Contrast (WCAG 2) from which signs are seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Theme:
     grid: str
     """Lines of plots: opaque, faint."""
     series: tuple[str, ...]
-    """Eight curve colours (after Okabe and Ito) that colour-blind people tell apart."""
+    """Eight curve colours, after Okabe and Ito; those of `safe_palette` are told apart by colour-blind eyes as well."""
     block_free: str
     block_active: str
     block_cached: str
@@ -140,12 +142,18 @@ def mix(first: str, second: str, share: float) -> str:
     return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in parts)
 
 
+def readable_on(color: str, theme: Theme) -> str:
+    """What is drawn on `color`: the background's colour, the text's where that would hardly be seen."""
+    light, base = sorted((_luminance(color), _luminance(theme.base)), reverse=True)
+    return theme.base if (light + 0.05) / (base + 0.05) >= _SEEN else theme.text
+
+
 def owner_color(number: int, theme: Theme = DARK) -> QColor:
     """The colour of request `number`, the same in every view; neighbours in number are far apart in hue."""
     return QColor(owner_colors(theme)[number % NUM_OWNER_COLORS])
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def owner_colors(theme: Theme) -> tuple[str, ...]:
     """`NUM_OWNER_COLORS` colours a golden angle of hue apart, in three lightnesses."""
     return tuple(_owner(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))
@@ -158,3 +166,9 @@ def _owner(index: int, is_dark: bool) -> str:
     lightness -= 0.10 * max(0.0, 1.0 - abs(hue - 0.25) / 0.2)
     red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.52)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def _luminance(color: str) -> float:
+    values = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (v / 12.92 if v <= 0.04045 else float(((v + 0.055) / 1.055) ** 2.4) for v in values)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

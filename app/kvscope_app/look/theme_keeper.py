@@ -1,4 +1,4 @@
-"""Which theme is on: the person's choice, or what the system prefers. One for all windows."""
+"""Which theme is on and how large all is: the person's choice, or what the system prefers. One for all windows."""
 
 from __future__ import annotations
 
@@ -8,38 +8,77 @@ from PySide6.QtCore import QObject, QSettings, Qt, Signal
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.apply_theme import apply_theme
-from kvscope_app.look.theme import DARK, LIGHT, THEMES, Theme
-from kvscope_app.setting_names import THEME
+from kvscope_app.look.safe_palette import SAFE_THEMES
+from kvscope_app.look.theme import THEMES, Theme
+from kvscope_app.look.zoom import apply_zoom, zoom_of
+from kvscope_app.settings.settings import ZOOM_STEPS, Settings
+from kvscope_app.settings.settings_keeper import SettingsKeeper
 
 CHOICES: Final = ("auto", "dark", "light")
+PALETTES: Final = {"usual": THEMES, "safe": SAFE_THEMES}
 
 
 class ThemeKeeper(QObject):
     """Applies the theme to the application and tells whoever paints for himself."""
 
     changed = Signal(object)
-    """The `Theme` that is on now."""
+    """The `Theme` that is on now. It is told as well when all becomes larger or smaller."""
 
     def __init__(self, app: QApplication, settings: QSettings, choice: str | None = None) -> None:
         """`choice` is for this run alone; without it, what was chosen last time."""
         super().__init__(app)
         self._app = app
-        self._settings = settings
-        saved = str(settings.value(THEME, "auto"))
-        self.choice = choice or (saved if saved in CHOICES else "auto")
+        self.settings = SettingsKeeper(settings, self)
+        self.choice = choice or self.settings.values.theme
         self.theme: Theme = self._wanted()
+        apply_zoom(app, self.settings.values.zoom_percent)
         apply_theme(app, self.theme)
         app.styleHints().colorSchemeChanged.connect(self._follow)
+        app.applicationStateChanged.connect(self._look)
+        self.settings.changed.connect(self._on_settings)
 
     def choose(self, choice: str) -> None:
         """Take and remember a choice of `CHOICES`."""
         self.choice = choice
-        self._settings.setValue(THEME, choice)
+        self.settings.change(theme=choice)
         self._follow()
 
     def toggle(self) -> None:
         """The other of dark and light."""
         self.choose("light" if self.theme.is_dark else "dark")
+
+    def choose_palette(self, palette: str) -> None:
+        """Take and remember one of `PALETTES`."""
+        self.settings.change(palette=palette)
+
+    def zoom(self, steps: int) -> None:
+        """So many steps larger, smaller, or back to 100 % for none."""
+        now = self.settings.values.zoom_percent
+        if steps > 0:
+            wanted = next((step for step in ZOOM_STEPS if step > now), now)
+        elif steps < 0:
+            wanted = next((step for step in reversed(ZOOM_STEPS) if step < now), now)
+        else:
+            wanted = 100
+        self.settings.change(zoom_percent=wanted)
+
+    def _look(self, state: Qt.ApplicationState) -> None:
+        """Another desktop may have changed something while this one had no focus."""
+        if state == Qt.ApplicationState.ApplicationActive:
+            self.settings.look()
+
+    def _on_settings(self, before: Settings) -> None:
+        now = self.settings.values
+        if now.theme != before.theme:
+            self.choice = now.theme
+        percent = now.zoom_percent
+        if percent != zoom_of(self._app):
+            apply_zoom(self._app, percent)
+            apply_theme(self._app, self._wanted())
+            self.theme = self._wanted()
+            self.changed.emit(self.theme)
+            return
+        self._follow()
 
     def _follow(self) -> None:
         theme = self._wanted()
@@ -49,7 +88,9 @@ class ThemeKeeper(QObject):
             self.changed.emit(theme)
 
     def _wanted(self) -> Theme:
+        themes = PALETTES[self.settings.values.palette]
         if self.choice != "auto":
-            return THEMES[self.choice]
+            return themes[self.choice]
         # Unknown without a platform theme: dark, as monitors are.
-        return LIGHT if self._app.styleHints().colorScheme() == Qt.ColorScheme.Light else DARK
+        is_light = self._app.styleHints().colorScheme() == Qt.ColorScheme.Light
+        return themes["light" if is_light else "dark"]

@@ -42,7 +42,7 @@ def picture_actions(window: WindowBody, group: str) -> list[ActionSpec]:
             "Copy a picture of this view",
             group,
             lambda: copy_view(window, view_in_focus(window)),
-            ("Ctrl+Shift+C",),
+            ("Ctrl+Alt+C",),
             tip="Into the clipboard: of the view that has the keyboard, or the page map",
         ),
         ActionSpec(

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QToolButton, QTool
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.playback.playback import SPEEDS, speed_text, time_text, wall_text
 from kvscope_app.playback.slider_marks import ROOM_FOR_SIGNS, SliderMarks
 from kvscope_app.playback.time_slider import TimeSlider
@@ -196,7 +197,7 @@ def _button(action: QAction) -> QToolButton:
     button = QToolButton()
     button.setDefaultAction(action)
     button.setAutoRaise(True)
-    button.setIconSize(QSize(17, 17))
+    button.setIconSize(QSize(scaled(17), scaled(17)))
     button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
     button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
     return button

@@ -6,8 +6,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QSpinBox, QVBoxLayout
 
 from kvscope_app.look.makers import label
-from kvscope_app.session.rings import MEGABYTES, MINUTES, kept_bounds, rings_folder
-from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES
+from kvscope_app.session.rings import rings_folder
+from kvscope_app.settings.settings import MEGABYTES, MINUTES
 from kvscope_app.window.window_body import WindowBody
 
 
@@ -16,12 +16,12 @@ class KeptDialog(QDialog):
 
     def __init__(self, window: WindowBody) -> None:
         super().__init__(window)
-        self._kept, self._settings = window.session.kept, window.settings
+        self._kept, self._settings = window.session.kept, window.themes.settings
         self.setWindowTitle("Timeline keeps")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        minutes, megabytes = kept_bounds(self._settings)
-        self.minutes = _number(minutes, MINUTES, " minutes", "Minutes to keep")
-        self.megabytes = _number(megabytes, MEGABYTES, " MB", "Megabytes to keep")
+        chosen = self._settings.values
+        self.minutes = _number(chosen.timeline_minutes, MINUTES, " minutes", "Minutes to keep")
+        self.megabytes = _number(chosen.timeline_megabytes, MEGABYTES, " MB", "Megabytes to keep")
         form = QFormLayout()
         form.addRow("The last", self.minutes)
         form.addRow("but at most", self.megabytes)
@@ -37,8 +37,7 @@ class KeptDialog(QDialog):
     def accept(self) -> None:
         """Keep so much from now on."""
         minutes, megabytes = self.minutes.value(), self.megabytes.value()
-        self._settings.setValue(KEPT_MINUTES, minutes)
-        self._settings.setValue(KEPT_MEGABYTES, megabytes)
+        self._settings.change(timeline_minutes=minutes, timeline_megabytes=megabytes)
         if self._kept is not None:
             self._kept.ring.set_bounds(max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
         super().accept()

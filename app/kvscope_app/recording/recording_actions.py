@@ -42,8 +42,10 @@ def recording_actions(window: WindowBody) -> list[ActionSpec]:
 
 
 def free_path(window: WindowBody) -> Path:
-    """A name that is not taken, of the model and the time, where the person's documents are."""
-    folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation))
+    """A name that is not taken, of the model and the time, where the last one went or the person's documents are."""
+    last = window.themes.settings.values.recording_folder
+    documents = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)
+    folder = Path(last if last and Path(last).is_dir() else documents)
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.live_mirror.hello)).strip("-") or "kvscope"
     stem = f"{model}-{time.strftime('%Y%m%d-%H%M')}"
     names = (f"{stem}.mcap", *(f"{stem}-{number}.mcap" for number in range(2, 1000)))
@@ -173,8 +175,13 @@ def _ask_path(window: WindowBody, run: Callable[[str], object]) -> None:
     dialog.setDefaultSuffix("mcap")
     dialog.selectFile(path.name)
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    dialog.fileSelected.connect(lambda path: _note_folder(window, path))
     dialog.fileSelected.connect(run)
     dialog.open()
+
+
+def _note_folder(window: WindowBody, path: str) -> None:
+    window.themes.settings.change(recording_folder=str(Path(path).absolute().parent))
 
 
 def _with_ending(path: str) -> Path:

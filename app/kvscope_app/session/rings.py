@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import QSettings, QStandardPaths
 
 from kvscope_app.session.background import Background
-from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES
+from kvscope_app.settings.settings_keeper import read_settings
 
 if TYPE_CHECKING:
     from kvscope_telemetry.timeline.left_rings import LeftRing
     from kvscope_telemetry.timeline.ring import Ring
 
-MINUTES: Final = (1, 10, 24 * 60)
-"""Least, usual and most."""
-MEGABYTES: Final = (16, 512, 65_536)
 _OLD_S: Final = 7 * 24 * 3600
 """What a crashed session left goes when nobody asked for it for so long."""
 _numbers = itertools.count(1)
@@ -33,7 +30,8 @@ def rings_folder() -> Path:
 
 def kept_bounds(settings: QSettings) -> tuple[int, int]:
     """Minutes and megabytes that are kept at most."""
-    return _bounded(settings.value(KEPT_MINUTES), MINUTES), _bounded(settings.value(KEPT_MEGABYTES), MEGABYTES)
+    chosen = read_settings(settings)
+    return chosen.timeline_minutes, chosen.timeline_megabytes
 
 
 def make_ring(settings: QSettings) -> Ring:
@@ -73,11 +71,3 @@ def find_left_rings() -> Background[list[LeftRing]]:
         return found
 
     return Background(find, "kvscope-left")
-
-
-def _bounded(value: object, accepted: tuple[int, int, int]) -> int:
-    least, usual, most = accepted
-    try:
-        return max(least, min(int(str(value)), most))
-    except ValueError:
-        return usual

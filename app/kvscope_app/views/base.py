@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from PySide6.QtCore import QSettings, Qt
+from PySide6.QtCore import QSettings, Qt, Signal
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.look.theme import DARK, Theme
@@ -24,6 +24,9 @@ class View(QWidget):
     object_name: ClassVar[str] = ""
     """Name of the dock in saved layouts: never changes."""
     refresh_hz: ClassVar[float] = 10.0
+
+    done = Signal(str, object, object)
+    """Something was done that can be undone: in words ("deleting the chat"), what undoes it, what does it again."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,7 @@
-"""One registry of everything a person can do: menus, toolbar, shortcuts, palette and sheet all come from it."""
+"""One registry of everything a person can do: menus, toolbar, shortcuts, palette and sheets all come from it.
+
+Which keys an action has is the person's choice, else its own; see `keys/keymap.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from PySide6.QtCore import QEvent, Qt
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QKeySequence, QShortcutEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -17,8 +20,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvscope_app.look.asking import ask
 from kvscope_app.look.icons import icon
 from kvscope_app.look.theme import Theme
+from kvscope_app.settings.settings import Settings
+from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.window.keys.keymap import Command, keys_of
 
 _HAVE_KEYS_OF_THEIR_OWN: Final = (QAbstractButton, QAbstractItemView, QAbstractSlider, QComboBox)
 
@@ -42,13 +49,14 @@ class ActionSpec:
     yields: bool = False
     """Leaves its keys to a focused widget that means something by them itself."""
     tip: str = ""
-
-
-_KEYS: Final = {"Space": Qt.Key.Key_Space, "End": Qt.Key.Key_End, "Home": Qt.Key.Key_Home}
+    within: str = ""
+    """Its keys mean this only while the focus is in the dock of this name."""
+    question: Callable[[], str] | None = None
+    """Asked first, for what cannot be undone; nothing is asked where it is empty."""
 
 
 class YieldingAction(QAction):
-    """Of a key in `_KEYS`, which a focused widget may mean something by: then that comes first.
+    """Of keys that a focused widget may mean something by: then that comes first.
 
     Space presses a focused button, End goes to the end of a focused list.
     """
@@ -56,62 +64,107 @@ class YieldingAction(QAction):
     def event(self, event: QEvent) -> bool:
         focus = QApplication.focusWidget()
         if isinstance(event, QShortcutEvent) and isinstance(focus, _HAVE_KEYS_OF_THEIR_OWN):
-            key = _KEYS[event.key().toString()]
+            pressed = event.key()[0]  # type: ignore[index]  # PySide's stubs leave it out
             for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
-                focus.event(QKeyEvent(kind, key, Qt.KeyboardModifier.NoModifier))  # past the shortcuts
+                focus.event(QKeyEvent(kind, pressed.key(), pressed.keyboardModifiers()))  # past the shortcuts
             return True
         return super().event(event)
 
 
-class Actions:
-    """The actions of one window, by name, in the order they were added."""
+class Actions(QObject):
+    """The actions of one window, by name, in the order they were added. `choices`: which keys the person chose."""
 
-    def __init__(self, parent: QWidget) -> None:
+    keys_changed = Signal()
+
+    def __init__(self, parent: QWidget, choices: SettingsKeeper) -> None:
+        super().__init__(parent)
         self._parent = parent
+        self._choices = choices
         self._actions: dict[str, QAction] = {}
         self._specs: dict[str, ActionSpec] = {}
         self._exclusive: dict[str, QActionGroup] = {}
+        choices.changed.connect(self._on_settings)
 
     def __getitem__(self, name: str) -> QAction:
         return self._actions[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._actions
+
     def __iter__(self) -> Iterator[ActionSpec]:
         return iter(self._specs.values())
 
-    def add(self, spec: ActionSpec) -> QAction:
-        """Make the action and give it to the window, so that its shortcuts work."""
+    def add(self, spec: ActionSpec, place: QWidget | None = None) -> QAction:
+        """Make the action and give it to the window, so that its shortcuts work; to `place` where it is `within`."""
         assert spec.name not in self._specs, f"two actions are named {spec.name}"
         kind = YieldingAction if spec.yields else QAction
         action = kind(spec.text, self._parent)
         action.setObjectName(spec.name)
         action.setCheckable(spec.checkable)
-        action.setShortcuts([QKeySequence(keys) for keys in spec.shortcuts])
         if spec.exclusive:
             self._group(spec.exclusive).addAction(action)
         if spec.checkable and not spec.exclusive:
             action.triggered.connect(lambda checked: spec.run(checked))
         else:
-            action.triggered.connect(lambda: spec.run())
+            action.triggered.connect(lambda: self._run(spec))
         self.register(spec, action)
-        self._parent.addAction(action)
+        if place is not None:
+            action.setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+        (place or self._parent).addAction(action)
         return action
 
     def register(self, spec: ActionSpec, action: QAction) -> None:
         """Take an action that Qt made (a dock's own) into the registry."""
         self._specs[spec.name], self._actions[spec.name] = spec, action
-        keys = action.shortcut().toString(QKeySequence.SequenceFormat.NativeText)
-        tip = spec.tip or spec.text.rstrip("…")
-        action.setToolTip(f"{tip} ({keys})" if keys else tip)
+        self._give_keys(spec)
+
+    def remove(self, name: str) -> None:
+        """It can be done no longer."""
+        self._specs.pop(name)
+        action = self._actions.pop(name)
+        self._parent.removeAction(action)
+        action.deleteLater()
 
     def in_group(self, group: str) -> list[ActionSpec]:
         """The actions of one menu."""
         return [spec for spec in self if spec.group == group]
+
+    def commands(self) -> list[Command]:
+        """All of them, as the keymap sees them."""
+        return [
+            Command(spec.name, self._actions[spec.name].text().replace("&", ""), tuple(spec.shortcuts), spec.within)
+            for spec in self
+        ]
+
+    def key_text(self, name: str) -> str:
+        """The first of its keys as the system writes it; empty: none."""
+        return self._actions[name].shortcut().toString(QKeySequence.SequenceFormat.NativeText)
 
     def apply_theme(self, theme: Theme) -> None:
         """Draw the icons in the colours of `theme`."""
         for spec in self:
             if spec.icon:
                 self._actions[spec.name].setIcon(icon(spec.icon, theme.text, theme.border))
+
+    def _run(self, spec: ActionSpec) -> None:
+        question = "" if spec.question is None else spec.question()
+        if question:
+            ask(self._parent, question, spec.text.rstrip("…"), spec.run)
+        else:
+            spec.run()
+
+    def _on_settings(self, before: Settings) -> None:
+        if before.shortcuts != self._choices.values.shortcuts:
+            for spec in self:
+                self._give_keys(spec)
+            self.keys_changed.emit()
+
+    def _give_keys(self, spec: ActionSpec) -> None:
+        action = self._actions[spec.name]
+        keys = keys_of(spec.name, tuple(spec.shortcuts), self._choices.values.shortcuts)
+        action.setShortcuts([QKeySequence(text) for text in keys])
+        tip, first = spec.tip or spec.text.rstrip("…"), self.key_text(spec.name)
+        action.setToolTip(f"{tip} ({first})" if first else tip)
 
     def _group(self, name: str) -> QActionGroup:
         if name not in self._exclusive:

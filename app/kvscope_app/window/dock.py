@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QDockWidget, QHBoxLayout, QToolButton, QWidget
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
 
 
 class DockTitle(QWidget):
@@ -30,7 +31,7 @@ class DockTitle(QWidget):
         row.addWidget(PlainLabel(dock.windowTitle()))
         row.addStretch()
         for button in (self._float, self._close):
-            button.setIconSize(QSize(13, 13))
+            button.setIconSize(QSize(scaled(13), scaled(13)))
             button.setAutoRaise(True)
             button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the View menu does the same
             row.addWidget(button)

@@ -30,9 +30,12 @@ from kvscope_app.setting_names import window_group
 from kvscope_app.views.base import View
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
+from kvscope_app.window.arranging.kept_layouts import KeptLayouts
+from kvscope_app.window.arranging.layout_watch import LayoutWatch
 from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.layout import DOCKS, DockSpec
 from kvscope_app.window.menu_corner import Corner
+from kvscope_app.window.remembered import note_widths, remember_map, remember_view
 from kvscope_app.window.status_bar import StatusBar
 from kvscope_app.window.window_actions import add_actions, build_menus
 from kvscope_app.window.window_body import WindowBody
@@ -77,13 +80,16 @@ class MainWindow(WindowBody):
         self._unloaded = list(DOCKS)
         self._next_view.connect(self._load_next_view, Qt.ConnectionType.QueuedConnection)
         self._last_view.connect(self._on_all_loaded, Qt.ConnectionType.QueuedConnection)
+        remember_map(self.page_map, themes.settings)
         self.notices = EngineNotices(self, keeper)
         self.alarms = AlarmWatch(session, settings, self)
         self.alarm_strip = AlarmStrip(self.alarms, session.go_to, partial(self.focus_view, "bookmarks"))
         self._body.insertWidget(1, self.alarm_strip)
-        self.actions_by_name = Actions(self)
+        self.actions_by_name = Actions(self, themes.settings)
         add_actions(self, self.actions_by_name)
-        build_menus(self, self.actions_by_name)
+        self.layout_watch = LayoutWatch(self)
+        self.layouts = KeptLayouts(self, self.actions_by_name, self.layout_watch)
+        build_menus(self, self.actions_by_name, self.layouts)
         follow_agreement(self)
         if open_recording is not None:
             offer_recordings(self)
@@ -123,9 +129,11 @@ class MainWindow(WindowBody):
     def closeEvent(self, event: QCloseEvent) -> None:
         layout.save(self, self._settings, self._group)
         self.notices.forget()
+        self.undo.forget()
         for view in self.views.values():
             self.refresher.remove(view)  # or it would begin again what it ended
             view.remember(self._settings)
+            note_widths(view, self.themes.settings)
             view.shut_down()
         self.last_words = "\n".join(view.last_words for view in self.views.values() if view.last_words)
         self.closing.emit(self)
@@ -183,6 +191,7 @@ class MainWindow(WindowBody):
 
     def _on_all_loaded(self) -> None:
         self._keep_sizes()
+        self.layout_watch.begin()
         self.views_loaded.emit()
 
     def _load(self, spec: DockSpec) -> None:
@@ -198,6 +207,7 @@ class MainWindow(WindowBody):
         self._add_view(spec.name, view)
         if isinstance(table := getattr(view, "table", None), QWidget) and spec.name == "requests":
             add_to_requests(table, self.actions_by_name)
+        remember_view(view, self.themes.settings)
         self._keep_sizes()
         if spec is DOCKS[0] and self.session.takes_commands:
             view.setFocus()  # the prompt is where one begins
@@ -206,10 +216,12 @@ class MainWindow(WindowBody):
         self.views[name] = view
         view.recall(self._settings)
         self.refresher.add(view)
+        view.done.connect(self.undo.did)
 
     def _apply_theme(self, theme: Theme) -> None:
         self.actions_by_name.apply_theme(theme)
         self.actions_by_name[f"theme_{self.themes.choice}"].setChecked(True)
+        self.actions_by_name[f"palette_{self.themes.settings.values.palette}"].setChecked(True)
         parts = (self._corner, self._status, self.banner, self.alarm_strip, self.welcome, self.playback, self.held)
         for part in parts:
             part.apply_theme(theme)

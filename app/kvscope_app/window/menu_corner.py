@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_telemetry.source import SourceState
 
@@ -91,6 +92,6 @@ def _button(action: QAction) -> QToolButton:
     button = QToolButton()
     button.setDefaultAction(action)
     button.setAutoRaise(True)
-    button.setIconSize(QSize(17, 17))
+    button.setIconSize(QSize(scaled(17), scaled(17)))
     button.setAccessibleName(action.text().replace("&", ""))
     return button

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -13,7 +14,8 @@ from kvscope_app.debugger.debug_actions import DebugActions, debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
 from kvscope_app.library.library_actions import library_actions
-from kvscope_app.look.theme_keeper import CHOICES
+from kvscope_app.look.number_text import plural
+from kvscope_app.look.theme_keeper import CHOICES, PALETTES
 from kvscope_app.marks.mark_actions import clear_choice, mark_actions
 from kvscope_app.pictures.picture_actions import picture_actions
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
@@ -21,21 +23,28 @@ from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.arranging.kept_layouts import LAYOUTS, KeptLayouts
+from kvscope_app.window.edit_actions import EDIT, edit_actions, name_what_is_undone
+from kvscope_app.window.keys.shortcut_editor import ShortcutEditor
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.open_file import ask_file
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
 from kvscope_app.window.sheets.command_palette import CommandPalette
 from kvscope_app.window.sheets.help_sheets import about_sheet, shortcut_sheet
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.source import SourceState
 
 ENGINE: Final = "Engine"
 VIEW: Final = "View"
 MAP: Final = "Page map"
 PANELS: Final = "Panels"
 THEME: Final = "Theme"
+PALETTE: Final = "Colours"
 HELP: Final = "Help"
 EVENTS: Final = "Which events"
 _NOTICE_MS: Final = 6000
+_LAST_DIGIT: Final = 9
 _NEED_A_PAST: Final = (
     "to_start",
     "back",
@@ -60,43 +69,64 @@ def add_actions(window: WindowBody, actions: Actions) -> None:
         *mark_actions(window),
         *_engine(window),
         *debug_actions(window),
+        *edit_actions(window),
         *inspector_actions(window, VIEW),
         *_view(window),
         *_map(window),
         *_panels(window),
-        *_theme(window),
     ):
         actions.add(spec)
+    for spec in (*_zoom(window), *_theme(window), *_palette(window)):
+        actions.add(spec)
+    for spec in _in_docks(window):
+        actions.add(spec, window.docks[spec.within])
     _add_dock_toggles(window, actions)
     for spec in _help(window):
         actions.add(spec)
     add_selection_menus(window, actions, DebugActions(window, actions))
     _keep_checks(window, actions)
+    name_what_is_undone(window, actions)
 
 
-def build_menus(window: WindowBody, actions: Actions) -> None:
+def build_menus(window: WindowBody, actions: Actions, layouts: KeptLayouts) -> None:
     """Menus in the order of the groups."""
     bar = window.menuBar()
     _fill(bar.addMenu("&Engine"), actions, ENGINE)
-    fill_debug_menu(bar.addMenu("&Debug"), actions)
+    _fill(bar.addMenu("E&dit"), actions, EDIT)
+    fill_debug_menu(bar.addMenu("De&bug"), actions)
     time = bar.addMenu("&Time")
     _fill(time, actions, TIME)
     _fill(time.addMenu(EVENTS), actions, EVENTS)
     view = bar.addMenu("&View")
     _fill(view, actions, VIEW)
-    for group in (MAP, PANELS, THEME):
+    for group in (MAP, PANELS):
+        _fill(view.addMenu(group), actions, group)
+    layouts.fill(view.addMenu(LAYOUTS))
+    for group in (THEME, PALETTE):
         _fill(view.addMenu(group), actions, group)
     _fill(bar.addMenu("&Help"), actions, HELP)
 
 
 def _engine(window: WindowBody) -> list[ActionSpec]:
     own = [
-        ActionSpec("restart", "Restart engine", ENGINE, window.notices.restart, ("Ctrl+Shift+R",), "restart"),
+        ActionSpec(
+            "restart",
+            "Restart engine",
+            ENGINE,
+            window.notices.restart,
+            ("Ctrl+Shift+R",),
+            "restart",
+            question=partial(_what_a_restart_ends, window),
+        ),
         ActionSpec("log", "Show engine log", ENGINE, window.notices.show_log, ("Ctrl+Shift+G",), "log"),
     ]
     control = [
         ActionSpec(
-            "reset_cache", "Empty the prefix cache", ENGINE, partial(window.debugger.control, "reset_prefix_cache")
+            "reset_cache",
+            "Empty the prefix cache",
+            ENGINE,
+            partial(window.debugger.control, "reset_prefix_cache"),
+            question=lambda: "Empty the prefix cache? What is cached is computed again when a prompt needs it.",
         ),
     ]
     attach = [
@@ -118,7 +148,6 @@ def _view(window: WindowBody) -> list[ActionSpec]:
     session = window.session
     return [
         ActionSpec("clear", "Clear loop or selection", VIEW, partial(clear_choice, session), ("Esc",)),
-        ActionSpec("reset_layout", "Reset layout", VIEW, window.reset_layout, (), "layout"),
         *picture_actions(window, VIEW),
     ]
 
@@ -141,10 +170,15 @@ def _map(window: WindowBody) -> list[ActionSpec]:
         *modes,
         ActionSpec("zoom_in", "Zoom in", MAP, view.zoom_in, ("+", "="), "zoom-in"),
         ActionSpec("zoom_out", "Zoom out", MAP, view.zoom_out, ("-",), "zoom-out"),
-        ActionSpec("fit", "Show all blocks", MAP, view.fit_all, ("F", "Ctrl+0"), "fit"),
-        ActionSpec("flash", "Light up cells that change", MAP, view.set_flashing, checkable=True),
+        ActionSpec("fit", "Show all blocks", MAP, view.fit_all, ("F",), "fit"),
+        ActionSpec("flash", "Light up cells that change", MAP, partial(_flash, window), checkable=True),
         ActionSpec("focus_map", "Go to the page map", MAP, view.canvas.setFocus, ("Ctrl+1",), "map"),
     ]
+
+
+def _flash(window: WindowBody, on: bool) -> None:
+    window.page_map.set_flashing(on)
+    window.themes.settings.change(flashes=on)
 
 
 def _panels(window: WindowBody) -> list[ActionSpec]:
@@ -154,7 +188,7 @@ def _panels(window: WindowBody) -> list[ActionSpec]:
             f"Go to {spec.title.lower()}",
             PANELS,
             partial(window.focus_view, spec.name),
-            (f"Ctrl+{index}",) if index <= 9 else (),
+            (f"Ctrl+{index}",) if index <= _LAST_DIGIT else (),
             spec.icon,
         )
         for index, spec in enumerate(DOCKS, start=2)
@@ -178,10 +212,60 @@ def _theme(window: WindowBody) -> list[ActionSpec]:
     ]
 
 
+def _palette(window: WindowBody) -> list[ActionSpec]:
+    words = {"usual": "Usual colours", "safe": "Colours for colour-blind eyes"}
+    return [
+        ActionSpec(
+            f"palette_{name}",
+            words[name],
+            PALETTE,
+            partial(window.themes.choose_palette, name),
+            checkable=True,
+            exclusive="palette",
+        )
+        for name in PALETTES
+    ]
+
+
+def _zoom(window: WindowBody) -> list[ActionSpec]:
+    zoom = window.themes.zoom
+    return [
+        ActionSpec("larger", "Larger text", VIEW, partial(zoom, 1), ("Ctrl+=", "Ctrl++")),
+        ActionSpec("smaller", "Smaller text", VIEW, partial(zoom, -1), ("Ctrl+-",)),
+        ActionSpec("usual_size", "Text at its usual size", VIEW, partial(zoom, 0), ("Ctrl+0",)),
+    ]
+
+
+def _in_docks(window: WindowBody) -> list[ActionSpec]:
+    """What keys mean only where the focus is in one view. It may not be loaded yet."""
+
+    def ask(name: str, view: str) -> Callable[[], object]:
+        return lambda: getattr(window.views[view], name)() if view in window.views else None
+
+    return [
+        ActionSpec(
+            "abort_request",
+            "Abort the selected request…",
+            ENGINE,
+            ask("ask_abort", "requests"),
+            ("Del",),
+            within="requests",
+        ),
+        ActionSpec(
+            "new_chat", "New conversation", PANELS, ask("new_conversation", "console"), ("Ctrl+N",), within="console"
+        ),
+        ActionSpec(
+            "rename_chat", "Rename the conversation", PANELS, ask("rename", "console"), ("F2",), within="console"
+        ),
+        ActionSpec("delete_chat", "Delete the conversation", PANELS, ask("delete", "console"), within="console"),
+    ]
+
+
 def _help(window: WindowBody) -> list[ActionSpec]:
     return [
         ActionSpec("palette", "Command palette…", HELP, partial(_open_palette, window), ("Ctrl+Shift+P",), "palette"),
         ActionSpec("shortcuts", "Keyboard shortcuts", HELP, partial(_open_shortcuts, window), ("F1", "?"), "keyboard"),
+        ActionSpec("remap", "Change shortcuts…", HELP, partial(_open_editor, window), (), "keyboard"),
         ActionSpec("theme_toggle", "Dark or light", HELP, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
         ActionSpec("about", "About kvscope", HELP, lambda: about_sheet(window).show(), (), "help"),
     ]
@@ -218,8 +302,14 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
     window.closing.connect(forget)
     role()
     window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
-    actions["flash"].setChecked(True)
+    actions["flash"].setChecked(window.page_map.scene.flashing)
     actions[f"color_{window.page_map.mode}"].setChecked(True)
+
+    def keys() -> None:
+        window.page_map.show_keys({spec.name: actions.key_text(spec.name) for spec in actions.in_group(MAP)})
+
+    actions.keys_changed.connect(keys)
+    keys()
 
 
 def _add_dock_toggles(window: WindowBody, actions: Actions) -> None:
@@ -246,7 +336,21 @@ def _open_palette(window: WindowBody) -> None:
 
 
 def _open_shortcuts(window: WindowBody) -> None:
-    shortcut_sheet(window, entries(window)).show()
+    shortcut_sheet(window, entries(window), partial(_open_editor, window)).show()
+
+
+def _open_editor(window: WindowBody) -> None:
+    accent = window.themes.theme.color("accent")
+    ShortcutEditor(window, window.actions_by_name, window.themes.settings, accent).show()
+
+
+def _what_a_restart_ends(window: WindowBody) -> str:
+    """Nothing is asked where no engine runs."""
+    if window.session.status.state in (SourceState.ENDED, SourceState.CONNECTING):
+        return ""
+    running = int((window.session.live_mirror.requests.state == RequestState.RUNNING).sum())
+    ends = f" It ends {plural(running, 'running request')} and" if running else " It"
+    return f"Restart the engine?{ends} forgets what it cached."
 
 
 def _ask_endpoint(window: WindowBody) -> None:

@@ -27,6 +27,7 @@ from kvscope_app.window.banner import Banner
 from kvscope_app.window.dock import Dock
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.refresher import Refresher
+from kvscope_app.window.undo import UndoStack
 from kvscope_app.window.welcome import Welcome
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class WindowBody(QMainWindow):
         """The recordings that are listed; given by who opens windows."""
         self.views: dict[str, View] = {}
         self.docks: dict[str, Dock] = {}
+        self.undo = UndoStack(self)
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
         self.banner = Banner(self)

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 from PySide6.QtCore import QSettings, Qt
-from PySide6.QtWidgets import QLineEdit, QPushButton
+from PySide6.QtWidgets import QLineEdit, QMessageBox, QPushButton
 
 from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.settings.settings_keeper import read_settings
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout
@@ -164,7 +165,7 @@ def test_theme_is_toggled_and_remembered(session, make_window, settings):
     window = make_window(session)
     window.actions_by_name["theme_toggle"].trigger()
     assert window.themes.theme is LIGHT
-    assert settings.value("theme") == "light"
+    assert read_settings(settings).theme == "light"
     assert window.actions_by_name["theme_light"].isChecked()
     window.actions_by_name["theme_dark"].trigger()
     assert window.themes.theme is DARK
@@ -264,9 +265,21 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
 
 def test_engine_control_is_sent(engine, session, make_window):
     window = make_window(session)
+    window.actions_by_name["hold"].trigger()
+    assert engine.source.sent == [Control(action="pause", lease_s=5.0)]
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_the_cache_is_emptied_after_a_question(engine, session, make_window, sure):
+    window = make_window(session)
     window.actions_by_name["reset_cache"].trigger()
-    (command,) = engine.source.sent
-    assert command == Control(action="reset_prefix_cache", tag=command.tag)
+    (question,) = window.findChildren(QMessageBox)
+    assert "Empty the prefix cache?" in question.text()
+    assert engine.source.sent == []
+    assert question.defaultButton().text().replace("&", "") == "Cancel"
+    next(b for b in question.buttons() if b.text().startswith("Empty") == sure).click()
+    tags = [command.tag for command in engine.source.sent]
+    assert engine.source.sent == ([Control(action="reset_prefix_cache", tag=tags[0])] if sure else [])
 
 
 def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, poll):

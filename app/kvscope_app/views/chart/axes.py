@@ -11,6 +11,7 @@ from PySide6.QtCore import QRectF
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
 
 VALUE_AXIS_WIDTH = 50
 TIME_AXIS_HEIGHT = 20
@@ -25,12 +26,16 @@ class ValueAxis(pg.AxisItem):  # type: ignore[misc]  # pyqtgraph has no types
     def __init__(self, text: Callable[[float], str]) -> None:
         super().__init__("left")
         self._text = text
-        self.setWidth(VALUE_AXIS_WIDTH)
+        self.fit_zoom()
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=6, tickAlpha=255)
+
+    def fit_zoom(self) -> None:
+        """Room for the labels at the zoom of now."""
+        self.setWidth(scaled(VALUE_AXIS_WIDTH))
 
     def boundingRect(self) -> QRectF:
         """Half a line more above and below: pyqtgraph leaves out labels that reach beyond."""
-        wider: QRectF = super().boundingRect().adjusted(0, -_HALF_LINE, 0, _HALF_LINE)
+        wider: QRectF = super().boundingRect().adjusted(0, -scaled(_HALF_LINE), 0, scaled(_HALF_LINE))
         return wider
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
@@ -55,6 +60,7 @@ class TimeAxis(pg.AxisItem):  # type: ignore[misc]
         self.now_s: float | None = None
         """The right edge while following, None otherwise."""
         self._wall_offset_s = time.time() - time.monotonic()
+        self._has_labels = True
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=3, tickAlpha=255)
 
     def clock_text(self, value: float) -> str:
@@ -63,12 +69,17 @@ class TimeAxis(pg.AxisItem):  # type: ignore[misc]
 
     def show_labels(self, shown: bool) -> None:
         """Write the times below the plot, or leave just the lines."""
-        self.setHeight(TIME_AXIS_HEIGHT if shown else 1)
+        self._has_labels = shown
+        self.fit_zoom()
         self.setStyle(showValues=shown)
+
+    def fit_zoom(self) -> None:
+        """Room for the labels at the zoom of now."""
+        self.setHeight(scaled(TIME_AXIS_HEIGHT) if self._has_labels else 1)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
         """Round times, at least 70 px apart."""
-        wanted = (maxVal - minVal) * 70 / max(size, 1)
+        wanted = (maxVal - minVal) * scaled(70) / max(size, 1)
         step = next((step for step in _TIME_STEPS_S if step >= wanted), _TIME_STEPS_S[-1])
         origin = self.now_s if self.now_s is not None else -self._wall_offset_s
         first = np.ceil((minVal - origin) / step)
@@ -98,5 +109,6 @@ def color_axis(axis: pg.AxisItem, theme: Theme) -> None:
     axis.setPen(pg.mkPen(theme.grid))
     axis.setTextPen(pg.mkPen(theme.muted))
     axis.setStyle(tickFont=sans(_TICK_FONT_SCALE))
+    axis.fit_zoom()
     axis.setGrid(255)
     axis.setZValue(-10)

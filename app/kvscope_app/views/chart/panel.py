@@ -25,6 +25,10 @@ PLOT_MIN_HEIGHT = 64
 TEXT_MARGIN = 7
 """Half a line of text: the outermost values of the axis reach beyond the plot."""
 _SHRINK_BELOW = 0.45
+_KEY_SHARE = 0.1
+"""Of the time shown, an arrow key moves; with Shift less."""
+_KEY_READ = 0.01
+_KEY_ZOOM = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class ChartPanel(QWidget):
     """x of a click, in seconds."""
     range_dragged = Signal(float, float)
     """The person moved or zoomed the time shown."""
+    end_wanted = Signal(bool)
+    """To the start of the time, or to its end where it is true."""
 
     def __init__(
         self,
@@ -183,6 +189,7 @@ class ChartPanel(QWidget):
     def apply_theme(self, theme: Theme) -> None:
         """pyqtgraph does not follow the palette."""
         self.theme = theme
+        self.plot.theme = theme
         self.plot.setBackground(theme.base)
         for name in ("left", "bottom"):
             color_axis(self.plot.getAxis(name), theme)
@@ -230,6 +237,8 @@ class ChartPanel(QWidget):
         plot.scene().sigMouseMoved.connect(self._on_mouse_moved)
         plot.scene().sigMouseClicked.connect(self._on_clicked)
         plot.getViewBox().sigRangeChangedManually.connect(self._on_dragged)
+        plot.keyed.connect(self._on_key)
+        plot.setAccessibleName(f"{self.title}: chart")
 
     def leaveEvent(self, event: object) -> None:
         self.hovered.emit(None)
@@ -247,6 +256,24 @@ class ChartPanel(QWidget):
     def _on_dragged(self, _axes: object) -> None:
         (first, last), _ = self.plot.viewRange()
         self.range_dragged.emit(float(first), float(last))
+
+    def _on_key(self, key: Qt.Key, shift: bool) -> None:
+        """Arrows move the time, with Shift the moment that is read; + and − zoom around it."""
+        (first, last), _ = self.plot.viewRange()
+        length = last - first
+        if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
+            by = length * (_KEY_READ if shift else _KEY_SHARE) * (1 if key == Qt.Key.Key_Right else -1)
+            if shift:
+                at = self._cursor.value() if self._cursor.isVisible() else last
+                self.hovered.emit(min(max(float(at) + by, first), last))
+            else:
+                self.range_dragged.emit(first + by, last + by)
+        elif key in (Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_F):
+            self.end_wanted.emit(key != Qt.Key.Key_Home)
+        else:
+            share = 1 / _KEY_ZOOM if key == Qt.Key.Key_Minus else _KEY_ZOOM
+            middle = float(self._cursor.value()) if self._cursor.isVisible() else (first + last) / 2
+            self.range_dragged.emit(middle - (middle - first) * share, middle + (last - middle) * share)
 
 
 def _mark_tip(x: float, y: float, data: str) -> str:

@@ -1,21 +1,56 @@
-"""The plot of a panel: the wheel zooms its time, unless the panels scroll. Knows no curves."""
+"""The plot of a panel: the wheel zooms its time, unless the panels scroll; keys do the same. Knows no curves."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pyqtgraph as pg  # type: ignore[import-untyped]
-from PySide6.QtCore import QCoreApplication, Qt
-from PySide6.QtGui import QWheelEvent
+from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
+from PySide6.QtGui import QKeyEvent, QPainter, QPaintEvent, QWheelEvent
 from PySide6.QtWidgets import QScrollArea
+
+from kvscope_app.look.own_keys import draw_focus, is_own_key
+from kvscope_app.look.theme import DARK, Theme
+
+KEYS: Final = frozenset(
+    (
+        *(Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End),
+        *(Qt.Key.Key_Plus, Qt.Key.Key_Equal, Qt.Key.Key_Minus, Qt.Key.Key_F),
+    )
+)
 
 
 class Plot(pg.PlotWidget):  # type: ignore[misc]
     """With Ctrl the wheel always zooms; without, it is for `area` where that has more than it shows."""
 
+    keyed = Signal(object, bool)
+    """One of `KEYS` was pressed, and whether with Shift."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.area: QScrollArea | None = None
+        self.theme: Theme = DARK
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+
+    def event(self, event: QEvent) -> bool:
+        if is_own_key(event, KEYS):
+            event.accept()
+            return True
+        return bool(super().event(event))
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in KEYS and not event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            self.keyed.emit(Qt.Key(event.key()), bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier))
+            event.accept()
+        else:
+            event.ignore()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if self.hasFocus():
+            painter = QPainter(self.viewport())
+            draw_focus(painter, self.viewport().rect(), self.theme)
+            painter.end()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         area = self.area

@@ -6,9 +6,10 @@ Joins the widgets to the chat; owns which conversation is shown and which prompt
 from __future__ import annotations
 
 import time
+from functools import partial
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QAction, QKeySequence, QResizeEvent
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import label, tool_button
@@ -41,6 +42,9 @@ _WRITTEN_ELSEWHERE = "Another window writes an answer here"
 
 class ChatPage(QWidget):
     """The whole chat in one widget."""
+
+    done = Signal(str, object, object)
+    """As a view's."""
 
     def __init__(self, session: Session, chat: Chat) -> None:
         super().__init__()
@@ -147,26 +151,43 @@ class ChatPage(QWidget):
             self.composer.edit.clear()
             self._tell("")
 
-    def _on_delete(self) -> None:
-        self._deleted = self.current
-        row = self.chat.conversations.index(self.current)
-        self.chat.delete(self.current)
-        self.show_conversation(self.chat.conversations[min(row, len(self.chat.conversations) - 1)])
-        self._tell(f"Deleted “{self._deleted.title}”.")
-        self.undo.setVisible(bool(self._deleted.messages))
+    def delete(self) -> None:
+        """The conversation that is shown goes; it can be brought back."""
+        self._deleted = deleted = self.current
+        self._remove(deleted)
+        self._tell(f"Deleted “{deleted.title}”.")
+        self.undo.setVisible(bool(deleted.messages))
+        if deleted.messages:
+            words = f"deleting “{deleted.title}”"
+            self.done.emit(words, partial(self._bring_back, deleted), partial(self._remove, deleted))
 
     def _on_undo(self) -> None:
         if self._deleted is not None:
             deleted, self._deleted = self._deleted, None
-            self.chat.restore(deleted)
-            self.show_conversation(deleted)
+            self._bring_back(deleted)
         self._tell("")
+
+    def _remove(self, conversation: Conversation) -> None:
+        if conversation not in self.chat.conversations:  # another window was faster
+            return
+        row = self.chat.conversations.index(conversation)
+        self.chat.delete(conversation)
+        if conversation is self.current:
+            self.show_conversation(self.chat.conversations[min(row, len(self.chat.conversations) - 1)])
+
+    def _bring_back(self, conversation: Conversation) -> None:
+        """Once, whoever asks."""
+        if all(conversation.key != other.key for other in self.chat.conversations):
+            self.chat.restore(conversation)
+        found = self.chat.find(conversation.key)
+        if found is not None:
+            self.show_conversation(found)
 
     def _on_row(self, row: int) -> None:
         if 0 <= row < len(self.chat.conversations):
             self.show_conversation(self.chat.conversations[row])
 
-    def _on_rename(self) -> None:
+    def rename(self) -> None:
         """In place: the list where it is seen, the drop-down's own line otherwise."""
         row = self.chat.conversations.index(self.current)
         if self.list.isVisible():
@@ -225,9 +246,9 @@ class ChatPage(QWidget):
 
     def _connect(self) -> None:
         self.head.new.clicked.connect(self.new_conversation)
-        self.head.rename.clicked.connect(self._on_rename)
+        self.head.rename.clicked.connect(self.rename)
         self.head.renamed.connect(lambda title: self.chat.rename(self.current, title))
-        self.head.remove.clicked.connect(self._on_delete)
+        self.head.remove.clicked.connect(self.delete)
         self.undo.clicked.connect(self._on_undo)
         self.head.settings.toggled.connect(self._options.setVisible)
         self.head.follow.toggled.connect(self._on_follow)
@@ -245,12 +266,6 @@ class ChatPage(QWidget):
         self.chat.answer_changed.connect(self._on_answer)
         self.chat.told.connect(self._tell)
         self.session.status_changed.connect(self.show_status)
-        for key, slot in (("Ctrl+N", self.new_conversation), ("F2", self._on_rename)):
-            action = QAction(self)
-            action.setShortcut(QKeySequence(key))
-            action.setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
-            action.triggered.connect(slot)
-            self.addAction(action)
 
     def _lay_out(self) -> None:
         self._pages = QStackedWidget()

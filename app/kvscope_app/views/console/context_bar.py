@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QWidget
 from kvscope_app.look.makers import label
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 
 NEARLY_FULL: Final = 0.8
 FULL: Final = 0.95
@@ -22,7 +23,7 @@ class ContextBar(QWidget):
         self.bar = QProgressBar()
         self.bar.setTextVisible(False)
         self.bar.setRange(0, 1000)
-        self.bar.setFixedWidth(72)
+        self.bar.setFixedWidth(scaled(72))
         self.bar.setAccessibleName("Context fill")
         self.text = label(look="muted", elastic=True)
         self._theme: Theme = DARK

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.conversation import Conversation
 
@@ -82,7 +83,7 @@ class ConversationList(QListView):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         triggers = QAbstractItemView.EditTrigger
         self.setEditTriggers(triggers.DoubleClicked | triggers.EditKeyPressed)
-        self.setFixedWidth(190)
+        self.setFixedWidth(scaled(190))
         self.clicked.connect(lambda index: on_chosen(index.row()))
         self.activated.connect(lambda index: on_chosen(index.row()))
 

@@ -35,6 +35,7 @@ class ConsoleView(View):
         super().__init__(session, parent)
         self.chat = Chat(session, ConversationStore(folder or _data_folder()), self)
         self.page = ChatPage(session, self.chat)
+        self.page.done.connect(self.done)
         self.load = LoadView(session)
         self._tabs = QTabWidget()
         self._tabs.setDocumentMode(True)
@@ -50,6 +51,20 @@ class ConsoleView(View):
         application = QCoreApplication.instance()
         if application is not None:
             application.aboutToQuit.connect(self.chat.save)
+
+    def new_conversation(self) -> None:
+        """Begin another one."""
+        self._tabs.setCurrentWidget(self.page)
+        self.page.new_conversation()
+
+    def rename(self) -> None:
+        """Give the conversation that is shown another name."""
+        self._tabs.setCurrentWidget(self.page)
+        self.page.rename()
+
+    def delete(self) -> None:
+        """The conversation that is shown goes."""
+        self.page.delete()
 
     def refresh(self) -> None:
         """Streaming paints itself; here only what follows from the engine's state."""

@@ -24,10 +24,11 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.fonts import sans
+from kvscope_app.look.own_keys import draw_focus, is_own_key
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.raster import Raster
-from kvscope_app.views.heatmap.time_area import GUTTER, ZOOM_STEP, TimeArea
+from kvscope_app.views.heatmap.time_area import ZOOM_STEP, TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import TimeFrame
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -41,7 +42,7 @@ _ARROWS: Final = {
     Qt.Key.Key_PageDown: (0, 10),
 }
 _ZOOMS: Final = {Qt.Key.Key_Plus: ZOOM_STEP, Qt.Key.Key_Equal: ZOOM_STEP, Qt.Key.Key_Minus: 1 / ZOOM_STEP}
-_OWN: Final = {*_ARROWS, *_ZOOMS, Qt.Key.Key_F}
+_OWN: Final = {*_ARROWS, *_ZOOMS, Qt.Key.Key_F, Qt.Key.Key_Home, Qt.Key.Key_End}
 _GAP_SHARE: Final = 0.30
 
 
@@ -126,11 +127,13 @@ class HeatCanvas(TimeArea):
         painter.fillRect(event.rect(), self.theme.color("base"))
         ratio = self.devicePixelRatioF()
         if self.store is not None:
-            size = QRectF(GUTTER, 0, self._image.width() / ratio, self._image.height() / ratio)
+            size = QRectF(gutter(), 0, self._image.width() / ratio, self._image.height() / ratio)
             painter.drawImage(size, self._image, QRectF(self._image.rect()))
         self._draw_labels(painter)
         self.draw_cursor(painter)
         self._draw_cell(painter)
+        if self.hasFocus():
+            draw_focus(painter, self.rect(), self.theme)
         painter.end()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -140,17 +143,19 @@ class HeatCanvas(TimeArea):
         super().showEvent(event)
         self.redraw()
 
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.update()
+
     def focusOutEvent(self, event: QFocusEvent) -> None:
         super().focusOutEvent(event)
         self.update()
 
     def event(self, event: QEvent) -> bool:
         """Keys that mean something here are not the window's while the focus is here."""
-        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
-            plain = event.modifiers() in (Qt.KeyboardModifier.NoModifier, Qt.KeyboardModifier.KeypadModifier)
-            if plain and event.key() in _OWN:
-                event.accept()
-                return True
+        if is_own_key(event, _OWN):
+            event.accept()
+            return True
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -162,6 +167,10 @@ class HeatCanvas(TimeArea):
             self.frame.zoom(_ZOOMS[key], at)
         elif key == Qt.Key.Key_F:
             self.frame.fit()
+        elif key in (Qt.Key.Key_Home, Qt.Key.Key_End) and self.store is not None and len(self.store):
+            row = self.cell.row if self.cell is not None else 0
+            at = self.store.first_ns if key == Qt.Key.Key_Home else self.store.last_ns - 1
+            self._go(Cell(at // SECOND_NS * SECOND_NS + SECOND_NS // 2, row))
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.cell is not None:
             self.chosen.emit(self.cell.time_ns)
         elif key == Qt.Key.Key_Escape:
@@ -208,7 +217,7 @@ class HeatCanvas(TimeArea):
             top = min(max(y + 1, 0), self.height() - metrics.height())
             if top >= bottom + 2:
                 painter.setPen(self.theme.color("muted"))
-                painter.drawText(QRect(0, top, GUTTER - 6, metrics.height()), Qt.AlignmentFlag.AlignRight, label.text)
+                painter.drawText(QRect(0, top, gutter() - 6, metrics.height()), Qt.AlignmentFlag.AlignRight, label.text)
                 bottom = top + metrics.height()
 
     def _draw_cell(self, painter: QPainter) -> None:

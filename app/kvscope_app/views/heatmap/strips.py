@@ -13,8 +13,9 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.look.fonts import sans
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.chart.curves import FloatArray, nice_ceiling
-from kvscope_app.views.heatmap.time_area import GUTTER, TimeArea
+from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import TimeFrame
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -46,10 +47,10 @@ class CurveStrip(TimeArea):
         self._values: FloatArray = np.zeros(0)
         self.setAccessibleName(title)
         self.setToolTip(tip)
-        self.setFixedHeight(STRIP_HEIGHT)
+        self.setFixedHeight(scaled(STRIP_HEIGHT))
 
     def sizeHint(self) -> QSize:
-        return QSize(240, STRIP_HEIGHT)
+        return QSize(240, scaled(STRIP_HEIGHT))
 
     def show_values(self, times: IntArray, values: FloatArray) -> None:
         """The value of the second that begins at each of `times`; NaN where there is none."""
@@ -66,7 +67,7 @@ class CurveStrip(TimeArea):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.fillRect(self.rect(), self.theme.color("base"))
-        painter.fillRect(GUTTER, self.height() - 1, self.width() - GUTTER, 1, self.theme.color("grid"))
+        painter.fillRect(gutter(), self.height() - 1, self.width() - gutter(), 1, self.theme.color("grid"))
         lows, highs = self._extremes()
         highest = float(np.nanmax(highs)) if np.isfinite(highs).any() else 0.0
         top = self._fixed_top or nice_ceiling(highest * 1.04)
@@ -78,7 +79,7 @@ class CurveStrip(TimeArea):
     def _extremes(self) -> tuple[FloatArray, FloatArray]:
         """The lowest and the highest known value in each column of pixels."""
         scale = self.frame.scale
-        width = max(self.width() - GUTTER, 1)
+        width = max(self.width() - gutter(), 1)
         edges = scale.begin_ns + np.arange(width + 1) * ((scale.end_ns - scale.begin_ns) / width)
         starts = np.searchsorted(self._times + SECOND_NS, edges[:-1], "right")
         ends = np.searchsorted(self._times, edges[1:], "left")
@@ -103,8 +104,8 @@ class CurveStrip(TimeArea):
             top, low = float(ys_high[x]), float(ys_low[x])
             if before == x - 1:
                 near = min(max(float(ys_low[before]), top), low)
-                lines.append(QLineF(GUTTER + before, float(ys_low[before]), GUTTER + x, near))
-            lines.append(QLineF(GUTTER + x, top, GUTTER + x, low if low - top > 1 else top + 1))
+                lines.append(QLineF(gutter() + before, float(ys_low[before]), gutter() + x, near))
+            lines.append(QLineF(gutter() + x, top, gutter() + x, low if low - top > 1 else top + 1))
             before = x
         painter.drawLines(lines)
 
@@ -116,7 +117,7 @@ class CurveStrip(TimeArea):
         painter.setFont(sans(0.9))
         metrics = painter.fontMetrics()
         painter.setPen(self.theme.color("muted"))
-        line = QRect(GUTTER + 4, 1, self.width() - GUTTER - 8, metrics.height())
+        line = QRect(gutter() + 4, 1, self.width() - gutter() - 8, metrics.height())
         painter.drawText(line, Qt.AlignmentFlag.AlignLeft, self.title)
         painter.setPen(self.theme.color("text"))
         painter.drawText(line, Qt.AlignmentFlag.AlignRight, words)
@@ -124,7 +125,7 @@ class CurveStrip(TimeArea):
         painter.setPen(self.theme.color("muted"))
         small = painter.fontMetrics().height()
         if known:
-            rect = QRect(0, metrics.height() - 2, GUTTER - 6, small)
+            rect = QRect(0, metrics.height() - 2, gutter() - 6, small)
             painter.drawText(rect, Qt.AlignmentFlag.AlignRight, self._axis_text(top))
             rect.moveTop(self.height() - small)
             painter.drawText(rect, Qt.AlignmentFlag.AlignRight, "0")
@@ -136,12 +137,12 @@ class Ruler(TimeArea):
     def __init__(self, frame: TimeFrame, parent: QWidget | None = None) -> None:
         super().__init__(frame, parent)
         self.setAccessibleName("Time of day")
-        self.setFixedHeight(20)
+        self.setFixedHeight(scaled(20))
 
     def ticks(self) -> list[tuple[float, str]]:
         """Where in the widget which time is."""
         scale = self.frame.scale
-        width = max(self.width() - GUTTER, 1)
+        width = max(self.width() - gutter(), 1)
         wanted = (scale.end_ns - scale.begin_ns) / SECOND_NS * _TICK_APART / width
         step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
         shift = time.localtime(scale.begin_ns // SECOND_NS).tm_gmtoff  # round times of day, not of 1970
@@ -158,7 +159,7 @@ class Ruler(TimeArea):
         for x, text in self.ticks():
             painter.fillRect(round(x), 0, 1, 4, self.theme.color("muted"))
             half = metrics.horizontalAdvance(text) / 2
-            left = min(max(x - half, GUTTER - half), self.width() - 2 * half - 2)
+            left = min(max(x - half, gutter() - half), self.width() - 2 * half - 2)
             painter.setPen(self.theme.color("muted"))
             painter.drawText(int(left), 4 + metrics.ascent(), text)
         painter.end()

@@ -12,12 +12,18 @@ from PySide6.QtGui import QMouseEvent, QPainter, QWheelEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.heatmap.time_frame import TimeFrame
 
 GUTTER: Final = 80
-"""Pixels at the left for the axis, the same in every part, so that times lie above each other."""
+"""Pixels at the left for the axis at 100 %, the same in every part, so that times lie above each other."""
 ZOOM_STEP: Final = 1.25
 _DRAG_FROM: Final = 4
+
+
+def gutter() -> int:
+    """`GUTTER` at the zoom of now."""
+    return scaled(GUTTER)
 
 
 class TimeArea(QWidget):
@@ -61,17 +67,17 @@ class TimeArea(QWidget):
 
     def x_of(self, time_ns: int) -> float:
         """Where a moment is in the widget."""
-        return GUTTER + self.frame.scale.x_of(time_ns) / self.devicePixelRatioF()
+        return gutter() + self.frame.scale.x_of(time_ns) / self.devicePixelRatioF()
 
     def time_at(self, x: float) -> int:
         """The moment at `x` of the widget."""
-        return self.frame.scale.time_at((x - GUTTER) * self.devicePixelRatioF())
+        return self.frame.scale.time_at((x - gutter()) * self.devicePixelRatioF())
 
     def draw_cursor(self, painter: QPainter) -> None:
         """The session's moment, and the one under the mouse."""
         for time_ns, color in ((self.hover_ns, "muted"), (self.cursor_ns, "selection")):
             x = round(self.x_of(time_ns)) if time_ns else -1
-            if GUTTER <= x < self.width():
+            if gutter() <= x < self.width():
                 if color == "selection":  # seen on every ground
                     painter.fillRect(x - 1, 0, 3, self.height(), self.theme.color("base"))
                 painter.fillRect(x, 0, 1, self.height(), self.theme.color(color))
@@ -83,7 +89,7 @@ class TimeArea(QWidget):
         sideways = event.angleDelta().x()
         ratio = self.devicePixelRatioF()
         if steps:
-            self.frame.zoom(ZOOM_STEP**steps, max((event.position().x() - GUTTER) * ratio, 0.0))
+            self.frame.zoom(ZOOM_STEP**steps, max((event.position().x() - gutter()) * ratio, 0.0))
         elif sideways:
             self.frame.pan(round(sideways * ratio / 2))
         event.accept()
@@ -101,13 +107,13 @@ class TimeArea(QWidget):
             self._left_over = moved - round(moved)
             self.frame.pan(round(moved))
         elif self._press is None:
-            self.pointed.emit(event.position() if event.position().x() >= GUTTER else None)
+            self.pointed.emit(event.position() if event.position().x() >= gutter() else None)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         was_click = self._press is not None and self._dragged_to is None
         self._press = self._dragged_to = None
         self.unsetCursor()
-        if was_click and event.button() == Qt.MouseButton.LeftButton and event.position().x() >= GUTTER:
+        if was_click and event.button() == Qt.MouseButton.LeftButton and event.position().x() >= gutter():
             self.chosen.emit(self.time_at(event.position().x()))
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:

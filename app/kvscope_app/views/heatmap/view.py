@@ -27,7 +27,7 @@ from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, internal, nu
 from kvscope_app.views.heatmap.on_time import on_time
 from kvscope_app.views.heatmap.pools import Pools
 from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
-from kvscope_app.views.heatmap.time_area import GUTTER, TimeArea
+from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.heatmap.words import cell_words, runs_words
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
@@ -198,7 +198,7 @@ class HeatmapView(View):
         self._follow.setChecked(self.frame.stance is Stance.FOLLOW)
 
     def _set_width(self) -> None:
-        width = round((self.map.width() - GUTTER) * self.devicePixelRatioF())
+        width = round((self.map.width() - gutter()) * self.devicePixelRatioF())
         if self.map.isVisible():
             self.frame.set_width(width)
 

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 from kvscope_app.look.fonts import mono
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.page_map.block_facts import BlockFacts
 from kvscope_app.views.page_map.drawing.ink import lower_cached
 from kvscope_telemetry.messages.commands import BlockContent
@@ -28,7 +29,7 @@ class BlockCard(QFrame):
         super().__init__(parent)
         self.setProperty("look", "tip")
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        self.setFixedWidth(_WIDTH)
+        self.setFixedWidth(scaled(_WIDTH))
         self._title, self._state, self._text = PlainLabel(), PlainLabel(), PlainLabel()
         self._title.setProperty("look", "heading")
         self._text.setWordWrap(True)

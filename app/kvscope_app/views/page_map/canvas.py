@@ -204,7 +204,7 @@ class Canvas(QWidget):
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
-        if event.type() == QEvent.Type.DevicePixelRatioChange:
+        if event.type() in (QEvent.Type.DevicePixelRatioChange, QEvent.Type.FontChange):
             self.refit_pixels()
 
     def wheelEvent(self, event: QWheelEvent) -> None:

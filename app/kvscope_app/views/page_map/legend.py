@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from kvscope_app.look.theme import DARK, Theme, owner_colors
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
+from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, SCALES, Shown, Swatch, swatches
 
 _SWATCH: Final = 11
@@ -118,8 +119,9 @@ class Legend(QWidget):
     def _draw_glyph(self, painter: QPainter, at: QPointF, swatch: Swatch) -> None:
         assert swatch.flash is not None, "the swatch of a flash"
         sign = glyph(swatch.flash, 5)
+        ink = QColor(sign_color(swatch.flash, self._theme))
         for y, x in zip(*(axis.tolist() for axis in sign.nonzero()), strict=True):
-            painter.fillRect(QRectF(at.x() + 3 + x, at.y() + 3 + y, 1, 1), self._theme.color("base"))
+            painter.fillRect(QRectF(at.x() + 3 + x, at.y() + 3 + y, 1, 1), ink)
 
     def _draw_scale(self, painter: QPainter) -> None:
         stops, low, high = SCALES[self._mode]

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.number_text import percent
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
 
 _HEIGHT: Final = 7
 
@@ -22,7 +23,7 @@ class UsageBar(QWidget):
         self._theme = DARK
         self._counts = (0, 0, 0)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setFixedHeight(_HEIGHT)
+        self.setFixedHeight(scaled(_HEIGHT))
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""

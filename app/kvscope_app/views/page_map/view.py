@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -37,12 +37,14 @@ from kvscope_telemetry.state.mirror import Mirror
 
 MODES: Final = tuple(ColorMode)
 _MODE_TIPS: Final = (
-    "What each block does: active, shared, cached or free (1)",
-    "Which request owns it (2)",
-    "How many of its slots hold a token (3)",
-    "How many requests hold it (4)",
-    "How long ago it was used (5)",
+    "What each block does: active, shared, cached or free",
+    "Which request owns it",
+    "How many of its slots hold a token",
+    "How many requests hold it",
+    "How long ago it was used",
 )
+_ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Show all blocks"}
+"""By the names of the actions that do the same."""
 _SLOW_MS: Final = 250
 _LOW: Final = 380
 """Below this height the legend has one line."""
@@ -97,6 +99,17 @@ class PageMapView(View):
         """Whether cells light up when they change."""
         self.scene.flashing = flashing
         self._show_legend()
+
+    def show_keys(self, keys: Mapping[str, str]) -> None:
+        """Tips name the keys of the actions that do the same, by the actions' names."""
+
+        def tip(words: str, name: str) -> str:
+            return f"{words} ({keys[name]})" if keys.get(name) else words
+
+        for index, (mode, words) in enumerate(zip(MODES, _MODE_TIPS, strict=True)):
+            self._modes.set_tip(index, tip(words, f"color_{mode}"))
+        for button, (name, words) in zip(self._buttons, _ZOOM_TIPS.items(), strict=True):
+            button.setToolTip(tip(words, name))
 
     def zoom_in(self) -> None:
         """One step closer, around the centre."""
@@ -166,15 +179,13 @@ class PageMapView(View):
         top.addWidget(heading)
         top.addStretch()
         top.addWidget(self._modes)
-        for index, tip in enumerate(_MODE_TIPS):
-            self._modes.set_tip(index, tip)
         bottom = QHBoxLayout()
         bottom.setSpacing(2)
         bottom.addWidget(self._legend, 1)
-        for button, tip in zip(self._buttons, ("Zoom out (−)", "Zoom in (+)", "Show all blocks (F)"), strict=True):
-            button.setToolTip(tip)
+        for button, tip in zip(self._buttons, _ZOOM_TIPS.values(), strict=True):
             button.setAccessibleName(tip)
             bottom.addWidget(button)
+        self.show_keys({})
         column = QVBoxLayout(self)
         column.setContentsMargins(14, 10, 14, 8)
         column.setSpacing(8)

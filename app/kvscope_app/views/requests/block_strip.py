@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import DARK, Theme, mix
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.places import Place, place_of
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
@@ -27,6 +28,10 @@ _MARGIN = 8
 
 IntArray = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint32]
+
+
+def _named() -> QSize:
+    return _NAMED * (scaled(100) / 100)
 
 
 class BlockStrip(QWidget):
@@ -98,7 +103,7 @@ class BlockStrip(QWidget):
         return QSize(240, self.heightForWidth(max(self.width(), 240)))
 
     def minimumSizeHint(self) -> QSize:
-        return QSize(_NAMED.width() + 2 * _MARGIN, 24)
+        return QSize(_named().width() + 2 * _MARGIN, 24)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -172,7 +177,7 @@ class BlockStrip(QWidget):
         return QRect(left, _MARGIN + row * (cell.height() + _GAP), cell.width(), cell.height())
 
     def _cell(self) -> QSize:
-        return _NAMED if self._ids.size <= MAX_NAMED else _SMALL
+        return _named() if self._ids.size <= MAX_NAMED else _SMALL
 
     def _per_row(self, width: int) -> int:
         return max((width - 2 * _MARGIN + _GAP) // (self._cell().width() + _GAP), 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QItemSelection, QPoint, QSize, Qt, Signal
-from PySide6.QtGui import QAction, QGuiApplication, QKeySequence
+from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QMenu, QTableView
 
 from kvscope_app.look.theme import Theme
@@ -32,11 +32,10 @@ _SAMPLES = {
 
 
 class RequestTable(QTableView):
-    """Sortable by clicking a header; Delete aborts, Escape lets go of the selection."""
+    """Sortable by clicking a header; the context menu aborts and copies."""
 
     row_chosen = Signal()
     abort_wanted = Signal()
-    released = Signal()
 
     def __init__(self, model: RequestModel) -> None:
         super().__init__()
@@ -82,16 +81,10 @@ class RequestTable(QTableView):
 
     def _set_up_actions(self) -> None:
         self.abort = QAction("Abort request", self)
-        self.abort.setShortcut(QKeySequence(QKeySequence.StandardKey.Delete))
-        self.abort.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
         self.abort.triggered.connect(self.abort_wanted)
         self.copy_id = QAction("Copy id", self)
         self.copy_id.triggered.connect(self._copy_id)
-        release = QAction("Clear selection", self)
-        release.setShortcut(QKeySequence(Qt.Key.Key_Escape))
-        release.setShortcutContext(Qt.ShortcutContext.WidgetShortcut)
-        release.triggered.connect(self.released)
-        self.addActions([self.abort, self.copy_id, release])
+        self.addActions([self.abort, self.copy_id])
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)
 

@@ -5,6 +5,7 @@ Owns the selection's way between the table and the session, the filter and the a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from PySide6.QtCore import QItemSelectionModel, Qt
@@ -19,6 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvscope_app.look.asking import ask
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme import Theme
@@ -126,13 +128,18 @@ class RequestsView(View):
     def _on_split_by_hand(self) -> None:
         self._was_split_by_hand = True
 
-    def abort_selected(self) -> None:
-        """Ask the engine to stop the selected request, if it has not ended."""
+    def ask_abort(self) -> None:
+        """Ask the person, then the engine, to stop the selected request, if it has not ended."""
         row = self.table.currentIndex().row()
         if row < 0 or self.model.is_finished(row):
             return
+        request_id = self.model.request_id_at(row)
+        question = f"Abort the request {request_id}? What it has written stays, the rest is not written."
+        ask(self, question, "Abort", partial(self._abort, request_id))
+
+    def _abort(self, request_id: str) -> None:
         try:
-            self.session.send(Abort(request_id=self.model.request_id_at(row)))
+            self.session.send(Abort(request_id=request_id))
         except KvscopeError as error:
             self.count.setText(str(error))
 
@@ -185,8 +192,7 @@ class RequestsView(View):
         self.model.reordered.connect(self._on_reordered)
         self.session.selection_changed.connect(self._on_selection_changed)
         self.table.row_chosen.connect(self._on_row_chosen)
-        self.table.abort_wanted.connect(self.abort_selected)
-        self.table.released.connect(lambda: self.session.select_request(None))
+        self.table.abort_wanted.connect(self.ask_abort)
         self.detail.request_chosen.connect(self._on_event_chosen)
         self.filter.currentIndexChanged.connect(self._on_filter)
         self.search.textChanged.connect(self._on_filter)

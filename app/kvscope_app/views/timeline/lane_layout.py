@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from kvscope_app.look.zoom import scaled
+
 GUTTER: Final = 104
 """Names of the lanes stand here, left of the time."""
 AXIS_HEIGHT: Final = 20
@@ -13,6 +15,21 @@ _GAP: Final = 2
 ROW_HEIGHT: Final = 15
 _LOW: Final = 380
 """In a widget lower than this lanes are lower too."""
+
+
+def gutter() -> int:
+    """`GUTTER` at the zoom of now; so are the next two."""
+    return scaled(GUTTER)
+
+
+def axis_height() -> int:
+    """Of the line of times."""
+    return scaled(AXIS_HEIGHT)
+
+
+def row_height() -> int:
+    """Of a request."""
+    return scaled(ROW_HEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +72,16 @@ class LaneLayout:
     @property
     def chart_width(self) -> int:
         """Of the time axis."""
-        return max(self.width - GUTTER, 1)
+        return max(self.width - gutter(), 1)
 
     def boxes(self) -> Iterator[tuple[Lane, int, int]]:
         """Each lane with its top and its height."""
-        top = AXIS_HEIGHT
+        top = axis_height()
         is_low = self.height < _LOW
         for lane in LANES:
             if lane.name in self.bare and (is_low or lane.name == MARKS):
                 continue
-            height = lane.low if is_low else lane.high
+            height = scaled(lane.low if is_low else lane.high)
             yield lane, top, height
             top += height + _GAP
 
@@ -77,7 +94,7 @@ class LaneLayout:
     @property
     def num_rows(self) -> int:
         """Rows of requests that can be seen whole, at least one."""
-        return max(1, (self.height - self.requests_top) // ROW_HEIGHT)
+        return max(1, (self.height - self.requests_top) // row_height())
 
     def lane_at(self, y: int) -> Lane | None:
         """Which lane above the requests is there."""
@@ -85,4 +102,4 @@ class LaneLayout:
 
     def row_at(self, y: int, first_row: int) -> int | None:
         """Which row of requests is there."""
-        return None if y < self.requests_top else first_row + (y - self.requests_top) // ROW_HEIGHT
+        return None if y < self.requests_top else first_row + (y - self.requests_top) // row_height()

@@ -13,7 +13,7 @@ import numpy as np
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, TICK_COLORS, ink, softened
-from kvscope_app.views.timeline.lane_layout import MARKS, ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.lane_layout import MARKS, LaneLayout, row_height
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
@@ -160,8 +160,8 @@ def _draw_requests(pixels: Pixels, shown: Shown, layout: LaneLayout, theme: Them
     spans, span = shown.lanes.spans, shown.span
     rows = shown.rows[spans["life"]] - shown.first_row
     ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), spans["end"])
-    top, row_height = round(layout.requests_top * scale), round(ROW_HEIGHT * scale)
-    num_rows = -(-max(pixels.shape[0] - top, 0) // row_height)
+    top, height = round(layout.requests_top * scale), round(row_height() * scale)
+    num_rows = -(-max(pixels.shape[0] - top, 0) // height)
     seen = (rows >= 0) & (rows < num_rows) & (spans["begin"] <= span.end_ns) & (ends >= span.begin_ns)
     places = np.flatnonzero(seen)
     if not places.size:
@@ -176,8 +176,8 @@ def _draw_requests(pixels: Pixels, shown: Shown, layout: LaneLayout, theme: Them
     lines = np.zeros((num_rows, width), np.uint32)
     raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
     for row, line in enumerate(lines):
-        begin = top + row * row_height
-        box = pixels[begin : begin + row_height - round(_ROW_GAP * scale)]
+        begin = top + row * height
+        box = pixels[begin : begin + height - round(_ROW_GAP * scale)]
         third = box.shape[0] // 3
         np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
         for part in (box[:third], box[box.shape[0] - third :]):

@@ -11,7 +11,7 @@ from PySide6.QtGui import QPainter, QPen
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme, owner_color
-from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.lane_layout import LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import Shown
 from kvscope_app.views.timeline.mark_lane import paint_marks
 from kvscope_app.views.timeline.request_lanes import OPEN_NS
@@ -33,12 +33,12 @@ def paint(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, sel
 
 def _axis(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
     for time_ns, text in axis_times(shown.span, layout.chart_width):
-        x = GUTTER + round(shown.span.share_at(time_ns) * layout.chart_width)
-        painter.fillRect(x, AXIS_HEIGHT - 5, 1, 5, theme.color("muted"))
+        x = gutter() + round(shown.span.share_at(time_ns) * layout.chart_width)
+        painter.fillRect(x, axis_height() - 5, 1, 5, theme.color("muted"))
         painter.setPen(theme.color("muted"))
         width = painter.fontMetrics().horizontalAdvance(text)
-        left = min(max(x - width // 2, GUTTER), layout.width - width)
-        painter.drawText(QRect(left, 0, width + 1, AXIS_HEIGHT - 5), Qt.AlignmentFlag.AlignCenter, text)
+        left = min(max(x - width // 2, gutter()), layout.width - width)
+        painter.drawText(QRect(left, 0, width + 1, axis_height() - 5), Qt.AlignmentFlag.AlignCenter, text)
 
 
 def _names(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
@@ -48,9 +48,9 @@ def _names(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) ->
         most = ""
         if lane.name in ("running", "waiting") and len(shown.course):
             most = f" ≤ {count(float(shown.course.column(f'num_{lane.name}').max()))}"
-        painter.drawText(QRect(0, top - 2, GUTTER - 8, height + 4), right, lane.title + most)
+        painter.drawText(QRect(0, top - 2, gutter() - 8, height + 4), right, lane.title + most)
     top = layout.requests_top
-    painter.drawText(QRect(0, top, GUTTER - 8, ROW_HEIGHT), right, "Requests")
+    painter.drawText(QRect(0, top, gutter() - 8, row_height()), right, "Requests")
     painter.fillRect(0, top - 4, layout.width, 1, theme.color("border"))
 
 
@@ -67,7 +67,7 @@ def _requests(
     left, right = first.clip(0, layout.chart_width), last.clip(0, layout.chart_width)
     is_seen = (shown.rows >= 0) & (rows >= 0) & (rows <= layout.num_rows) & (last >= 0) & (first <= layout.chart_width)
     painter.save()
-    painter.setClipRect(QRect(GUTTER, layout.requests_top - 2, layout.chart_width, layout.height))
+    painter.setClipRect(QRect(gutter(), layout.requests_top - 2, layout.chart_width, layout.height))
     for place in np.flatnonzero(is_seen & (right - left >= _NAMED_FROM_PX))[:_MOST_NAMED].tolist():
         box = _box(layout, int(rows[place]), float(left[place]), float(right[place]))
         _name(painter, box, int(lives["number"][place]), theme)
@@ -78,8 +78,8 @@ def _requests(
 
 
 def _box(layout: LaneLayout, row: int, left: float, right: float) -> QRect:
-    top = layout.requests_top + row * ROW_HEIGHT
-    return QRect(GUTTER + round(left), top, max(round(right - left), 3), ROW_HEIGHT - 3)
+    top = layout.requests_top + row * row_height()
+    return QRect(gutter() + round(left), top, max(round(right - left), 3), row_height() - 3)
 
 
 def _name(painter: QPainter, box: QRect, number: int, theme: Theme) -> None:

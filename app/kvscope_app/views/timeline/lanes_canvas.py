@@ -20,10 +20,11 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 
+from kvscope_app.look.own_keys import is_own_key
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text
-from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, MARKS, ROW_HEIGHT, LaneLayout
+from kvscope_app.views.timeline.lane_layout import MARKS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
 from kvscope_app.views.timeline.lane_words import Found, found_in_lane, found_in_row
 from kvscope_app.views.timeline.mark_lane import Marks
@@ -37,6 +38,10 @@ _WHEEL_FACTOR: Final = 0.8
 _KEY_FACTOR: Final = 0.5
 _KEY_SHARE: Final = 0.1
 _MIN_SIZE: Final = (240, 120)
+_KEYS: Final = {
+    *(Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown),
+    *(Qt.Key.Key_Plus, Qt.Key.Key_Equal, Qt.Key.Key_Minus, Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_F),
+}
 
 
 class LanesCanvas(QWidget):
@@ -169,11 +174,11 @@ class LanesCanvas(QWidget):
 
     def found_at(self, point: QPoint) -> Found | None:
         """What is there; None left of the time."""
-        if point.x() < GUTTER:
+        if point.x() < gutter():
             return None
         self._keep_up()
         layout, span = self.layout_now, self.shown.span
-        time_ns = span.time_at((point.x() - GUTTER) / layout.chart_width)
+        time_ns = span.time_at((point.x() - gutter()) / layout.chart_width)
         reach_ns = round(span.length_ns * _NEAR_PX / layout.chart_width)
         row = layout.row_at(point.y(), self.shown.first_row)
         if row is not None:
@@ -190,7 +195,7 @@ class LanesCanvas(QWidget):
             self._pixels = draw(self.shown, layout, self.theme, scale)
         rows, columns = self._pixels.shape
         image = QImage(self._pixels.data, columns, rows, columns * 4, QImage.Format.Format_RGB32)
-        painter.drawImage(QRect(GUTTER, 0, layout.chart_width, layout.height), image)
+        painter.drawImage(QRect(gutter(), 0, layout.chart_width, layout.height), image)
         lane_text.paint(painter, self.shown, layout, self.theme, self.selected)
         self._paint_cursor(painter, layout)
         if self.hasFocus():
@@ -207,8 +212,11 @@ class LanesCanvas(QWidget):
             found = self.found_at(event.pos())
             QToolTip.showText(event.globalPos(), plain_tip(found.words) if found is not None else "", self)
             return True
-        if event.type() == QEvent.Type.DevicePixelRatioChange:
+        if event.type() in (QEvent.Type.DevicePixelRatioChange, QEvent.Type.FontChange):
             self._redraw()
+        if is_own_key(event, _KEYS):
+            event.accept()
+            return True
         return super().event(event)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
@@ -219,7 +227,7 @@ class LanesCanvas(QWidget):
         elif turn.x() or keys & Qt.KeyboardModifier.ShiftModifier:
             self.pan(-round(self.shown.span.length_ns * _KEY_SHARE * (turn.x() or turn.y()) / 120))
         else:
-            share = (event.position().x() - GUTTER) / self.layout_now.chart_width
+            share = (event.position().x() - gutter()) / self.layout_now.chart_width
             self.zoom(_WHEEL_FACTOR ** (turn.y() / 120), min(max(share, 0.0), 1.0))
         event.accept()
 
@@ -270,6 +278,8 @@ class LanesCanvas(QWidget):
             self.zoom(_KEY_FACTOR)
         elif key == Qt.Key.Key_Minus:
             self.zoom(1 / _KEY_FACTOR)
+        elif key == Qt.Key.Key_F:
+            self.fit()
         elif key == Qt.Key.Key_Home:
             self.pan(self.whole.begin_ns - span.begin_ns)
         elif key == Qt.Key.Key_End:
@@ -289,10 +299,10 @@ class LanesCanvas(QWidget):
             self._dragged_to = self._drag_from
             self.setCursor(Qt.CursorShape.ClosedHandCursor)
         by = point - self._dragged_to
-        rows = round(by.y() / ROW_HEIGHT)
+        rows = round(by.y() / row_height())
         self.pan(-round(by.x() * self.shown.span.length_ns / self.layout_now.chart_width))
         self.set_first_row(self.shown.first_row - rows)
-        self._dragged_to = QPoint(point.x(), self._dragged_to.y() + rows * ROW_HEIGHT)
+        self._dragged_to = QPoint(point.x(), self._dragged_to.y() + rows * row_height())
 
     def _look_at(self, span: TimeSpan) -> None:
         self.shown.span = span
@@ -314,6 +324,6 @@ class LanesCanvas(QWidget):
     def _paint_cursor(self, painter: QPainter, layout: LaneLayout) -> None:
         share = self.shown.span.share_at(self.cursor_ns)
         if 0 <= share <= 1:
-            x = GUTTER + min(round(share * layout.chart_width), layout.chart_width - 1)
-            painter.fillRect(x, AXIS_HEIGHT // 2, 1, layout.height, self.theme.color("accent"))
-            painter.fillRect(x - 2, AXIS_HEIGHT // 2, 5, 4, self.theme.color("accent"))
+            x = gutter() + min(round(share * layout.chart_width), layout.chart_width - 1)
+            painter.fillRect(x, axis_height() // 2, 1, layout.height, self.theme.color("accent"))
+            painter.fillRect(x - 2, axis_height() // 2, 5, 4, self.theme.color("accent"))

@@ -12,7 +12,7 @@ from PySide6.QtGui import QPainter
 from kvscope_app.look.mark_signs import WIDTH, paint_loop, paint_sign, sign_color
 from kvscope_app.look.theme import Theme
 from kvscope_app.playback.mark_words import name_of
-from kvscope_app.views.timeline.lane_layout import AXIS_HEIGHT, GUTTER, MARKS, LaneLayout
+from kvscope_app.views.timeline.lane_layout import MARKS, LaneLayout, axis_height, gutter
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
@@ -35,14 +35,14 @@ class Marks:
 
 def paint_marks(painter: QPainter, marks: Marks, span: TimeSpan, layout: LaneLayout, theme: Theme) -> None:
     """The signs, with their words where there is room; and the loop."""
-    box = QRectF(GUTTER, AXIS_HEIGHT, layout.chart_width, layout.height - AXIS_HEIGHT)
+    box = QRectF(gutter(), axis_height(), layout.chart_width, layout.height - axis_height())
     left, right = (None if at is None else _x(at, span, layout) for at in marks.loop)
     paint_loop(painter, left, right, box, theme)
     top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == MARKS), (0, 0))
     if not height:
         return
     painter.save()
-    painter.setClipRect(QRect(GUTTER, top, layout.chart_width, height))
+    painter.setClipRect(QRect(gutter(), top, layout.chart_width, height))
     seen = [mark for mark in marks.bookmarks if max(mark.until_ns, mark.time_ns) >= span.begin_ns]
     seen = [mark for mark in seen if mark.time_ns <= span.end_ns]
     for mark in seen:
@@ -70,7 +70,7 @@ def _paint_text(painter: QPainter, mark: Bookmark, box: QRectF, theme: Theme) ->
 
 
 def _x(time_ns: int, span: TimeSpan, layout: LaneLayout) -> float:
-    return GUTTER + span.share_at(time_ns) * layout.chart_width
+    return gutter() + span.share_at(time_ns) * layout.chart_width
 
 
 def _away(mark: Bookmark, time_ns: int) -> int:

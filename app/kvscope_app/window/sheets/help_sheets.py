@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Final
 
@@ -37,10 +37,20 @@ _MAP_KEYS: Final = (
 _CHART_KEYS: Final = (
     ("Zoom the time at the pointer", "Ctrl+Wheel"),
     ("Move in time", "Drag"),
-    ("Read all values of a moment", "Point at it"),
+    ("Read all values of a moment", "Point at it, or Shift+Left, Shift+Right"),
+    ("Move and zoom the time, with the focus on a chart", "Left, Right, + and −"),
+    ("To the first that is known, to the present", "Home, End"),
+)
+_TIMELINE_KEYS: Final = (
+    ("Move and zoom the time", "Left, Right, + and −"),
+    ("Move the cursor", "Shift+Left, Shift+Right"),
+    ("To the start, to the end", "Home, End"),
+    ("Scroll the requests", "Up, Down, Page Up, Page Down"),
+    ("Show the whole time", "F or double click"),
 )
 _HEATMAP_KEYS: Final = (
     ("Move the cell", "Arrow keys, Page Up, Page Down"),
+    ("To the first second, to the last", "Home, End"),
     ("Go to the second of the cell", "Enter or click"),
     ("Zoom the time", "Wheel, + and −"),
     ("Move in time", "Drag"),
@@ -59,9 +69,11 @@ class Sheet(QDialog):
         self.column.setContentsMargins(22, 20, 22, 18)
         self.column.setSpacing(12)
 
-    def add_close(self) -> None:
-        """The button at the end."""
+    def add_close(self, other: QPushButton | None = None) -> None:
+        """The button at the end; `other` stands across from it."""
         row = QHBoxLayout()
+        if other is not None:
+            row.addWidget(other)
         row.addStretch()
         close = QPushButton("Close")
         close.setDefault(True)
@@ -70,12 +82,13 @@ class Sheet(QDialog):
         self.column.addLayout(row)
 
 
-def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> Sheet:
-    """All shortcuts, by group."""
+def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]], change: Callable[[], object]) -> Sheet:
+    """All shortcuts, by group; `change` opens where they are changed."""
     sheet = Sheet("Keyboard shortcuts", parent)
     groups: dict[str, list[tuple[str, str]]] = {
         "Page map, when it has the focus": list(_MAP_KEYS),
         "Throughput, over a chart": list(_CHART_KEYS),
+        "Timeline, when it has the focus": list(_TIMELINE_KEYS),
         "Fragmentation, when it has the focus": list(_HEATMAP_KEYS),
     }
     for group, action in entries:
@@ -94,7 +107,9 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]]) -> S
     area.setFrameShape(QScrollArea.Shape.NoFrame)
     area.setWidget(body)
     sheet.column.addWidget(area)
-    sheet.add_close()
+    other = QPushButton("Change…")
+    other.clicked.connect(lambda: (sheet.close(), change()))
+    sheet.add_close(other)
     sheet.resize(560, 640)
     return sheet
 

@@ -205,7 +205,7 @@ def test_the_link_tells_an_epoch_of_63_bits(talk, qtbot, poll):
 def test_two_conversations_are_answered_at_once(talk, qtbot):
     type_and_send(talk, qtbot, "first")
     first = talk.request_id
-    qtbot.keyClick(talk.page.composer.edit, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    talk.page.new_conversation()
     type_and_send(talk, qtbot, "second")
     second = talk.request_id
     talk.token("aaa", first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, Qt
+from PySide6.QtWidgets import QMessageBox
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.events.event_entries import why_text
@@ -123,20 +124,17 @@ def test_a_selection_from_elsewhere_is_shown_and_stays_while_rows_move(view, eng
     assert view.model.number_at(view.table.currentIndex().row()) == 2
 
 
-def test_escape_lets_go(view, session, qtbot):
-    session.select_request(2)
-    view.table.setFocus()
-    qtbot.keyClick(view.table, Qt.Key.Key_Escape)
-    assert session.selected_request is None
-
-
-def test_delete_aborts_what_has_not_ended(view, engine, session, qtbot):
+def test_what_has_not_ended_is_aborted_after_a_question(view, engine, session):
     view.table.setFocus()
     session.select_request(1)
-    qtbot.keyClick(view.table, Qt.Key.Key_Delete)
-    assert engine.source.sent == []
+    view.ask_abort()
+    assert not view.findChildren(QMessageBox)
     session.select_request(2)
-    qtbot.keyClick(view.table, Qt.Key.Key_Delete)
+    view.table.abort.trigger()
+    (question,) = view.findChildren(QMessageBox)
+    assert "chat-2" in question.text()
+    assert engine.source.sent == []
+    next(button for button in question.buttons() if button.text() == "Abort").click()
     assert engine.source.sent == [Abort(request_id="chat-2")]
 
 

@@ -166,7 +166,9 @@ class CellRaster:
         flat[:, shape.gap] = ink.background
         flat[:, shape.corners] = ink.background
         self._decorate(flat, ids, ranks, ink)
-        flat[:, shape.glyph(level)] = ink.glyph
+        signs = shape.glyph(level)
+        if signs.size:
+            flat[:, signs] = ink.glyphs[LEVELS[level].kind]
         return tiles
 
     def _row_pattern(self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, ink: Ink) -> Pixels:

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.look.theme import Theme, mix, owner_colors
+from kvscope_app.look.theme import Theme, mix, owner_colors, readable_on
 from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, FlashLevel
+from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashKind, FlashLevel
 
 Pixels = npt.NDArray[np.uint32]
 
@@ -43,7 +43,7 @@ class Ink:
         self.mark: int = pixel(theme.selection)
         self.empty_outline: int = pixel(theme.block_free)
         """Around a block without memory."""
-        self.glyph: int = pixel(theme.base)
+        self.glyphs = {kind: pixel(sign_color(kind, theme)) for kind in MOVES}
         """The sign in a cell that flashes for a move."""
         colors = key_colors(mode, theme)
         self.solid: Pixels = _table(colors, theme)
@@ -55,6 +55,11 @@ class Ink:
 def pixel(color: str) -> int:
     """`#rrggbb` as an opaque RGB32 pixel."""
     return 0xFF000000 | int(color[1:], 16)
+
+
+def sign_color(kind: FlashKind, theme: Theme) -> str:
+    """Of the sign on a flash."""
+    return readable_on(str(getattr(theme, f"flash_{kind.name.lower()}")), theme)
 
 
 def hollow(color: str, theme: Theme) -> str:

@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QFontMetrics, QPainter
 
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.page_map.drawing.grid import Grid, Section
 from kvscope_app.views.page_map.drawing.scene import Scene
 
@@ -17,7 +18,7 @@ _MIN_WIDTH_FOR_GUTTER: Final = 340
 _LABEL_EVERY: Final = 40
 _PAD: Final = 10
 _NUMBERS_FROM: Final = 46
-"""Device-independent pixels of pitch from which a cell has room for its number."""
+"""Device-independent pixels of pitch, at 100 %, from which a cell has room for its number."""
 
 
 def gutter_width(grid: Grid, width: int, metrics: QFontMetrics) -> int:
@@ -47,7 +48,7 @@ def _labelled_rows(
 ) -> Iterator[tuple[int, float]]:
     """(row within the section, its top in the widget) of those that get a number and need painting."""
     pitch = scene.camera.pitch / ratio
-    every = _nice_step(_LABEL_EVERY / pitch)
+    every = _nice_step(scaled(_LABEL_EVERY) / pitch)
     begin = scene.camera.y / ratio + section.first_row * pitch
     first = max(0, int((dirty.y() - height - begin) / pitch))
     for row in range(first - first % every, -(-section.size // scene.grid.columns), every):
@@ -61,7 +62,7 @@ def _labelled_rows(
 def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: float) -> None:
     """Each cell's own number, when the cells are large."""
     pitch = scene.camera.pitch / ratio
-    if pitch < _NUMBERS_FROM or scene.cells is None:
+    if pitch < scaled(_NUMBERS_FROM) or scene.cells is None:
         return
     rows, columns = _visible(scene)
     for row in rows:

@@ -50,7 +50,7 @@ def test_a_move_flashes_in_its_colour_with_its_sign_and_fades(lit, kind):
     tinted = ink.solid[0, top_level(kind), lit.cells.ranks_of(ids_of(9))[0]]
     shown = cell(lit, 9)
     assert (shown == tinted).sum() > 20
-    assert (shown[5:-5, 5:-5] == ink.glyph).sum() > 4
+    assert (shown[5:-5, 5:-5] == ink.glyphs[kind]).sum() > 4
     assert (cell(lit, 10) == cell(lit, 8)).all()
     lit.fade(NOW + 300 * MS)
     assert lit.is_fading

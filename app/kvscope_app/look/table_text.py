@@ -1,0 +1,48 @@
+"""The rows of a table as text with tabs, as spreadsheets take it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QAbstractItemModel, Qt
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QTreeView
+
+_DISPLAY = Qt.ItemDataRole.DisplayRole
+
+
+def chosen_rows(view: QAbstractItemView) -> list[int]:
+    """From the top. Of a tree its outermost rows."""
+    return sorted({index.row() for index in view.selectionModel().selectedIndexes() if not index.parent().isValid()})
+
+
+def as_tsv(view: QAbstractItemView, rows: list[int]) -> str:
+    """`rows` of the columns that are shown, in the order they are shown, under their titles."""
+    model, columns = view.model(), _columns(view)
+    title = Qt.Orientation.Horizontal
+    lines = [[_clean(model.headerData(column, title, _DISPLAY)) for column in columns]] if _header(view) else []
+    lines += [[_clean(_text(model, row, column)) for column in columns] for row in rows]
+    return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def _columns(view: QAbstractItemView) -> list[int]:
+    header = _header(view)
+    count = view.model().columnCount()
+    if header is None:
+        return list(range(min(count, 1)))
+    if header.isHidden():  # shown as cards, which have all of it
+        return list(range(count))
+    places = (header.logicalIndex(place) for place in range(count))
+    return [column for column in places if not header.isSectionHidden(column)]
+
+
+def _header(view: QAbstractItemView) -> QHeaderView | None:
+    if isinstance(view, QTableView):
+        return view.horizontalHeader()
+    return view.header() if isinstance(view, QTreeView) else None
+
+
+def _text(model: QAbstractItemModel, row: int, column: int) -> object:
+    return model.index(row, column).data(_DISPLAY)
+
+
+def _clean(value: object) -> str:
+    """A cell has no tabs and lines of its own."""
+    return "" if value is None else " ".join(str(value).split())

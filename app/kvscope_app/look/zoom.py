@@ -1,0 +1,81 @@
+"""How large all text is, and what is measured by it. Qt scales what inherits the application's font by itself; the rest
+is here: fonts of their own, icons, fixed sizes, rows and columns.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QFont
+from PySide6.QtWidgets import QAbstractButton, QApplication, QTableView, QWidget
+
+_POINTS: Final = "points_at_100"
+_PERCENT: Final = "zoom_percent"
+_SCALE: Final = "font_scale"
+"""Of a widget: how much larger than the application's its own font is."""
+_MOST: Final = (1 << 24) - 1
+"""Qt's word for a size without a bound."""
+
+
+def zoom_of(app: QApplication) -> int:
+    """Per cent."""
+    return int(app.property(_PERCENT) or 100)
+
+
+def scaled(length: int) -> int:
+    """A length of the design at the zoom of now, in device-independent pixels."""
+    app = QApplication.instance()
+    return length if not isinstance(app, QApplication) else round(length * zoom_of(app) / 100)
+
+
+def apply_zoom(app: QApplication, percent: int) -> None:
+    """Everything that is, and what comes, at `percent` of its size. The stylesheet is to be set anew after it."""
+    before = zoom_of(app)
+    font = QFont(app.font())
+    points = float(app.property(_POINTS) or font.pointSizeF())
+    app.setProperty(_POINTS, points)
+    app.setProperty(_PERCENT, percent)
+    if percent == before:
+        return
+    for widget in app.allWidgets():
+        if widget.testAttribute(Qt.WidgetAttribute.WA_SetFont) and widget.property(_SCALE) is None:
+            widget.setProperty(_SCALE, widget.font().pointSizeF() / font.pointSizeF())
+        _scale(widget, percent / before)
+    font.setPointSizeF(points * percent / 100)
+    app.setFont(font)
+
+
+def fit_own_fonts(app: QApplication) -> None:
+    """After the stylesheet was set: it gives widgets with a font of their own the one that it found first."""
+    points = app.font().pointSizeF()
+    for widget in app.allWidgets():
+        scale = widget.property(_SCALE)
+        if scale is not None:
+            font = QFont(widget.font())
+            font.setPointSizeF(points * float(scale))
+            widget.setFont(font)
+
+
+def _scale(widget: QWidget, ratio: float) -> None:
+    if isinstance(widget, QAbstractButton):
+        widget.setIconSize(_scaled_size(widget.iconSize(), ratio))
+    if isinstance(widget, QTableView):
+        _scale_table(widget, ratio)
+    low, high = widget.minimumSize(), widget.maximumSize()
+    if low.width() == high.width() and 0 < low.width() < _MOST:
+        widget.setFixedWidth(round(low.width() * ratio))
+    if low.height() == high.height() and 0 < low.height() < _MOST:
+        widget.setFixedHeight(round(low.height() * ratio))
+
+
+def _scale_table(table: QTableView, ratio: float) -> None:
+    rows = table.verticalHeader()
+    rows.setMinimumSectionSize(1)  # its own is that of the font before
+    rows.setDefaultSectionSize(round(rows.defaultSectionSize() * ratio))
+    for column in range(table.horizontalHeader().count()):
+        table.setColumnWidth(column, round(table.columnWidth(column) * ratio))
+
+
+def _scaled_size(size: QSize, ratio: float) -> QSize:
+    return QSize(round(size.width() * ratio), round(size.height() * ratio))

@@ -1,0 +1,59 @@
+"""Everything a person chose, as one value. Knows no file and no Qt.
+
+A field never changes its meaning or its type; a new one has a default. What Qt packs for each window (where it stands,
+where its docks are) is not here but in the INI file beside, see `setting_names`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+ZOOM_STEPS: Final = (50, 67, 80, 90, 100, 110, 125, 150, 175, 200, 250, 300)
+"""Per cent."""
+MINUTES: Final = (1, 10, 24 * 60)
+"""Least, usual and most."""
+MEGABYTES: Final = (16, 512, 65_536)
+
+
+class KeptLayout(msgspec.Struct, frozen=True):
+    """Where the docks were when a person gave this a name."""
+
+    state: bytes
+    """As `QMainWindow.saveState` packs it."""
+    version: int
+    """`LAYOUT_VERSION` of then."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """One value for all windows of all processes."""
+
+    theme: Literal["auto", "dark", "light"] = "auto"
+    palette: Literal["usual", "safe"] = "usual"
+    """`safe`: colours that colour-blind eyes tell apart."""
+    zoom_percent: Annotated[int, msgspec.Meta(ge=50, le=300)] = 100
+    """Of all text and what is measured by it."""
+    shortcuts: dict[str, tuple[str, ...]] = {}
+    """By the name of the action, where they are not its own; portable text, none: no key."""
+    layouts: dict[str, KeptLayout] = {}
+    """By the name the person gave; `DEFAULT_LAYOUT` names the first start's and is not in here."""
+    timeline_minutes: Annotated[int, msgspec.Meta(ge=MINUTES[0], le=MINUTES[2])] = MINUTES[1]
+    """How much of the past a live session keeps on the disk, at most."""
+    timeline_megabytes: Annotated[int, msgspec.Meta(ge=MEGABYTES[0], le=MEGABYTES[2])] = MEGABYTES[1]
+    recording_folder: str = ""
+    """Where the last recording went; empty: where the person's documents are."""
+    record_texts: bool | None = None
+    """Whether texts of blocks are recorded; None: the person was not asked yet."""
+    color_mode: Literal["state", "owner", "fill", "sharing", "age"] = "state"
+    """What the colours of the page map mean at first."""
+    flashes: bool = True
+    """Whether cells light up that change."""
+    chart_range_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    """How much of the past the charts show at first."""
+    request_filter: str = ""
+    """Which requests the table shows; empty: all."""
+    request_columns: dict[str, Annotated[int, msgspec.Meta(ge=0, le=4000)]] = {}
+    """Widths by title, in pixels at 100 %, where a person changed them."""
+    event_kinds: tuple[str, ...] = ()
+    """Which the events dock shows; none: all."""

@@ -1,0 +1,74 @@
+"""Notices what a person does to the docks, so that it can be undone. Knows Qt's packed layouts, not what is in them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QByteArray, QObject, QTimer
+
+from kvscope_app.setting_names import LAYOUT_VERSION
+from kvscope_app.window.window_body import WindowBody
+
+_SETTLE_MS: Final = 250
+"""Moving one dock moves others, and sizes follow in later turns of the event loop."""
+
+
+class LayoutWatch(QObject):
+    """Of one window, from when all its views are there."""
+
+    def __init__(self, window: WindowBody) -> None:
+        super().__init__(window)
+        self._window = window
+        self._settled: QByteArray | None = None
+        self._stood: dict[str, tuple[bool, bool]] = {}
+        self._words = ""
+        self._moved = ""
+        self._clock = QTimer(self, singleShot=True, interval=_SETTLE_MS)
+        self._clock.timeout.connect(self._settle)
+        for name, dock in window.docks.items():
+            for signal in (dock.toggleViewAction().toggled, dock.topLevelChanged, dock.dockLocationChanged):
+                signal.connect(partial(self._note, name))
+
+    def begin(self) -> None:
+        """Where the docks are now is what the first undo goes back to."""
+        self._settled, self._stood = self._window.saveState(LAYOUT_VERSION), self._stand()
+
+    def about_to(self, words: str) -> None:
+        """The whole layout changes now, in one go."""
+        if self._settled is not None and not self._window.undo.is_at_work:
+            self._settled = self._window.saveState(LAYOUT_VERSION)  # with sizes as they are
+            self._words = words
+            self._clock.start()
+
+    def _note(self, name: str, *_: object) -> None:
+        if self._settled is not None and not self._window.undo.is_at_work and self._window.isVisible():
+            self._moved = name
+            self._clock.start()
+
+    def _settle(self) -> None:
+        before, words = self._settled, self._words or self._what_changed()
+        self.begin()
+        self._words = ""
+        now = self._settled
+        if before is not None and now is not None and now != before:
+            self._window.undo.did(words, partial(self._put, before), partial(self._put, now))
+
+    def _what_changed(self) -> str:
+        """What it is called: what a dock became comes before what moved for it."""
+        for name, (hidden, floats) in self._stand().items():
+            title = self._window.docks[name].windowTitle().lower()
+            was_hidden, floated = self._stood.get(name, (hidden, floats))
+            if hidden != was_hidden:
+                return f"{'closing' if hidden else 'opening'} {title}"
+            if floats != floated:
+                return f"{'taking out' if floats else 'putting back'} {title}"
+        return f"moving {self._window.docks[self._moved].windowTitle().lower()}"
+
+    def _stand(self) -> dict[str, tuple[bool, bool]]:
+        """Whether each dock is closed, and whether it stands alone."""
+        return {name: (dock.isHidden(), dock.isFloating()) for name, dock in self._window.docks.items()}
+
+    def _put(self, state: QByteArray) -> None:
+        self._window.restoreState(state, LAYOUT_VERSION)
+        self.begin()

@@ -1,0 +1,65 @@
+"""Undo, and copying what tables show: what the Edit menu has."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QObject
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QPlainTextEdit, QTextEdit, QWidget
+
+from kvscope_app.look.number_text import plural
+from kvscope_app.look.table_text import as_tsv, chosen_rows
+from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.window_body import WindowBody
+
+EDIT: Final = "Edit"
+MAX_ROWS: Final = 200_000
+"""More rows than a spreadsheet takes are an export's work."""
+_NOTICE_MS: Final = 4000
+
+
+def edit_actions(window: WindowBody) -> list[ActionSpec]:
+    """In this order."""
+    return [
+        ActionSpec("undo", "Undo", EDIT, window.undo.undo, ("Ctrl+Z",)),
+        ActionSpec("redo", "Redo", EDIT, window.undo.redo, ("Ctrl+Shift+Z", "Ctrl+Y")),
+        ActionSpec("copy_rows", "Copy the chosen rows", EDIT, partial(_copy, window, whole=False), ("Ctrl+C",)),
+        ActionSpec("copy_table", "Copy the whole table", EDIT, partial(_copy, window, whole=True), ("Ctrl+Shift+C",)),
+    ]
+
+
+def name_what_is_undone(window: WindowBody, actions: Actions) -> None:
+    """Undo and Redo say what, and are there only when there is something."""
+
+    def follow(*_: object) -> None:
+        stack = window.undo
+        for name, word, what in (("undo", "Undo", stack.undoText()), ("redo", "Redo", stack.redoText())):
+            actions[name].setText(f"{word} {what}".strip())
+            actions[name].setEnabled(bool(what))
+
+    window.undo.indexChanged.connect(follow)
+    follow()
+
+
+def _copy(window: WindowBody, *, whole: bool) -> None:
+    """Of the table that has the focus; text that has the focus is copied as text."""
+    focus = QApplication.focusWidget()
+    if isinstance(focus, QLineEdit | QTextEdit | QPlainTextEdit):
+        focus.copy()
+        return
+    table = _table_of(focus)
+    if table is None:
+        window.statusBar().showMessage("There is no table with the focus to copy from", _NOTICE_MS)
+        return
+    rows = list(range(min(table.model().rowCount(), MAX_ROWS))) if whole else chosen_rows(table)
+    if rows:
+        QGuiApplication.clipboard().setText(as_tsv(table, rows))
+    window.statusBar().showMessage(f"{plural(len(rows), 'row')} copied", _NOTICE_MS)
+
+
+def _table_of(widget: QObject | None) -> QAbstractItemView | None:
+    while widget is not None and not isinstance(widget, QAbstractItemView):
+        widget = widget.parent() if isinstance(widget, QWidget) else None
+    return widget

@@ -1,0 +1,151 @@
+"""Triggers every action of a real window on a scripted engine over real sockets, and counts what it leaves.
+
+`python -m tests.app.every_action FOLDER THEME…` opens a window a theme in a process of its own, so that it can be at
+another scale factor, and prints what happened as JSON. Used by `test_every_action`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import traceback
+from collections import Counter
+from pathlib import Path
+
+LEAVES = ("close", "quit")
+"""What ends the window comes last, and is triggered by itself."""
+WAIT_S = 60.0
+
+
+def run(folder, themes):
+    """What there was to say: exceptions, warnings of Qt, actions that were triggered, and what was left."""
+    from PySide6.QtCore import QCoreApplication, QSettings, qInstallMessageHandler
+
+    from kvscope_app.command_line import Options
+    from kvscope_app.desktop import Desktop, make_application
+    from kvscope_telemetry.synthetic.engine import SyntheticEngine
+    from kvscope_telemetry.synthetic.server import SyntheticServer
+
+    told, problems = [], []
+    qInstallMessageHandler(lambda _kind, _where, text: told.append(text))
+    sys.excepthook = lambda *error: problems.append("".join(traceback.format_exception(*error)))  # of slots
+    app = QCoreApplication.instance() or make_application()
+    settings = QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat)
+    engine = SyntheticEngine(num_blocks=120, num_running=6)
+    server = SyntheticServer(engine, f"ipc://{folder}/telemetry", rate=60.0)
+    desktop = Desktop(app, Options(theme=themes[0]), settings)
+    num_threads = threading.active_count()
+    try:
+        windows, stood = [], []
+        for theme in themes:
+            desktop._themes.choose(theme)
+            windows.append(_one_window(app, desktop, folder, problems))
+            stood.append(_standing(app, num_threads))
+    except Exception:
+        problems.append(traceback.format_exc())
+        return {"problems": problems}
+    finally:
+        sys.excepthook = sys.__excepthook__
+        desktop.close()
+        server.close()
+    left = {key: (stood[0][key], stood[-1][key]) for key in stood[0] if stood[0][key] != stood[-1][key]}
+    harmless = "This plugin does not support"
+    return {
+        "problems": problems,
+        "warnings": [text for text in told if harmless not in text],
+        "windows": windows,
+        "left": left,
+    }
+
+
+def _one_window(app, desktop, folder, problems):
+    desktop.attach(f"ipc://{folder}/telemetry")
+    window = desktop.windows[-1]
+    _wait(app, lambda: not window._unloaded and len(window.views) > 5 and window.session.mirror.num_blocks > 0)
+    _wait(app, lambda: len(window.session.course) >= 1)
+    actions = window.actions_by_name
+    window.layouts.save("of a test")
+    triggered = []
+    for name in [spec.name for spec in actions if spec.name not in LEAVES]:
+        if name not in actions:  # a layout that was forgotten meanwhile
+            continue
+        action = actions[name]
+        for _ in range(2 if action.isCheckable() or name.startswith("toggle_") else 1):
+            try:
+                action.setEnabled(True)
+                action.trigger()
+                _turn(app, 2)
+            except Exception:
+                problems.append(f"{name}: {traceback.format_exc()}")
+        triggered.append(name)
+        _close_what_was_opened(app, window)
+    window.layouts.forget("of a test")
+    desktop._themes.settings.change(zoom_percent=100, palette="usual")
+    ratio = window.devicePixelRatioF()
+    for name in LEAVES[:1]:
+        actions[name].trigger()
+        triggered.append(name)
+    _wait(app, lambda: not desktop.windows and not desktop.sessions)
+    return {"triggered": triggered, "ratio": ratio}
+
+
+def _close_what_was_opened(app, window):
+    """Sheets, questions and popups: as Escape does."""
+    from PySide6.QtWidgets import QDialog
+
+    for widget in app.topLevelWidgets():
+        is_dialog = isinstance(widget, QDialog) or widget.metaObject().className() == "CommandPalette"
+        if is_dialog and widget.isVisible():
+            widget.grab()
+            widget.reject() if isinstance(widget, QDialog) else widget.close()
+    _turn(app, 2)
+
+
+def _turn(app, times):
+    from PySide6.QtCore import QCoreApplication, QEvent
+
+    for _ in range(times):
+        app.processEvents()
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+
+
+def _wait(app, is_so):
+    import time
+
+    until = time.monotonic() + WAIT_S
+    while not is_so():
+        if time.monotonic() > until:
+            raise TimeoutError(f"it did not come about: {[thread.name for thread in threading.enumerate()]}")
+        _turn(app, 1)
+        time.sleep(0.005)
+
+
+def _standing(app, num_threads):
+    from PySide6.QtCore import QObject, QTimer
+
+    _wait(app, lambda: threading.active_count() <= num_threads)
+    for _ in range(3):
+        _turn(app, 2)
+        gc.collect()
+    things = [thing for thing in gc.get_objects() if isinstance(thing, QObject)]
+    ours = Counter(type(thing).__name__ for thing in things if type(thing).__module__.startswith("kvscope"))
+    return {
+        "windows": len(app.topLevelWidgets()),
+        "widgets": len(app.allWidgets()),
+        "timers": sum(isinstance(thing, QTimer) for thing in things),
+        "threads": threading.active_count(),
+        "ours": dict(ours),
+    }
+
+
+def main():
+    """In a process of its own."""
+    os.environ["QT_QPA_PLATFORM"] = "offscreen"
+    print(json.dumps(run(Path(sys.argv[1]), sys.argv[2:])))
+
+
+if __name__ == "__main__":
+    main()

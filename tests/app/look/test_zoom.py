@@ -1,0 +1,77 @@
+"""The zoom: all text and what is measured by it grows, in open windows and in those that come, and comes back."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication, QToolButton
+
+from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.look.zoom import scaled, zoom_of
+from kvscope_app.settings.settings_keeper import read_settings
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(qapp, themes):
+    yield
+    themes.settings.change(zoom_percent=100)
+
+
+def sizes(window):
+    """Of text and what follows it, by what it is."""
+    view = window.views
+    return {
+        "label": window._status._labels["model"].font().pointSizeF(),
+        "own font": window.welcome._title.font().pointSizeF(),
+        "icon": window.findChild(QToolButton).iconSize().width(),
+        "row": view["requests"].table.verticalHeader().defaultSectionSize(),
+        "column": view["requests"].table.columnWidth(0),
+        "event row": view["events"].table.verticalHeader().defaultSectionSize(),
+        "axis": view["throughput"].panels["decode"].plot.getAxis("left").width(),
+        "tick": view["throughput"].panels["decode"].plot.getAxis("left").style["tickFont"].pointSizeF(),
+        "lane": next(height for _, _, height in view["timeline"].canvas.layout_now.boxes()),
+        "gutter": window.page_map.canvas._gutter,
+    }
+
+
+def test_everything_grows_and_comes_back(engine, session, make_window, poll, settings):
+    engine.hold([1, 2])
+    poll(session)
+    window = make_window(session, with_views=True, size=(1500, 900))
+    before = sizes(window)
+    for _ in range(5):
+        window.actions_by_name["larger"].trigger()
+    assert read_settings(settings).zoom_percent == 200
+    QApplication.processEvents()
+    grown = sizes(window)
+    ratios = {name: grown[name] / before[name] for name in before}
+    assert {name: r for name, r in ratios.items() if not 1.6 < r < 2.4} == {}
+    window.grab()
+    window.actions_by_name["usual_size"].trigger()
+    QApplication.processEvents()
+    back = sizes(window)
+    assert {n: (before[n], back[n]) for n in before if abs(back[n] - before[n]) > 0.06 * before[n] + 1} == {}
+
+
+def test_it_is_kept_and_ends_somewhere(qapp, settings, themes):
+    for _ in range(30):
+        themes.zoom(1)
+    assert zoom_of(qapp) == 300
+    assert scaled(10) == 30
+    again = ThemeKeeper(qapp, settings)
+    assert again.settings.values.zoom_percent == 300
+    for _ in range(30):
+        again.zoom(-1)
+    assert zoom_of(qapp) == 50
+    again.deleteLater()
+    themes.settings.look()
+
+
+def test_keys(session, make_window, qtbot, qapp):
+    window = make_window(session)
+    qtbot.waitUntil(window.isActiveWindow)
+    canvas, control = window.page_map.canvas, Qt.KeyboardModifier.ControlModifier
+    canvas.setFocus()
+    for key, percent in ((Qt.Key.Key_Equal, 110), (Qt.Key.Key_Plus, 125), (Qt.Key.Key_Minus, 110), (Qt.Key.Key_0, 100)):
+        qtbot.keyClick(canvas, key, control)
+        assert zoom_of(qapp) == percent

@@ -1,0 +1,125 @@
+"""Settings: one typed value, kept; what is unreadable falls back alone; two writers keep both their changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from PySide6.QtCore import QSettings
+
+from kvscope_app.setting_names import KEPT_MEGABYTES, KEPT_MINUTES, THEME
+from kvscope_app.settings.settings import KeptLayout, Settings
+from kvscope_app.settings.settings_file import SettingsFile
+from kvscope_app.settings.settings_keeper import SettingsKeeper, read_settings
+
+
+@pytest.fixture
+def file(tmp_path):
+    return SettingsFile(tmp_path / "settings.json")
+
+
+def test_what_was_chosen_is_there_at_the_next_start(settings):
+    keeper = SettingsKeeper(settings)
+    keeper.change(theme="light", zoom_percent=125, layouts={"two maps": KeptLayout(b"\x00\xff", 3)})
+    again = SettingsKeeper(settings).values
+    assert (again.theme, again.zoom_percent, again.layouts["two maps"].state) == ("light", 125, b"\x00\xff")
+
+
+def test_defaults_without_a_file(file):
+    assert file.read() == Settings()
+    assert not file.exists
+
+
+def test_old_keys_are_read_once(settings):
+    for name, value in ((THEME, "light"), (KEPT_MINUTES, 5_000_000), (KEPT_MEGABYTES, "much")):
+        settings.setValue(name, value)
+    assert read_settings(settings).theme == "light"
+    keeper = SettingsKeeper(settings)
+    assert (keeper.values.theme, keeper.values.timeline_minutes, keeper.values.timeline_megabytes) == (
+        "light",
+        24 * 60,
+        512,
+    )
+    settings.setValue(THEME, "dark")  # by an earlier version, later
+    assert SettingsKeeper(settings).values.theme == "light"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"theme": "light", "theme"', b"null", b"{}" + b" " * (5 << 20)]
+)
+def test_a_damaged_file_is_defaults(file, data):
+    file.path.write_bytes(data)
+    assert file.read() == Settings()
+    file.change(lambda _: {"theme": "dark"})
+    assert file.read() == Settings(theme="dark")
+
+
+def test_a_value_falls_back_for_itself_alone(file):
+    layout = {"state": "AP8=", "version": 3}
+    said = {
+        "theme": "solarized",
+        "zoom_percent": 1e9,
+        "timeline_minutes": 7,
+        "flashes": "yes",
+        "shortcuts": {"play": ["P"], "back": 5, "quit": []},
+        "layouts": {"good": layout, "bad": {"state": 1}, "newer": {**layout, "screens": 2}},
+        "of_a_later_version": {"any": [1, None]},
+    }
+    file.path.write_text(json.dumps(said))
+    found = file.read()
+    assert (found.theme, found.zoom_percent, found.timeline_minutes, found.flashes) == ("auto", 100, 7, True)
+    assert found.shortcuts == {"play": ("P",), "quit": ()}
+    assert set(found.layouts) == {"good", "newer"}
+    file.change(lambda _: {"flashes": False})
+    kept = json.loads(file.path.read_text())
+    assert kept == {**said, "flashes": False}, "what is not understood stays until it is changed"
+
+
+def test_what_would_not_be_read_again_is_not_written(file):
+    with pytest.raises(ValueError, match="300"):
+        file.change(lambda _: {"zoom_percent": 301})
+    assert not file.exists
+
+
+def test_two_keepers_keep_both_their_changes(settings, tmp_path):
+    first = SettingsKeeper(settings)
+    second = SettingsKeeper(QSettings(settings.fileName(), QSettings.Format.IniFormat))
+    first.change(theme="light")
+    second.change(zoom_percent=150)
+    second.change_by(lambda now: {"shortcuts": {**now.shortcuts, "play": ("P",)}})
+    first.change_by(lambda now: {"shortcuts": {**now.shortcuts, "back": ("B",)}})
+    told = []
+    second.changed.connect(told.append)
+    second.look()
+    second.look()
+    assert len(told) == 1
+    assert first.values == second.values
+    assert first.values.shortcuts == {"play": ("P",), "back": ("B",)}
+    assert (first.values.theme, first.values.zoom_percent) == ("light", 150)
+
+
+def test_processes_do_not_lose_each_others_changes(file):
+    code = (
+        "import sys; from pathlib import Path; from kvscope_app.settings.settings_file import SettingsFile\n"
+        "file = SettingsFile(Path(sys.argv[1]))\n"
+        "for i in range(20):\n"
+        "    name = f'{sys.argv[2]}{i}'\n"
+        "    file.change(lambda now: {'shortcuts': {**now.shortcuts, name: ('X',)}})\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", code, str(file.path), letter]) for letter in "abc"]
+    assert [process.wait(60) for process in running] == [0, 0, 0]
+    assert len(file.read().shortcuts) == 60
+
+
+def test_a_disk_that_takes_nothing_leaves_the_choice_for_this_run(settings, monkeypatch):
+    keeper = SettingsKeeper(settings)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SettingsFile, "_write", full)
+    keeper.change(theme="light")
+    assert keeper.values.theme == "light"
+    assert keeper.failure == "No space left on device"

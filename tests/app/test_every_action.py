@@ -1,0 +1,38 @@
+"""Every action of the registry in the real window, in both themes, at one and two pixels a point."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ENOUGH = 60
+"""Actions that there are at least."""
+
+
+@pytest.mark.parametrize(
+    ("themes", "factor"), [(("dark", "light"), 1), (("light",), 2)], ids=["both themes", "doubled"]
+)
+def test_every_action(tmp_path, themes, factor):
+    """In a process of its own: what a window leaves is counted there, and the scale factor is the process's."""
+    home = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "STATE")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.app.every_action", str(tmp_path), *themes],
+        env=os.environ | home | {"QT_QPA_PLATFORM": "offscreen", "QT_SCALE_FACTOR": str(factor)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["problems"] == []
+    assert told["warnings"] == []
+    assert told["left"] == {}, "windows, widgets, timers, threads or objects of the second window stayed"
+    for window in told["windows"]:
+        assert window["ratio"] == factor
+        assert len(window["triggered"]) >= ENOUGH
+        assert window["triggered"] == told["windows"][0]["triggered"]

@@ -1,0 +1,138 @@
+"""The Edit menu: undo of what was done, and tables copied as text with tabs."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication, QStandardItem, QStandardItemModel
+from PySide6.QtWidgets import QDockWidget, QTableView
+
+from kvscope_app.look.table_text import as_tsv
+from kvscope_app.views.console.conversation import Message
+
+CONTROL = Qt.KeyboardModifier.ControlModifier
+
+
+@pytest.fixture
+def window(engine, session, make_window, poll, qtbot):
+    for number in (1, 2, 3):
+        engine.request(number, blocks=[number])
+        engine.hold([number], owner=number)
+    poll(session)
+    made = make_window(session, with_views=True, size=(1500, 900))
+    made.activateWindow()
+    qtbot.waitUntil(made.isActiveWindow)
+    return made
+
+
+def clipboard():
+    return QGuiApplication.clipboard().text()
+
+
+def test_a_table_is_copied_with_its_titles(window, qtbot):
+    view = window.views["requests"]
+    window.focus_view("requests")
+    view.refresh()
+    view.table.selectRow(0)
+    view.table.setFocus()
+    qtbot.keyClick(view.table, Qt.Key.Key_C, CONTROL)
+    title, *rows = [line.split("\t") for line in clipboard().splitlines()]
+    assert (title[0], rows[0][0], len(rows)) == ("#", "3", 1)
+    assert "running" in rows[0][title.index("State")].lower()
+    view.table.setColumnHidden(0, True)
+    view.table.horizontalHeader().moveSection(view.table.horizontalHeader().visualIndex(2), 0)
+    window.actions_by_name["copy_table"].trigger()
+    title, *rows = [line.split("\t") for line in clipboard().splitlines()]
+    assert title[0] == view.model.headerData(2, Qt.Orientation.Horizontal)
+    assert "#" not in title
+    assert [row[0] for row in rows] == [view.model.index(row, 2).data() for row in range(3)]
+
+
+def test_cards_are_copied_with_all_they_say(qtbot):
+    model = QStandardItemModel(1, 3)
+    model.setHorizontalHeaderLabels(["Time", "Kind", "Why"])
+    for column, text in enumerate(("10:00", "evicted", "no\troom\nleft")):
+        model.setItem(0, column, QStandardItem(text))
+    table = QTableView()
+    qtbot.addWidget(table)
+    table.setModel(model)
+    table.setColumnHidden(0, True)
+    table.horizontalHeader().hide()
+    assert as_tsv(table, [0]) == "Time\tKind\tWhy\n10:00\tevicted\tno room left\n"
+
+
+def test_words_are_still_copied_as_words(window, qtbot):
+    line = window.views["requests"].search
+    window.focus_view("requests")
+    line.setText("chat-2")
+    line.setFocus()
+    line.selectAll()
+    qtbot.keyClick(line, Qt.Key.Key_C, CONTROL)
+    assert clipboard() == "chat-2"
+    window.page_map.canvas.setFocus()
+    window.actions_by_name["copy_rows"].trigger()
+    assert "no table" in window.statusBar().currentMessage()
+
+
+def test_a_closed_dock_comes_back(window, qtbot):
+    undo, redo = (window.actions_by_name[name] for name in ("undo", "redo"))
+    assert (undo.text(), undo.isEnabled()) == ("Undo", False)
+    window.docks["memory"].close()
+    qtbot.waitUntil(undo.isEnabled)
+    assert undo.text() == "Undo closing memory"
+    undo.trigger()
+    assert not window.docks["memory"].isHidden()
+    assert (redo.text(), undo.isEnabled()) == ("Redo closing memory", False)
+    redo.trigger()
+    assert window.docks["memory"].isHidden()
+    undo.trigger()
+    qtbot.wait(300)
+    assert window.undo.count() == 1, "an undo is nothing to be undone"
+
+
+def test_a_dock_that_was_taken_out_goes_back(window, qtbot):
+    dock: QDockWidget = window.docks["throughput"]
+    dock.setFloating(True)
+    qtbot.waitUntil(window.undo.canUndo)
+    assert window.undo.undoText() == "taking out throughput"
+    window.actions_by_name["undo"].trigger()
+    assert not dock.isFloating()
+
+
+def test_a_deleted_chat_comes_back_once(window):
+    page = window.views["console"].page
+    page.current.title = "Of caches"
+    page.current.messages.append(Message(role="user", content="What is a block?"))
+    key = page.current.key
+    window.actions_by_name["delete_chat"].trigger()
+    assert page.current.key != key
+    assert window.actions_by_name["undo"].text() == "Undo deleting “Of caches”"
+    page.undo.click()
+    window.actions_by_name["undo"].trigger()
+    assert [c.key for c in page.chat.conversations].count(key) == 1
+    assert page.current.key == key
+    window.actions_by_name["redo"].trigger()
+    assert page.chat.find(key) is None
+    window.actions_by_name["undo"].trigger()
+    assert page.chat.find(key).messages[0].content == "What is a block?"
+
+
+def test_keys_of_a_dock_are_heard_in_it_alone(window, qtbot):
+    console = window.views["console"]
+    console.page.current.messages.append(Message(role="user", content="a"))
+    before = console.page.current
+    window.page_map.canvas.setFocus()
+    qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_N, CONTROL)
+    assert console.page.current is before
+    console.page.composer.edit.setFocus()
+    qtbot.keyClick(console.page.composer.edit, Qt.Key.Key_N, CONTROL)
+    assert console.page.current is not before
+
+
+def test_escape_in_the_table_lets_go(window, session, qtbot):
+    table = window.views["requests"].table
+    window.focus_view("requests")
+    session.select_request(2)
+    table.setFocus()
+    qtbot.keyClick(table, Qt.Key.Key_Escape)
+    assert session.selected_request is None

@@ -1,0 +1,44 @@
+"""What was chosen in one window is so in the next."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+
+from kvscope_app.views.page_map.color_modes import ColorMode
+
+
+def test_choices_of_the_views_are_kept(session, make_window, qtbot):
+    first = make_window(session, with_views=True, size=(1500, 900))
+    first.actions_by_name["color_age"].trigger()
+    first.actions_by_name["flash"].trigger()
+    requests, throughput, events = (first.views[name] for name in ("requests", "throughput", "events"))
+    requests.filter.setCurrentText("Running")
+    requests.filter.textActivated.emit("Running")
+    requests.table.setColumnWidth(3, 177)
+    throughput.bar.range_chosen.emit(600.0)
+    for kind in ("preempted", "refused"):
+        events.kind_actions[kind].trigger()
+    first.close()
+    second = make_window(session, with_views=True, size=(1500, 900))
+    requests, throughput, events = (second.views[name] for name in ("requests", "throughput", "events"))
+    assert second.page_map.mode is ColorMode.AGE
+    assert second.actions_by_name["color_age"].isChecked()
+    assert not second.page_map.scene.flashing
+    assert not second.actions_by_name["flash"].isChecked()
+    assert requests.filter.currentText() == "Running"
+    assert requests.table.columnWidth(3) == 177
+    assert throughput._range_s == 600
+    assert events.kinds.text().startswith(("preempted, refused", "refused, preempted"))
+    second.close()
+    assert set(second.themes.settings.values.request_columns) == {
+        requests.model.headerData(3, Qt.Orientation.Horizontal)
+    }
+
+
+def test_a_value_of_a_later_version_is_left_alone(session, make_window, themes):
+    themes.settings.change(request_filter="Sleeping", event_kinds=("teleported",), chart_range_s=7.5)
+    window = make_window(session, with_views=True)
+    assert window.views["requests"].filter.currentText() == "All"
+    assert window.views["events"].kinds.text().startswith("All kinds")
+    window.close()
+    assert themes.settings.values.event_kinds == ("teleported",)
