@@ -28,7 +28,7 @@ from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.recording.left_rings import LeftRings
-from kvscope_app.session.rings import make_ring
+from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.window import layout
 from kvscope_app.window.main_window import MainWindow, window_kind
@@ -81,7 +81,7 @@ class Desktop(QObject):
     def _keep(self, source: LiveSource) -> None:
         """From now on there is something to go back to."""
         for session in [each for each in self.sessions if each.source is source]:
-            from kvscope_app.session.kept_timeline import KeptTimeline
+            from kvscope_app.session.kept.kept_timeline import KeptTimeline
 
             session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))
 

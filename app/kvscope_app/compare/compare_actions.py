@@ -14,6 +14,7 @@ from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.actions import Actions, ActionSpec
+from kvscope_app.window.keys.shortcut_editor import ShortcutEditor
 from kvscope_app.window.sheets.command_palette import CommandPalette
 from kvscope_app.window.sheets.help_sheets import shortcut_sheet
 from kvscope_telemetry.errors import KvscopeError
@@ -79,7 +80,7 @@ def _view(window: CompareBody) -> list[ActionSpec]:
         *modes,
         ActionSpec("zoom_in", "Zoom in", VIEW, partial(window.zoom, "in"), ("+", "="), "zoom-in"),
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(window.zoom, "out"), ("-",), "zoom-out"),
-        ActionSpec("fit", "Show all blocks", VIEW, partial(window.zoom, "all"), ("F", "Ctrl+0"), "fit"),
+        ActionSpec("fit", "Show all blocks", VIEW, partial(window.zoom, "all"), ("F",), "fit"),
         ActionSpec("whole_time", "Show the whole time", VIEW, window.curves.show_all, ("W",)),
         ActionSpec("theme_toggle", "Dark or light", VIEW, window.themes.toggle, ("Ctrl+Shift+T",), "moon"),
     ]
@@ -88,6 +89,10 @@ def _view(window: CompareBody) -> list[ActionSpec]:
 def _help(window: CompareBody, actions: Actions) -> list[ActionSpec]:
     def entries() -> list[tuple[str, QAction]]:
         return [(spec.group, actions[spec.name]) for spec in actions]
+
+    def change() -> None:
+        themes = window.themes
+        ShortcutEditor(window, actions, themes.settings, themes.theme.color("accent")).show()
 
     return [
         ActionSpec(
@@ -102,7 +107,7 @@ def _help(window: CompareBody, actions: Actions) -> list[ActionSpec]:
             "shortcuts",
             "Keyboard shortcuts",
             HELP,
-            lambda: shortcut_sheet(window, entries()).show(),
+            lambda: shortcut_sheet(window, entries(), change).show(),
             ("F1", "?"),
             "keyboard",
         ),

@@ -51,7 +51,7 @@ class CompareWindow(CompareBody):
         bookmarks: Bookmarks = no_bookmarks,
     ) -> None:
         super().__init__(a, b, names, themes, bookmarks)
-        self.actions_by_name = Actions(self)
+        self.actions_by_name = Actions(self, themes.settings)
         add_compare_actions(self, self.actions_by_name)
         self.bar = PlaybackBar(self.pair, tuple(self.actions_by_name[name] for name in _BUTTONS))
         self._refreshers = [Refresher(session, self) for session in self.sessions]

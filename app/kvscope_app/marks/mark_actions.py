@@ -12,6 +12,7 @@ from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.session.session import Session
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.summaries.bookmark import Bookmark
 
 _NOTICE_MS: Final = 5000
 _ABOVE_BAR: Final = 48
@@ -30,6 +31,19 @@ def mark_actions(window: WindowBody) -> list[ActionSpec]:
         ActionSpec("loop_clear", "End the loop", TIME, window.session.loop.clear, tip="End the loop: Esc does as well"),
         ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window), icon="warning"),
     ]
+
+
+def offer_undo(window: WindowBody) -> None:
+    """Undo brings back bookmarks that were deleted."""
+    bookmarks = window.session.bookmarks
+
+    def note(gone: list[Bookmark]) -> None:
+        if not window.undo.is_at_work:
+            words = "deleting the bookmark" if len(gone) == 1 else f"deleting {len(gone)} bookmarks"
+            window.undo.did(words, partial(bookmarks.restore, gone), partial(bookmarks.delete, gone))
+
+    bookmarks.deleted.connect(note)
+    window.closing.connect(lambda _: bookmarks.deleted.disconnect(note))
 
 
 def bookmark_here(window: WindowBody) -> None:

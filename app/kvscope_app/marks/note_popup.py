@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLineEdit, QWid
 
 from kvscope_app.look.makers import label
 from kvscope_app.playback.playback import wall_text
-from kvscope_app.session.bookmarks import Bookmarks
+from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 
 _WIDTH: Final = 440

@@ -18,7 +18,7 @@ from typing import IO, Final
 from kvscope_app.pictures.wish import PictureWish
 from kvscope_app.recording.recording_actions import Task
 from kvscope_app.session.background import Background
-from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.session import Session
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import KvscopeError

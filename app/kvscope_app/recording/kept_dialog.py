@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QSpinBox, QVBoxLayout
 
 from kvscope_app.look.makers import label
-from kvscope_app.session.rings import rings_folder
+from kvscope_app.session.kept.rings import rings_folder
 from kvscope_app.settings.settings import MEGABYTES, MINUTES
 from kvscope_app.window.window_body import WindowBody
 

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QTimer
 
 from kvscope_app.look.number_text import plural
 from kvscope_app.session.background import Background
-from kvscope_app.session.rings import find_left_rings
+from kvscope_app.session.kept.rings import find_left_rings
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
 

@@ -12,7 +12,7 @@ from typing import Final
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox
 
-from kvscope_app.session.text_keeping import TextKeeping, agree_texts, texts_agreed
+from kvscope_app.session.kept.text_keeping import TextKeeping, agree_texts, texts_agreed
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
 

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.bookmark_file import bookmark_file, keep_bookmarks, read_bookmarks
+from kvscope_app.session.kept.bookmark_file import bookmark_file, keep_bookmarks, read_bookmarks
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import Watch

@@ -15,7 +15,7 @@ from kvscope_app.session.viewpoint import Viewpoint
 from kvscope_telemetry.summaries.course import Course
 
 if TYPE_CHECKING:
-    from kvscope_app.session.kept_timeline import KeptTimeline
+    from kvscope_app.session.kept.kept_timeline import KeptTimeline
     from kvscope_telemetry.playback.playback_source import PlaybackSource
     from kvscope_telemetry.timeline.tape import Tape
 

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
-from kvscope_app.session.bookmarks import Bookmarks
 from kvscope_app.session.cursor import Cursor
 from kvscope_app.session.history import History
+from kvscope_app.session.kept.bookmarks import Bookmarks
+from kvscope_app.session.kept.own_handle import OwnHandle
 from kvscope_app.session.links import Player, link_of, player_of
 from kvscope_app.session.loop import Loop
-from kvscope_app.session.own_handle import OwnHandle
 from kvscope_app.session.viewpoint import Viewpoint
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Command
@@ -37,9 +37,9 @@ from kvscope_telemetry.summaries.course import Course
 
 if TYPE_CHECKING:
     from kvscope_app.session.course_reading import CourseReading
-    from kvscope_app.session.kept_timeline import KeptTimeline
-    from kvscope_app.session.recorded_texts import RecordedTexts
-    from kvscope_app.session.recorder import Recorder
+    from kvscope_app.session.kept.kept_timeline import KeptTimeline
+    from kvscope_app.session.kept.recorded_texts import RecordedTexts
+    from kvscope_app.session.kept.recorder import Recorder
 
 FRAME_MS: Final = 16
 IDLE_MS: Final = 100
@@ -227,7 +227,7 @@ class Session(QObject):
     def recorded_texts(self) -> RecordedTexts | None:
         """What blocks held, as the recording or the kept past tells it; None where there is nothing that could."""
         if self._texts is None and (self.is_file or (self.kept is not None and self.kept.has_texts)):
-            from kvscope_app.session.recorded_texts import recorded_texts  # most windows need none of it
+            from kvscope_app.session.kept.recorded_texts import recorded_texts  # most windows need none of it
 
             self._texts = recorded_texts(self._end.player, self.kept)
         return self._texts

@@ -22,6 +22,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.marks.alarm_strip import AlarmStrip
 from kvscope_app.marks.alarm_watch import AlarmWatch
+from kvscope_app.marks.mark_actions import offer_undo
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.recording.text_agreement import follow_agreement
@@ -90,6 +91,7 @@ class MainWindow(WindowBody):
         self.layout_watch = LayoutWatch(self)
         self.layouts = KeptLayouts(self, self.actions_by_name, self.layout_watch)
         build_menus(self, self.actions_by_name, self.layouts)
+        offer_undo(self)
         follow_agreement(self)
         if open_recording is not None:
             offer_recordings(self)

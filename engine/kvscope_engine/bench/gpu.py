@@ -129,7 +129,7 @@ def _share(args: argparse.Namespace) -> float:
     if args.memory > total:
         raise BadInput(f"--memory {args.memory / GIB:.0f} GiB is not accepted: the GPU has {total / GIB:.0f} GiB")
     torch.cuda.set_per_process_memory_fraction(args.memory / total)
-    return share * args.memory / total
+    return float(share * args.memory / total)
 
 
 def _engine(args: argparse.Namespace, model: str, is_eager: bool, batches: list[int], share: float) -> dict[str, Any]:

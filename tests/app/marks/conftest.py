@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from kvscope_app.session.kept_timeline import KeptTimeline
-from kvscope_app.session.rings import make_ring
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording

@@ -12,10 +12,10 @@ from kvscope_app.playback.playback_actions import EVENT_KINDS
 from kvscope_app.recording.kept_dialog import KeptDialog
 from kvscope_app.recording.left_rings import LeftRings
 from kvscope_app.recording.recording_actions import free_path, keep_last, record
-from kvscope_app.session.kept_timeline import KeptTimeline
-from kvscope_app.session.rings import kept_bounds, make_ring, rings_folder
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.rings import kept_bounds, make_ring, rings_folder
+from kvscope_app.session.kept.text_keeping import agree_texts
 from kvscope_app.session.session import Session
-from kvscope_app.session.text_keeping import agree_texts
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine

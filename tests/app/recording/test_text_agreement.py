@@ -9,11 +9,11 @@ import pytest
 from PySide6.QtWidgets import QFileDialog, QMessageBox
 
 from kvscope_app.recording.recording_actions import keep_last, record, stop_recording
-from kvscope_app.session.kept_timeline import KeptTimeline
-from kvscope_app.session.recorded_texts import recorded_texts
-from kvscope_app.session.rings import make_ring
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.recorded_texts import recorded_texts
+from kvscope_app.session.kept.rings import make_ring
+from kvscope_app.session.kept.text_keeping import TextKeeping, texts_agreed
 from kvscope_app.session.session import Session
-from kvscope_app.session.text_keeping import TextKeeping, texts_agreed
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.block_texts import BlockTexts
 from kvscope_telemetry.ledger import BlockState

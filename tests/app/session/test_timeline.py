@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QSettings
 
-from kvscope_app.session.kept_timeline import KeptTimeline
-from kvscope_app.session.rings import make_ring, rings_folder
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.rings import make_ring, rings_folder
 from kvscope_app.session.session import Session
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource

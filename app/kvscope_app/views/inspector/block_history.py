@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.look.number_text import seconds
 from kvscope_app.session.background import Background
-from kvscope_app.session.own_handle import OwnHandle
+from kvscope_app.session.kept.own_handle import OwnHandle
 from kvscope_app.session.session import Session
 from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, read_part
 from kvscope_telemetry.recordings.effort import Watch

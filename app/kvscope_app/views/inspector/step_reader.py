@@ -11,7 +11,7 @@ from typing import Final
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.own_handle import OwnHandle
+from kvscope_app.session.kept.own_handle import OwnHandle
 from kvscope_app.session.session import Session
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch

@@ -10,8 +10,8 @@ from PySide6.QtCore import QPoint, QSettings, Qt
 from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import DARK
-from kvscope_app.session.kept_timeline import KeptTimeline
-from kvscope_app.session.rings import make_ring
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.block_history import reading_order
 from kvscope_app.views.inspector.view import BLOCK, STEP, InspectorView

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.recorder import Recorder
+from kvscope_app.session.kept.recorder import Recorder
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.sources.sink import Sink

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.links import Player
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.recorded import Recorded

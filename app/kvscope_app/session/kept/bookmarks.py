@@ -48,7 +48,7 @@ class Bookmarks(QObject):
 
     def delete(self, bookmarks: Iterable[Bookmark]) -> None:
         """Take some away; `undo` brings them back, one call after another."""
-        gone = [each for each in bookmarks if self.is_kept(each)]
+        gone = [each for each in bookmarks if self.is_kept(each) and not self._said[each.bookmark_id].is_deleted]
         self._deleted = [*self._deleted, *gone][-MAX_UNDONE:]
         for bookmark in gone:
             self._say_anew(bookmark, is_deleted=True)
@@ -64,8 +64,17 @@ class Bookmarks(QObject):
         """Bring back what was deleted last."""
         if not self._deleted:
             return None
-        self._say_anew(back := self._deleted.pop(), is_deleted=False)
+        back = self._deleted[-1]
+        self.restore([back])
         return self._said[back.bookmark_id]
+
+    def restore(self, deleted: list[Bookmark]) -> None:
+        """Bring these back, those that are not there."""
+        ids = {bookmark.bookmark_id for bookmark in deleted}
+        self._deleted = [bookmark for bookmark in self._deleted if bookmark.bookmark_id not in ids]
+        for bookmark in deleted:
+            if self._said[bookmark.bookmark_id].is_deleted:
+                self._say_anew(bookmark, is_deleted=False)
 
     def is_kept(self, bookmark: Bookmark) -> bool:
         """Whether it is kept, and can be renamed and deleted; one that follows from the rules of alarms cannot."""
