@@ -148,6 +148,14 @@ def num_hashed(rows: BlockRows) -> int:
     return int(np.count_nonzero(np.frombuffer(rows.hash, COLUMNS["hash"])))
 
 
+def parent_at(rows: BlockRows, place: int) -> int:
+    """`parent` of one of the rows, found without unpacking them all."""
+    hashes = np.frombuffer(rows.hash, COLUMNS["hash"])
+    if not rows.parent or not hashes[place]:
+        return 0
+    return int(np.frombuffer(rows.parent, COLUMNS["parent"])[np.count_nonzero(hashes[:place])])
+
+
 def _packed_parents(parents: npt.NDArray[np.uint64]) -> bytes:
     packed = parents.tobytes()
     return packed if packed.strip(b"\0") else b""

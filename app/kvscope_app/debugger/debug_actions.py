@@ -38,7 +38,16 @@ def debug_actions(window: WindowBody) -> list[ActionSpec]:
         ActionSpec(
             "preempt_recompute", "Preempt the selected request by recompute", DEBUG, partial(acts.preempt, "recompute")
         ),
-        ActionSpec("abort_request", "Abort the selected request, whoever sent it", DEBUG, acts.abort),
+        ActionSpec(
+            "abort_request",
+            "Abort the selected request…",
+            DEBUG,
+            acts.abort,
+            ("Del",),
+            tip="Abort the selected request, whoever sent it",
+            within="requests",
+            question=acts.what_abort_ends,
+        ),
         ActionSpec("pin_request", "Pin the cached blocks of the selected request", DEBUG, acts.pin_request),
         ActionSpec("evict_request", "Evict what the selected request left cached", DEBUG, acts.evict_request),
         ActionSpec("pin_block", "Pin the block", DEBUG, partial(acts.pin, with_prefix=False)),
@@ -56,6 +65,8 @@ class _Acts:
 
     def __init__(self, window: WindowBody) -> None:
         self._window = window
+        self._asked: int | None = None
+        """The request that a person is asked about."""
 
     def preempt(self, how: str) -> None:
         number = self._window.session.selected_request
@@ -63,9 +74,20 @@ class _Acts:
             self._window.debugger.ask(Preempt, number=number, how=how)
 
     def abort(self) -> None:
-        number = self._window.session.selected_request
+        number = self._asked if self._asked is not None else self._window.session.selected_request
         if number is not None:
             self._window.debugger.abort(number, self._window.session.mirror.requests.request_id(number))
+
+    def what_abort_ends(self) -> str:
+        """Nothing is asked where there is nothing to abort."""
+        session = self._window.session
+        number = session.selected_request
+        if number is None or permission.why_not_abort(session.mirror, number):
+            self._asked = None
+            return ""
+        self._asked = number  # whatever is selected by the time of the answer
+        name = session.mirror.requests.request_id(number)
+        return f"Abort the request {name}? What it has written stays, the rest is not written."
 
     def pin_request(self) -> None:
         self._window.debugger.ask(Pin, blocks=cached_blocks(self._window))

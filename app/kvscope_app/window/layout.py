@@ -89,11 +89,7 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         dock = docks[spec.name]
         dock.setFloating(False)
         window.addDockWidget(spec.area, dock)
-        dock.show()
-    window.tabifyDockWidget(docks["throughput"], docks["inspector"])
-    for spec in DOCKS:
-        if not spec.is_open:
-            docks[spec.name].hide()
+        dock.setVisible(spec.is_open)
     if _is_small(window):
         for name in ("memory", "requests", *_BEHIND_REQUESTS):
             window.tabifyDockWidget(docks["throughput"], docks[name])
@@ -102,6 +98,7 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         for name in _BEHIND_REQUESTS:
             window.tabifyDockWidget(docks["requests"], docks[name])
         docks["requests"].raise_()
+    window.tabifyDockWidget(docks["throughput"], docks["inspector"])
     share_out(window, docks)
 
 

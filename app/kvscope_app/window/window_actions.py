@@ -75,7 +75,7 @@ def add_actions(window: WindowBody, actions: Actions) -> None:
         *_map(window),
         *_panels(window),
     ):
-        actions.add(spec)
+        actions.add(spec, window.docks[spec.within] if spec.within else None)
     for spec in (*_zoom(window), *_theme(window), *_palette(window)):
         actions.add(spec)
     for spec in _in_docks(window):
@@ -243,14 +243,6 @@ def _in_docks(window: WindowBody) -> list[ActionSpec]:
         return lambda: getattr(window.views[view], name)() if view in window.views else None
 
     return [
-        ActionSpec(
-            "abort_request",
-            "Abort the selected request…",
-            ENGINE,
-            ask("ask_abort", "requests"),
-            ("Del",),
-            within="requests",
-        ),
         ActionSpec(
             "new_chat", "New conversation", PANELS, ask("new_conversation", "console"), ("Ctrl+N",), within="console"
         ),

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, Ledger
+from kvscope_telemetry.ledger import COLUMNS, DENSE, NO_OWNER, BlockRows, Ledger, parent_at
 from kvscope_telemetry.messages.telemetry import Frame, Moves, RequestRows, Snapshot, TelemetryMessage
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.continuity import Continuity
@@ -54,6 +54,7 @@ LIFE: Final = np.dtype(
 """A row of a life: the ledger's columns, and when and how."""
 _MOVES: Final = {name: flag for flag in Moved if (name := str(flag.name).lower())}
 _NOTHING: Final = (0,) * len(COLUMNS)
+assert tuple(COLUMNS) == (*DENSE, "parent"), "`_row` knows no other order"
 Rows = npt.NDArray[np.void]
 
 
@@ -189,11 +190,14 @@ def _find(ids: bytes, needle: bytes) -> int | None:
     return None if at < 0 or at % 4 else at // 4
 
 
-def _row(blocks: object, place: int) -> tuple[int, ...]:
-    return tuple(
-        int(np.frombuffer(getattr(blocks, name), dtype, count=1, offset=place * dtype.itemsize)[0])
-        for name, dtype in COLUMNS.items()
-    )
+def _row(blocks: BlockRows, place: int) -> tuple[int, ...]:
+    """In the order of `COLUMNS`, of which `parent` is packed in another way."""
+    return (*(_value(blocks, name, place) for name in DENSE), parent_at(blocks, place))
+
+
+def _value(blocks: BlockRows, name: str, place: int) -> int:
+    dtype = COLUMNS[name]
+    return int(np.frombuffer(getattr(blocks, name), dtype, count=1, offset=place * dtype.itemsize)[0])
 
 
 def _moved(moves: Moves, needle: bytes) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_telemetry.ledger import COLUMNS, Ledger
+from kvscope_telemetry.ledger import Ledger, unpack
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.texts.block_texts import RecordedText
@@ -43,8 +43,8 @@ class PublishedTexts:
             if isinstance(message, Snapshot):
                 self._epoch = message.hello.epoch
                 self._ledger = Ledger(len(rows.state))
-            for name, dtype in COLUMNS.items():
-                getattr(self._ledger, name)[where] = np.frombuffer(getattr(rows, name), dtype)
+            for name, column in unpack([rows]).items():
+                getattr(self._ledger, name)[where] = column
             self._collector.changed(ids)
 
     def due(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent
-from PySide6.QtWidgets import QApplication, QMenu
+from PySide6.QtWidgets import QApplication, QMenu, QMessageBox
 
 from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST
 from kvscope_app.debugger.limits_sheet import LimitsSheet
@@ -133,6 +133,10 @@ def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, 
     answer(engine, session, Failed, reason="request 3 cannot be swapped out: no lower tier")
     assert window.statusBar().currentMessage().lower().startswith("request 3 cannot be swapped out")
     actions["abort_request"].trigger()
+    (question,) = window.findChildren(QMessageBox)
+    assert "Abort the request chat-3?" in question.text()
+    session.select_request(None)
+    next(button for button in question.buttons() if button.text().startswith("Abort")).click()
     assert engine.source.sent[-1] == Abort(request_id="chat-3", anyones=True)
     engine.source.replies.append(Done(request_id="chat-3"))
     session.poll()

@@ -266,7 +266,8 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
 def test_engine_control_is_sent(engine, session, make_window):
     window = make_window(session)
     window.actions_by_name["hold"].trigger()
-    assert engine.source.sent == [Control(action="pause", lease_s=5.0)]
+    (command,) = engine.source.sent
+    assert command == Control(action="pause", lease_s=5.0, tag=command.tag)
 
 
 @pytest.mark.parametrize("sure", [True, False])
