@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QAbstractItemModel, Qt
+from PySide6.QtCore import QAbstractItemModel, QModelIndex, Qt
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QTreeView
 
 _DISPLAY = Qt.ItemDataRole.DisplayRole
@@ -24,7 +24,7 @@ def as_tsv(view: QAbstractItemView, rows: list[int]) -> str:
 
 def _columns(view: QAbstractItemView) -> list[int]:
     header = _header(view)
-    count = view.model().columnCount()
+    count = view.model().columnCount(QModelIndex())
     if header is None:
         return list(range(min(count, 1)))
     if header.isHidden():  # shown as cards, which have all of it

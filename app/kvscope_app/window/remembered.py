@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from PySide6.QtCore import QModelIndex
 from PySide6.QtWidgets import QTableView
 
 from kvscope_app.look.zoom import scaled
@@ -97,5 +98,5 @@ def _widths(table: QTableView) -> dict[str, int]:
     model, header = table.model(), table.horizontalHeader()
     return {
         str(model.headerData(column, header.orientation())): table.columnWidth(column)
-        for column in range(model.columnCount())
+        for column in range(model.columnCount(QModelIndex()))
     }

@@ -214,7 +214,7 @@ class RecordingWriter:
             self._next_flush_s = time.monotonic() + FLUSH_S
 
     def _fail(self, reason: str) -> None:
-        self.failure = reason
+        self.failure = self.failure or reason  # what follows from the first is not the reason
         self._queue.close(discard=True)
         for mark in self._marks:
             mark.set()

@@ -45,14 +45,12 @@ class MarkList(QListView):
         return self.state() == QAbstractItemView.State.EditingState
 
     def event(self, event: QEvent) -> bool:
-        """Ctrl+Z here is about bookmarks, whatever it is elsewhere."""
-        if (
-            event.type() == QEvent.Type.ShortcutOverride
-            and isinstance(event, QKeyEvent)
-            and event.matches(QKeySequence.StandardKey.Undo)
-        ):
-            event.accept()
-            return True
+        """Undo and Copy here are about bookmarks, whatever they are elsewhere."""
+        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
+            ours = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Copy)
+            if any(event.matches(each) for each in ours):
+                event.accept()
+                return True
         return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QImage, QWheelEvent
+from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
@@ -25,8 +26,8 @@ def show(qtbot, themes):
         view.set_flashing(False)
         view.show()
         view.refresh()
-        for place in (QPoint(2, 2), QPoint(0, 0)):  # from wherever it stood: one that stays where it is tells nothing
-            qtbot.mouseMove(view, place)
+        qtbot.mouseMove(view, QPoint(0, 0))
+        QApplication.sendEvent(view.canvas, QEvent(QEvent.Type.Leave))  # it may have stood over a block all the time
         return view
 
     return make
