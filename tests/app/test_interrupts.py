@@ -23,6 +23,7 @@ main()
 """
 FIRST = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as above
 from kvscope_app.interrupts import leaving_on_interrupt
 with leaving_on_interrupt("x", lambda: print("the engine ended", flush=True)):
     os.kill(os.getpid(), signal.SIGINT)
