@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QMenu, QWidget
+from PySide6.QtWidgets import QMenu
 
 from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, REST, DebugActions
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.window_body import WindowBody
+
+if TYPE_CHECKING:
+    from kvscope_app.views.requests.table import RequestTable
 
 
 def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
@@ -38,8 +43,9 @@ def add_selection_menus(window: WindowBody, actions: Actions, keeper: DebugActio
     canvas.menu_wanted.connect(wanted)
 
 
-def add_to_requests(table: QWidget, actions: Actions) -> None:
-    """The request table's own menu, which is of its actions, goes on with ours."""
+def add_to_requests(table: RequestTable, actions: Actions) -> None:
+    """The request table's own menu, which is of its actions, goes on with ours; Abort is there once, and is ours."""
+    table.removeAction(table.abort)
     line = QAction(table)
     line.setSeparator(True)
     table.addActions([line, *(actions[name] for name in OF_REQUEST)])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QShowEvent
-from PySide6.QtWidgets import QWidget
 
 from kvscope_app.debugger.debug_actions import NUM_STEPS
 from kvscope_app.debugger.held_bar import HeldBar
@@ -207,7 +206,7 @@ class MainWindow(WindowBody):
         dock.setWidget(view)
         placeholder.deleteLater()
         self._add_view(spec.name, view)
-        if isinstance(table := getattr(view, "table", None), QWidget) and spec.name == "requests":
+        if spec.name == "requests" and (table := getattr(view, "table", None)) is not None:
             add_to_requests(table, self.actions_by_name)
         remember_view(view, self.themes.settings)
         self._keep_sizes()

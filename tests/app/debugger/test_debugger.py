@@ -251,3 +251,9 @@ def test_the_sheet_changes_the_limits_and_shows_the_answer(engine, session, wind
     sheet.deleteLater()
     answer(engine, session, Failed, reason="too late for the sheet")
     assert window.statusBar().currentMessage().lower() == "too late for the sheet"
+
+
+def test_the_request_table_offers_abort_once(window, qtbot):
+    qtbot.waitUntil(lambda: "requests" in window.views, timeout=30_000)
+    texts = [action.text() for action in window.views["requests"].table.actions()]
+    assert sum("bort" in text for text in texts) == 1
