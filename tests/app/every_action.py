@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from pathlib import Path
@@ -115,8 +116,6 @@ def _turn(app, times):
 
 
 def _wait(app, is_so):
-    import time
-
     until = time.monotonic() + WAIT_S
     while not is_so():
         if time.monotonic() > until:
@@ -129,9 +128,10 @@ def _standing(app, num_threads):
     from PySide6.QtCore import QObject, QTimer
 
     _wait(app, lambda: sum(each.name != "kvscope-library" for each in threading.enumerate()) <= num_threads)
-    for _ in range(3):
+    for _ in range(10):  # what was on its way when the window closed comes to its end
         _turn(app, 2)
         gc.collect()
+        time.sleep(0.1)
     things = [thing for thing in gc.get_objects() if isinstance(thing, QObject)]
     ours = Counter(type(thing).__name__ for thing in things if type(thing).__module__.startswith("kvscope"))
     return {

@@ -10,6 +10,8 @@ from PySide6.QtWidgets import QApplication, QMenu, QMessageBox
 
 from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST
 from kvscope_app.debugger.limits_sheet import LimitsSheet
+from kvscope_app.debugger.selection_menus import add_to_requests
+from kvscope_app.views.requests.view import RequestsView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Abort, Control, Done, Evict, Failed, Pin, Preempt, SetLimits, Unpin
 from kvscope_telemetry.messages.telemetry import Heartbeat
@@ -253,7 +255,8 @@ def test_the_sheet_changes_the_limits_and_shows_the_answer(engine, session, wind
     assert window.statusBar().currentMessage().lower() == "too late for the sheet"
 
 
-def test_the_request_table_offers_abort_once(window, qtbot):
-    qtbot.waitUntil(lambda: "requests" in window.views, timeout=30_000)
-    texts = [action.text() for action in window.views["requests"].table.actions()]
-    assert sum("bort" in text for text in texts) == 1
+def test_the_request_table_offers_abort_once(session, window, qtbot):
+    view = RequestsView(session)
+    qtbot.addWidget(view)
+    add_to_requests(view.table, window.actions_by_name)
+    assert sum("bort" in action.text() for action in view.table.actions()) == 1
