@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import signal
 import socket
@@ -389,14 +390,15 @@ class Cut:
     def cut(self) -> None:
         pairs, self._pairs = self._pairs, []
         for one in pairs:
-            one.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # who is gone already is cut
+                one.shutdown(socket.SHUT_RDWR)
             one.close()
 
     def close(self) -> None:
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        self.cut()
         self._thread.join()
+        self.cut()
 
     def _accept(self) -> None:
         while True:
@@ -404,7 +406,11 @@ class Cut:
                 ours, _ = self.listener.accept()
             except OSError:
                 return
-            theirs = socket.create_connection(("127.0.0.1", self._target_port))
+            try:
+                theirs = socket.create_connection(("127.0.0.1", self._target_port))
+            except OSError:  # the engine behind it is gone
+                ours.close()
+                continue
             self._pairs += [ours, theirs]
             for pair in ((ours, theirs), (theirs, ours)):
                 threading.Thread(target=self._pump, args=pair, daemon=True).start()
