@@ -9,6 +9,9 @@ What a window keeps of the past is bounded, and takes longer than an hour to fil
 requests. So after a minute the events that came are told again until their log is full, and what comes from then on
 takes the place of something. Requests are few: a client comes each second at most.
 
+The engine's pool is small: a CPU gives memory to a block when it is first written to, and a large pool fills for longer
+than an hour where answers come slowly.
+
 With a window opening and closing there are two levels of each. Memory is the mean over a quarter. Of descriptors and
 threads it is the fewest, which is when that window was closed: a leak raises the fewest too, and a median would be on
 either level by chance.
@@ -42,6 +45,8 @@ SAMPLE_S = 10.0
 MEMORY_TOLERANCE = 0.02
 ENOUGH_EVENTS = 20
 SECONDS_A_CLIENT = 1.0
+NUM_BLOCKS = 256
+"""Written to within the first minutes."""
 WORDS = "the cache holds blocks of keys and values that later prompts may share when they begin the same"
 
 
@@ -135,7 +140,8 @@ def _soak(folder: Path, seconds: float, model: str, draw: random.Random) -> int:
     simulated = [*module, "simulate", "sharegpt", "--requests", "60", "--record", str(recording)]
     subprocess.run(simulated, check=True, stdout=subprocess.DEVNULL)
     environment = os.environ | {"QT_QPA_PLATFORM": "offscreen", "XDG_DATA_HOME": str(folder / "data")}
-    engine = subprocess.Popen([*module, "serve", "--endpoint", endpoint, "--model", model], stdout=subprocess.DEVNULL)
+    serve = ("serve", "--endpoint", endpoint, "--model", model, "--num-gpu-blocks-override", str(NUM_BLOCKS))
+    engine = subprocess.Popen([*module, *serve], stdout=subprocess.DEVNULL)
     window = subprocess.Popen([sys.executable, __file__, "--desktop", endpoint, str(recording)], env=environment)
     try:
         _wait_for(endpoint)
