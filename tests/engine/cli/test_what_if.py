@@ -27,7 +27,7 @@ def test_an_answer_comes_before_the_input_ends() -> None:
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["slots_per_cell"] == 1
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(120) == 0
 
 
 def test_nothing_heavy_is_imported_and_it_starts_at_once() -> None:
