@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -578,6 +578,18 @@ def test_while_a_model_loads_the_status_tells_and_requests_are_refused(
     assert (status.progress.stage, status.progress.done, status.progress.total) == ("load", 1, 4)
 
 
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Set once a client has heard why the engine failed: until then it is there, however long that takes."""
+    event = threading.Event()
+    clock = SimpleNamespace(
+        monotonic=time.monotonic, monotonic_ns=time.monotonic_ns, sleep=lambda seconds: event.wait(60)
+    )
+    monkeypatch.setattr("kvscope_engine.server.service.time", clock)
+    yield event
+    event.set()
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -587,22 +599,24 @@ def test_while_a_model_loads_the_status_tells_and_requests_are_refused(
     ],
 )
 def test_a_load_that_fails_is_told_to_who_asks(
-    start: Callable[..., Running], client: Client, kind: str, reason: str
+    start: Callable[..., Running], client: Client, heard: threading.Event, kind: str, reason: str
 ) -> None:
     may_load = threading.Event()
     running = start(load_s=60, load_error=kind, may_load=may_load.is_set)
     client.telemetry(Progress)
+    client.ask(GetStatus(), Status)
     may_load.set()
     status = client.wait_ready()
     assert (status.phase, status.reason) == ("failed", reason)
     assert reason in client.ask(submit("late"), Refused).reason
+    heard.set()
     assert client.telemetry(Goodbye).reason == reason
     running.join()
     assert running.error is not None
 
 
 def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client], heard: threading.Event
 ) -> None:
     running = start(step_s=0.01, fail_at_step=10)
     other = new_client()
@@ -621,6 +635,7 @@ def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
     assert sum(end.usage.completion_tokens for end in ends[:3]) == said > 0
     assert client.telemetry(Goodbye).reason == reason
     assert reason in client.ask(submit("later"), Refused).reason
+    heard.set()
     running.join()
     assert isinstance(running.error, EngineDead)
     assert running.engine.closed
@@ -644,5 +659,8 @@ def test_telemetry_of_an_engine_at_work(start: Callable[..., Running], client: C
 
 
 def test_the_memory_breakdown_comes_by_itself(start: Callable[..., Running], client: Client) -> None:
-    start()  # again and again: who comes late is told as well
+    may_load = threading.Event()
+    start(load_s=60, may_load=may_load.is_set)
+    client.telemetry(Progress)
+    may_load.set()
     assert client.telemetry(MemoryBreakdown).kv_bytes == 2
