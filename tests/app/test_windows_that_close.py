@@ -79,16 +79,16 @@ def open_and_close(desktop, open_one, qtbot):
     """One window with all its views; weak references to what must go with it."""
     open_one()
     window = desktop.windows[-1]
-    with qtbot.waitSignal(window.views_loaded, timeout=30_000):
+    with qtbot.waitSignal(window.views_loaded, timeout=120_000):
         pass
-    qtbot.waitUntil(lambda: window.session.mirror.num_blocks > 0, timeout=30_000)
+    qtbot.waitUntil(lambda: window.session.mirror.num_blocks > 0, timeout=120_000)
     gone = [weakref.ref(thing) for thing in (window, window.session, window.session.history, *window.views.values())]
     window.close()
     return gone
 
 
 def wait_until_gone(gone, qtbot):
-    qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=30_000)
+    qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=120_000)
 
 
 def leaves_nothing(desktop, open_one, times, qtbot):
@@ -119,7 +119,7 @@ def test_windows_that_close_while_they_load_leave_nothing(desktop, recording, qt
     for num_loaded in (1, 2, 4):
         desktop.open_recording(Recording.open(recording))
         window = desktop.windows[-1]
-        qtbot.waitUntil(lambda window=window, num_loaded=num_loaded: len(window.views) >= num_loaded, timeout=10_000)
+        qtbot.waitUntil(lambda window=window, num_loaded=num_loaded: len(window.views) >= num_loaded, timeout=120_000)
         assert window._unloaded
         gone += [weakref.ref(thing) for thing in (window, window.session, window.session.history)]
         window.close()
@@ -134,5 +134,5 @@ def test_a_closed_window_leaves_no_rules_and_no_drawings(desktop, recording, qtb
     drawing = QPixmap(64, 64)
     QPixmapCache.insert("of a window", drawing)
     desktop.windows[-1].close()
-    qtbot.waitUntil(lambda: QPixmapCache.find("of a window", drawing) is False, timeout=5000)
+    qtbot.waitUntil(lambda: QPixmapCache.find("of a window", drawing) is False, timeout=120_000)
     assert forgotten == [QApplication.instance()]

@@ -24,7 +24,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 NUM_FRAMES = 600
 
 

@@ -23,7 +23,7 @@ from kvscope_telemetry.timeline.tape import Tape
 
 __all__ = ["assert_same_state"]
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 SECOND_NS = 1_000_000_000
 
 

@@ -133,7 +133,7 @@ def test_a_wheel_turn_over_a_plot_looks_back_unless_it_scrolls(session, view, qt
     feed(session, decode_tokens=1)
     view.refresh_all()
     bar = view.findChild(QScrollArea).verticalScrollBar()
-    qtbot.waitUntil(lambda: (bar.maximum() > 0) == (height == 300), timeout=5000)
+    qtbot.waitUntil(lambda: (bar.maximum() > 0) == (height == 300), timeout=120_000)
     viewport = view.panels["decode"].plot.viewport()
     centre = QPointF(viewport.rect().center())
     nothing, turn = QPoint(), QPoint(0, -120)
