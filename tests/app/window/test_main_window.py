@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import shiboken6
 from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QLineEdit, QMessageBox, QPushButton
 
@@ -14,6 +15,7 @@ from kvscope_app.views.base import View
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout
 from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.main_window import MainWindow
 from kvscope_app.window.sheets.command_palette import CommandPalette, action_text, match_rank
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_actions import entries
@@ -383,3 +385,13 @@ def test_a_closed_window_hears_no_more_of_its_session(engine, session, make_wind
         window.actions_by_name[name].changed.connect(lambda: calls.append(True))
     session.status_changed.emit()
     assert calls == []
+
+
+def test_one_that_is_deleted_outright_goes_without_a_word(session, themes, settings, qtbot):
+    """As at the end of the process: its docks say that they go when it is no more."""
+    window = MainWindow(session, themes, settings)
+    with qtbot.waitSignal(window.views_loaded):
+        window.show()
+    with qtbot.captureExceptions() as told:
+        shiboken6.delete(window)
+    assert told == []
