@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QTimer
 from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
 from zmq.utils.garbage import GarbageCollectorThread
 
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
@@ -183,7 +184,8 @@ class FakeEngine:
         )
 
 
-ENDING_S = 10.0
+ENDING_S = 60.0
+WAIT_MS = 120_000
 
 
 @pytest.fixture(scope="session")
@@ -196,6 +198,13 @@ def _what_is_loaded_stays(qapp):
     """What the imports made is never garbage: without it each collection takes ten times as long."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _waits_are_long():
+    """pytest-qt gives up after five seconds unless it is told otherwise; nothing waits this long when all is well."""
+    for wait in (QtBot.waitUntil, QtBot.waitSignal, QtBot.waitSignals, QtBot.waitActive, QtBot.waitExposed):
+        wait.__kwdefaults__["timeout"] = WAIT_MS
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +334,7 @@ def make_window(qtbot, themes, settings):
             window._unloaded.clear()
         window.resize(*size)
         if with_views:
-            with qtbot.waitSignal(window.views_loaded, timeout=30_000):
+            with qtbot.waitSignal(window.views_loaded, timeout=120_000):
                 window.show()
         else:
             window.show()

@@ -24,7 +24,7 @@ def test_every_action(tmp_path, themes, factor):
         env=os.environ | home | {"QT_QPA_PLATFORM": "offscreen", "QT_SCALE_FACTOR": str(factor)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=540,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -97,7 +97,7 @@ def test_a_refused_stop_does_not_wait_for_ever(engine, session, chat, qtbot):
     (abort,) = [command for command in engine.source.sent if isinstance(command, Abort)]
     engine.source.replies.append(Failed(reason="it is another client's", request_id=abort.request_id))
     session.poll()
-    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=30_000)
+    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=120_000)
     assert conversation.messages[-1].ending == "interrupted"
 
 
@@ -109,7 +109,7 @@ def test_a_stop_without_a_last_word_ends_all_the_same(engine, session, chat, qtb
     engine.source.replies.append(Done(request_id=engine.source.sent[-1].request_id))
     session.poll()
     assert chat.answer_of(conversation.key) is not None
-    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=30_000)
+    qtbot.waitUntil(lambda: chat.answer_of(conversation.key) is None, timeout=120_000)
     assert conversation.messages[-1].ending == "stopped"
 
 
@@ -123,7 +123,7 @@ def test_a_load_whose_stop_is_refused_ends(engine, session, qtbot):
     session.poll()
     assert not generator.is_stopping
     assert (generator.counts.lost, generator.message) == (2, "it is another client's")
-    qtbot.waitUntil(lambda: not generator._timer.isActive(), timeout=30_000)
+    qtbot.waitUntil(lambda: not generator._timer.isActive(), timeout=120_000)
     generator.deleteLater()
 
 
@@ -150,9 +150,9 @@ def test_a_desktop_with_a_viewer_s_key_and_one_with_a_removed_key(qapp, tmp_path
         guest, gone = (desktop.open_window(endpoint, key=tmp_path / f"{name}.key") for name in ("guest", "gone"))
         for window in (guest, gone):
             window._unloaded.clear()
-        qtbot.waitUntil(lambda: guest.session.mirror.num_blocks == 600, timeout=30_000)
-        qtbot.waitUntil(lambda: guest.session.is_viewer, timeout=30_000)
-        qtbot.waitUntil(lambda: "does not know this key" in gone.banner.text, timeout=30_000)
+        qtbot.waitUntil(lambda: guest.session.mirror.num_blocks == 600, timeout=120_000)
+        qtbot.waitUntil(lambda: guest.session.is_viewer, timeout=120_000)
+        qtbot.waitUntil(lambda: "does not know this key" in gone.banner.text, timeout=120_000)
     finally:
         for window in list(desktop.windows):
             window.close()

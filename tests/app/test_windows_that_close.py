@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
+WAIT_S = 60.0
 SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
 
 
@@ -57,16 +59,22 @@ def standing():
     for _ in range(3):
         QCoreApplication.processEvents()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+    gc.unfreeze()  # what was set aside while a window was open is counted, and collected, as all else
     gc.collect()
     kinds = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, QObject))
+    gc.freeze()
     return {
         "widgets": len(QApplication.allWidgets()),
         "windows": len(QApplication.topLevelWidgets()),
         "threads": threading.active_count(),
         "descriptors": len(os.listdir("/proc/self/fd")) - num_pooled_threads(),
-        "timers": kinds["QTimer"],
-        "objects": kinds,
+        **{f"objects of {name}": number for name, number in kinds.items()},
     }
+
+
+def left_since(before):
+    """What there is more of than `before`."""
+    return {key: (before.get(key, 0), number) for key, number in standing().items() if number > before.get(key, 0)}
 
 
 def num_pooled_threads():
@@ -79,30 +87,32 @@ def open_and_close(desktop, open_one, qtbot):
     """One window with all its views; weak references to what must go with it."""
     open_one()
     window = desktop.windows[-1]
-    with qtbot.waitSignal(window.views_loaded, timeout=30_000):
+    with qtbot.waitSignal(window.views_loaded, timeout=120_000):
         pass
-    qtbot.waitUntil(lambda: window.session.mirror.num_blocks > 0, timeout=30_000)
+    qtbot.waitUntil(lambda: window.session.mirror.num_blocks > 0, timeout=120_000)
     gone = [weakref.ref(thing) for thing in (window, window.session, window.session.history, *window.views.values())]
     window.close()
     return gone
 
 
 def wait_until_gone(gone, qtbot):
-    qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=30_000)
+    qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=120_000)
 
 
 def leaves_nothing(desktop, open_one, times, qtbot):
     gone = open_and_close(desktop, open_one, qtbot)  # the first brings what stays: imports, fonts, caches
     wait_until_gone(gone, qtbot)
+    qtbot.waitUntil(lambda: not desktop._forgetting.isActive())
     before = standing()
     for _ in range(times):
         gone += open_and_close(desktop, open_one, qtbot)
     wait_until_gone(gone, qtbot)
-    after = standing()
     assert not desktop.windows
     assert not desktop.sessions
-    assert after["objects"] - before["objects"] == Counter()
-    assert after == before
+    deadline = time.monotonic() + WAIT_S
+    while left := left_since(before):  # what is on its way comes to its end
+        assert time.monotonic() < deadline, left
+        qtbot.wait(50)
 
 
 def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
@@ -119,7 +129,7 @@ def test_windows_that_close_while_they_load_leave_nothing(desktop, recording, qt
     for num_loaded in (1, 2, 4):
         desktop.open_recording(Recording.open(recording))
         window = desktop.windows[-1]
-        qtbot.waitUntil(lambda window=window, num_loaded=num_loaded: len(window.views) >= num_loaded, timeout=10_000)
+        qtbot.waitUntil(lambda window=window, num_loaded=num_loaded: len(window.views) >= num_loaded, timeout=120_000)
         assert window._unloaded
         gone += [weakref.ref(thing) for thing in (window, window.session, window.session.history)]
         window.close()
@@ -134,5 +144,5 @@ def test_a_closed_window_leaves_no_rules_and_no_drawings(desktop, recording, qtb
     drawing = QPixmap(64, 64)
     QPixmapCache.insert("of a window", drawing)
     desktop.windows[-1].close()
-    qtbot.waitUntil(lambda: QPixmapCache.find("of a window", drawing) is False, timeout=5000)
+    qtbot.waitUntil(lambda: QPixmapCache.find("of a window", drawing) is False, timeout=120_000)
     assert forgotten == [QApplication.instance()]

@@ -44,7 +44,7 @@ def test_engine_killed_and_restarted(start_engine: Callable, talk_to: Callable) 
     talk.wait_for(lambda: talk.source.status.state in (SourceState.STALE, SourceState.ENDED))
     assert talk.source.mirror.num_active > 0, "what was known is kept"
     start_engine(*SMALL)
-    talk.wait_for(lambda: talk.source.mirror.epoch not in (None, first_epoch), 120)
+    talk.wait_for(lambda: talk.source.mirror.epoch not in (None, first_epoch))
     talk.submit("again", "Say hello.", max_tokens=5)
     talk.wait_for(lambda: "again" in talk.finished())
     talk.wait_for(lambda: talk.source.mirror.counters.finished == 1)

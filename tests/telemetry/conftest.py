@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import tempfile
@@ -223,12 +224,13 @@ def same_requests() -> Callable[[Mirror, SyntheticEngine], None]:
 
 
 def _free_port_pair() -> int:
-    """A port such that it and the next one are free now."""
+    """A port such that it and the next one are free now, and that no system gives to who asks for any."""
+    choose = random.SystemRandom()  # tests that run at the same time have the same seed
     while True:
         with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
+            port = choose.randrange(20_000, 32_000, 2)
             try:
+                first.bind(("127.0.0.1", port))
                 second.bind(("127.0.0.1", port + 1))
             except OSError:
                 continue

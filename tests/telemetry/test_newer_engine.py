@@ -58,8 +58,8 @@ def test_it_follows_a_newer_engine_and_counts_what_it_leaves_out(
 
     assert source.wait(has_seen, WAIT_S), source.status
     assert_mirrors(source, server)
+    assert source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S), source.status
     status = source.status
-    assert status.state is SourceState.LIVE
     assert (status.resyncs, status.messages_rejected, status.frames_dropped) == (0, 0, 0)
     assert status.num_skipped >= 2 * 200, "a message and an event a frame"
 

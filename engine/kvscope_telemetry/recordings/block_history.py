@@ -23,6 +23,8 @@ from kvscope_telemetry.summaries.block_life import LIFE, BlockLife, How, Rows
 from kvscope_telemetry.summaries.life_moments import Moment, Told, moments, told_of
 
 _LOOK_EVERY: Final = 64
+_LATE_NS: Final = 1_000_000_000
+"""How much later than a frame was its time in the file may be."""
 
 
 class _Head(msgspec.Struct, tag="Frame"):
@@ -53,22 +55,33 @@ class LifePart:
 
 
 def read_part(
-    recorded: Recorded, block: int, from_ns: int, until_ns: int, block_size: int, watch: Watch = lambda share: True
+    recorded: Recorded,
+    block: int,
+    from_ns: int,
+    until_ns: int,
+    block_size: int,
+    watch: Watch = lambda share: True,
+    *,
+    last: tuple[int, int] | None = None,
 ) -> LifePart:
     """The life of `block` in this time, both included. Raises OpeningCancelled when `watch`, which is told the share
-    that is done, says so."""
+    that is done, says so.
+
+    `last`: epoch and number of the frame that was at `until_ns`. It is read even where the file has a later time for
+    it: times there never go back, and a heartbeat that overtook it bears a later one.
+    """
     life = BlockLife(block)
     for _, message in recorded.run_up((from_ns - recorded.start_ns) / 1e9):
         _look(watch, 0.0)
         life.feed(message, from_ns)
     life.start_at(from_ns)
     length_ns = max(until_ns - from_ns, 1)
-    for count, stored in enumerate(recorded.raw_messages(from_ns, until_ns)):
+    for count, stored in enumerate(recorded.raw_messages(from_ns, until_ns if last is None else until_ns + _LATE_NS)):
         if count % _LOOK_EVERY == 0:
             _look(watch, (stored.log_time_ns - from_ns) / length_ns)
         told = _message(stored, life)
-        if told is not None:
-            life.feed(told, stored.log_time_ns)
+        if told is not None and (stored.log_time_ns <= until_ns or _is_until(told, last)):
+            life.feed(told, min(stored.log_time_ns, until_ns))
     return part_of(life, from_ns, until_ns, block_size)
 
 
@@ -148,6 +161,11 @@ def _message(stored: StoredMessage, life: BlockLife) -> TelemetryMessage | None:
     except (ProtocolError, msgspec.DecodeError, ValueError, OverflowError):
         pass  # one that cannot be read is missing: the next frame says so
     return None
+
+
+def _is_until(message: TelemetryMessage, last: tuple[int, int] | None) -> bool:
+    """Whether it is frame `last`, or one before it."""
+    return isinstance(message, Frame) and last is not None and message.epoch == last[0] and message.seq <= last[1]
 
 
 def _look(watch: Watch, share: float) -> None:

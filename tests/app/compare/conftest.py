@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from kvscope_app.compare.pair import Pair
@@ -14,6 +15,8 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 WAIT_S = 60.0
+BEGAN_NS = 1_700_000_000_000_000_000
+"""When A began, by the wall clock."""
 
 
 class SteppedClock:
@@ -27,9 +30,10 @@ class SteppedClock:
         return self.now_ns
 
 
-def record(path, num_frames, num_blocks, seed=0, start_ns=1_000_000_000):
-    """Some seconds of a synthetic engine."""
+def record(path, num_frames, num_blocks, seed=0, start_ns=1_000_000_000, wall_ns=BEGAN_NS):
+    """Some seconds of a synthetic engine that began at `wall_ns`, however long it takes to make them."""
     engine = SyntheticEngine(num_blocks=num_blocks, num_running=6, epoch=9, seed=seed, clock=SteppedClock(start_ns))
+    engine.hello = msgspec.structs.replace(engine.hello, wall_time_ns=wall_ns)
     with RecordingWriter(path, keyframe_interval_ns=1_000_000_000) as writer:
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(num_frames))):
             writer.write(message, wait=True)
@@ -38,10 +42,10 @@ def record(path, num_frames, num_blocks, seed=0, start_ns=1_000_000_000):
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """A is longer; B has another pool and begins 2 s later."""
+    """A is longer; B has another pool, and begins 2 s later by its own clock, 0.3 s by the wall's."""
     folder = tmp_path_factory.mktemp("recordings")
     a = record(folder / "paged.mcap", 700, 120)
-    return a, record(folder / "other.mcap", 350, 300, seed=3, start_ns=3_000_000_000)
+    return a, record(folder / "other.mcap", 350, 300, seed=3, start_ns=3_000_000_000, wall_ns=BEGAN_NS + 300_000_000)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from kvscope_app.playback.recording_opening import RecordingOpening
 from kvscope_telemetry.exports.comparison.alignment import Alignment, Moment
 from kvscope_telemetry.recordings.reader import Recording
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "300"]
 
 
@@ -301,7 +301,7 @@ def test_a_session_without_a_past_says_so(session, make_window):
 
 def test_the_command_line_opens_both_side_by_side(desktop, paths, qtbot):
     openings = [RecordingOpening(str(path)) for path in paths]
-    assert openings[0].wait(60)
+    assert openings[0].wait(240)
     desktop.compare_when_ready(openings)
     qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
     assert desktop.comparisons[0].sides[1]._name.text() == "other.mcap"

@@ -15,7 +15,7 @@ from kvscope_app.library.sample import path_of, sample_recording
 from kvscope_app.library.store import FILE_NAME, LibraryStore
 from kvscope_telemetry.errors import BadInput
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 
 
 def watch(library, qtbot, until):

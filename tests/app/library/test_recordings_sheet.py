@@ -15,7 +15,7 @@ from kvscope_app.library.offers import open_dropped
 from kvscope_app.library.recordings_sheet import NOTHING_FOUND, NOTHING_YET, show_recordings
 from kvscope_app.library.sample import sample_recording
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 
 
 @pytest.fixture

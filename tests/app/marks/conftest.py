@@ -15,7 +15,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.timeline.tape import Tape
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 START_NS = 1_700_000_000 * SECOND_NS
 
 

@@ -11,7 +11,7 @@ from kvscope_app.recording.recording_actions import keep_last
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, settled
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 SECOND_NS = 1_000_000_000
 
 

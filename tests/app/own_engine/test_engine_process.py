@@ -13,11 +13,11 @@ from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess, serve_command
 from kvscope_telemetry.errors import KvscopeError
 
-SLEEP = [sys.executable, "-c", "import time; print('serving {endpoint}', flush=True); time.sleep(60)"]
+SLEEP = [sys.executable, "-c", "import time; print('serving {endpoint}', flush=True); time.sleep(600)"]
 STUBBORN = [
     sys.executable,
     "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
 ]
 FAILS = [
     sys.executable,
@@ -44,7 +44,7 @@ def make(request):
 
 
 def wait_for(process, qtbot, text):
-    qtbot.waitUntil(lambda: text in process.log_text(), timeout=30_000)
+    qtbot.waitUntil(lambda: text in process.log_text(), timeout=120_000)
 
 
 def test_the_folder_is_private_and_goes_with_the_engine(make, qtbot):
@@ -75,7 +75,7 @@ def test_one_to_be_kept_is_left_alone(make, qtbot):
 
 def test_the_last_line_of_the_log_is_the_reason(make, qtbot):
     process = make(FAILS)
-    qtbot.waitUntil(lambda: not process.is_running, timeout=30_000)
+    qtbot.waitUntil(lambda: not process.is_running, timeout=120_000)
     assert process.end_reason() == "no such model: x"
     assert "first" in process.log_text()
 
@@ -87,7 +87,7 @@ def test_a_program_that_is_not_there_is_told(make):
 
 def test_progress_bars_leave_only_their_last_state(make, qtbot):
     process = make([sys.executable, "-c", "print('10 %\\r50 %\\r100 %')"])
-    qtbot.waitUntil(lambda: not process.is_running, timeout=30_000)
+    qtbot.waitUntil(lambda: not process.is_running, timeout=120_000)
     assert process.log_text() == "100 %"
 
 
@@ -96,12 +96,12 @@ def test_keeper_tells_of_a_killed_engine_once_and_restarts_it(make, qtbot):
     keeper = EngineKeeper(process)
     try:
         wait_for(process, qtbot, "serving")
-        with qtbot.waitSignal(keeper.ended, timeout=30_000) as told:
+        with qtbot.waitSignal(keeper.ended, timeout=120_000) as told:
             os.kill(process.pid, signal.SIGKILL)
         assert told.args == ["killed by SIGKILL"]
         with qtbot.assertNotEmitted(keeper.ended, wait=300):
             pass
-        with qtbot.waitSignal(keeper.started, timeout=30_000):
+        with qtbot.waitSignal(keeper.started, timeout=120_000):
             keeper.restart()
         assert keeper.is_running
     finally:
@@ -115,7 +115,7 @@ def test_keeper_restarts_a_running_engine_without_calling_it_an_end(make, qtbot)
     try:
         wait_for(process, qtbot, "serving")
         old = process.pid
-        with qtbot.assertNotEmitted(keeper.ended), qtbot.waitSignal(keeper.started, timeout=30_000):
+        with qtbot.assertNotEmitted(keeper.ended), qtbot.waitSignal(keeper.started, timeout=120_000):
             keeper.restart()
         assert process.pid != old
     finally:

@@ -13,14 +13,14 @@ from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.own_engine.process_identity import identity_of, is_alive, own_identity
 from kvscope_app.own_engine.stale_folders import claim, remove_stale
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 DESKTOP = (
     "import sys, time\n"
     "from kvscope_app.own_engine.engine_process import EngineProcess\n"
-    "engine = EngineProcess(command=[sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    "engine = EngineProcess(command=[sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     "engine.start()\n"
     "print(engine.pid, flush=True)\n"
-    "time.sleep(60)\n"
+    "time.sleep(600)\n"
 )
 
 

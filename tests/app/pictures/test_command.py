@@ -42,7 +42,7 @@ def test_it_works_without_a_display(path, tmp_path):
     """And in twice as many pixels."""
     words = ["export", path, "--out", str(tmp_path / "map.png"), "--at", "2", "--scale", "2", "--size", "480x320"]
     program = f"import sys\nfrom kvscope_app.main import main\nsys.exit(main({words!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={})
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env={})
     assert (done.returncode, done.stderr) == (0, "")
     assert opened(tmp_path / "map.png").size == (960, 640)
 

@@ -17,7 +17,7 @@ from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 
 __all__ = ["record"]
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 from kvscope_telemetry.timeline.tape import Tape
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 
 
 @pytest.fixture
@@ -61,12 +61,11 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     assert "behind" in window._corner._state.text()
     at_ns = session.cursor_ns
     qtbot.waitUntil(lambda: session.behind_seconds > 0.3, timeout=WAIT_MS)  # or a second on from a second ago is live
-    for name, expected_s in (("back_little", -1.0), ("forward_little", 0.0), ("back", None)):
+    for name, expected_s in (("back_little", -1.0), ("forward_little", 0.0), ("back", -10.0)):
         actions[name].trigger()
         arrive(session, qtbot)
-        if expected_s is not None:
-            assert (session.cursor_ns - at_ns) / 1e9 == pytest.approx(expected_s, abs=0.3)
-    assert session.cursor_ns == pytest.approx(session.timeline_range_ns[0], abs=1000)
+        expected_ns = max(at_ns + round(expected_s * 1e9), session.timeline_range_ns[0])
+        assert session.cursor_ns == pytest.approx(expected_ns, abs=1000)
     for name, num_frames in (("frame_forward", 1), ("frame_forward", 1), ("frame_back", -1)):
         seq = session.mirror.seq
         actions[name].trigger()
@@ -80,7 +79,8 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     actions["play"].trigger()
     assert session.is_playing
     assert actions["play"].text() == "Pause" or (window.playback.refresh(), actions["play"].text())[1] == "Pause"
-    actions["forward"].trigger()
+    while session.paused and session.cursor_ns < session.timeline_range_ns[1]:  # by ten seconds each time
+        actions["forward"].trigger()
     assert not session.paused
     assert session.mirror is session.live_mirror
 
@@ -109,8 +109,8 @@ def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
     label = window._status._labels["recording"]
     record(window, str(tmp_path / "now"))
     window._status.refresh()
-    assert label.text().startswith("● 0:0")
-    qtbot.wait(300)
+    assert label.text().startswith("● 0:")
+    qtbot.waitUntil(lambda: window.session.kept.recorder.writer.num_written > 5, timeout=WAIT_MS)
     window.actions_by_name["stop_recording"].trigger()
     qtbot.waitUntil(lambda: (tmp_path / "now.mcap").exists(), timeout=WAIT_MS)
     window._status.refresh()

@@ -24,7 +24,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def played(tmp_path, qtbot):
         texts.write()
     session = Session(PlaybackSource(Recording.open(tmp_path / "texts.mcap")))
     session.start()
-    qtbot.waitUntil(lambda: session.mirror.hello is not None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: session.mirror.seq == 60, timeout=WAIT_MS)
     session.pause()
     yield session
     session.close()

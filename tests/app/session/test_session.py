@@ -122,7 +122,7 @@ def test_tells_when_the_state_changes(engine, session, qtbot):
 def test_polls_by_itself_once_started(engine, session, qtbot):
     engine.hold([9])
     session.start()
-    qtbot.waitUntil(lambda: session.mirror.num_active == 1, timeout=30_000)
+    qtbot.waitUntil(lambda: session.mirror.num_active == 1, timeout=120_000)
 
 
 def test_closing_closes_the_source(engine, session):

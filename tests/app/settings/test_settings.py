@@ -109,7 +109,7 @@ def test_processes_do_not_lose_each_others_changes(file):
         "    file.change(lambda now: {'shortcuts': {**now.shortcuts, name: ('X',)}})\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(file.path), letter]) for letter in "abc"]
-    assert [process.wait(60) for process in running] == [0, 0, 0]
+    assert [process.wait(240) for process in running] == [0, 0, 0]
     assert len(file.read().shortcuts) == 60
 
 

@@ -13,7 +13,7 @@ from kvscope_app.window.open_file import try_to_open
 from kvscope_telemetry.recordings.effort import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 DAY_S = 86_400.0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import shiboken6
 from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QLineEdit, QMessageBox, QPushButton
 
@@ -14,6 +15,7 @@ from kvscope_app.views.base import View
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout
 from kvscope_app.window.layout import DOCKS
+from kvscope_app.window.main_window import MainWindow
 from kvscope_app.window.sheets.command_palette import CommandPalette, action_text, match_rank
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_actions import entries
@@ -118,7 +120,7 @@ def test_space_presses_a_focused_button_instead(session, make_window, qtbot):
     button.show()
     button.setFocus()
     qtbot.waitUntil(button.hasFocus)
-    with qtbot.waitSignal(button.clicked, timeout=30_000):
+    with qtbot.waitSignal(button.clicked, timeout=120_000):
         qtbot.keyClick(button, Qt.Key.Key_Space)
     assert not session.paused
 
@@ -184,7 +186,7 @@ def test_layout_is_kept_and_reset(session, make_window, settings):
 def test_views_that_load_later_leave_a_kept_layout_alone(session, make_window, qtbot):
     window = make_window(session, with_views=True, size=(1500, 900))
     window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
-    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=30_000)
+    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=120_000)
     window.close()
     again = make_window(session, with_views=True, size=(1500, 900))
     assert abs(again.docks["console"].width() - 350) <= 1
@@ -327,12 +329,12 @@ def test_what_if_is_behind_another_view_at_first(session, make_window, qtbot):
     window = make_window(session, size=(1500, 900))
     window.reset_layout()
     assert {"dock_requests", "dock_timeline", "dock_events"} <= tabs(window, "what_if")
-    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "what_if"), timeout=30_000)
+    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "what_if"), timeout=120_000)
     assert not in_front(window, "timeline")
     window.resize(1040, 640)
     window.reset_layout()
     assert {"dock_throughput", "dock_memory", "dock_requests", "dock_timeline"} <= tabs(window, "what_if")
-    qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=30_000)
+    qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=120_000)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -346,7 +348,7 @@ def test_a_layout_from_before_some_docks_is_kept(session, make_window, settings,
     for name in hidden:
         window.docks[name].hide()
     window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
-    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=30_000)
+    qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=120_000)
     state, geometry = window.saveState(version), window.saveGeometry()
     window.close()
     settings.setValue("window/state", state)
@@ -360,13 +362,13 @@ def test_a_layout_from_before_some_docks_is_kept(session, make_window, settings,
     }
     if "requests" not in hidden:
         assert {f"dock_{name}" for name in fresh} <= tabs(again, "requests")
-        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, fresh[0]), timeout=30_000)
+        qtbot.waitUntil(lambda: in_front(again, "requests") and not in_front(again, fresh[0]), timeout=120_000)
 
 
 def test_a_small_window_stays_small_while_its_views_are_loaded(engine, session, make_window, poll, qtbot):
     poll(session)
     window = make_window(session, with_views=True, size=(1040, 640))
-    qtbot.waitUntil(lambda: len(window.views) == len(DOCKS) + 1, timeout=30_000)
+    qtbot.waitUntil(lambda: len(window.views) == len(DOCKS) + 1, timeout=120_000)
     assert window.width() == 1040
     assert window.minimumSizeHint().width() <= 1040
 
@@ -383,3 +385,13 @@ def test_a_closed_window_hears_no_more_of_its_session(engine, session, make_wind
         window.actions_by_name[name].changed.connect(lambda: calls.append(True))
     session.status_changed.emit()
     assert calls == []
+
+
+def test_one_that_is_deleted_outright_goes_without_a_word(session, themes, settings, qtbot):
+    """As at the end of the process: its docks say that they go when it is no more."""
+    window = MainWindow(session, themes, settings)
+    with qtbot.waitSignal(window.views_loaded):
+        window.show()
+    with qtbot.captureExceptions() as told:
+        shiboken6.delete(window)
+    assert told == []

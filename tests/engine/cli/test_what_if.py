@@ -9,7 +9,8 @@ import sys
 
 COMMAND = [sys.executable, "-m", "kvscope_engine.cli.main", "what-if"]
 LINES = '{"setup": {"num_blocks": 64, "block_size": 16, "max_model_len": 256}}\n{"now": [[1, 20, 40, 10]]}\n'
-MAX_START_CPU_S = 0.4
+MAX_START = 8
+"""Times what an interpreter with numpy takes; with torch it would be twenty."""
 
 
 def test_it_answers_and_ends_with_its_input() -> None:
@@ -27,7 +28,7 @@ def test_an_answer_comes_before_the_input_ends() -> None:
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["slots_per_cell"] == 1
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(120) == 0
 
 
 def test_nothing_heavy_is_imported_and_it_starts_at_once() -> None:
@@ -39,7 +40,8 @@ def test_nothing_heavy_is_imported_and_it_starts_at_once() -> None:
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert {"torch", "triton", "transformers"}.isdisjoint(run.stdout.split())
-    assert min(cpu_seconds(probe) for _ in range(3)) < MAX_START_CPU_S, "the best of three, as others use the machine"
+    usual_s = min(cpu_seconds("import numpy") for _ in range(3))
+    assert min(cpu_seconds(probe) for _ in range(3)) < MAX_START * usual_s, "the best of three: others use the machine"
 
 
 def cpu_seconds(code: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -176,7 +176,5 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.seal(text.table[place], Prefix(digests[place], place * self.size, pack_tokens(span)))
 
 
-PoolMachine.TestCase.settings = settings(
-    max_examples=500, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+PoolMachine.TestCase.settings = settings(max_examples=500, stateful_step_count=40)
 TestPoolMachine = PoolMachine.TestCase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -143,11 +144,13 @@ def fake_serve() -> Callable[[str, str], None]:
 
 
 def _free_port_pair() -> int:
+    """Not of those that the system gives to who asks for any: they are free until the engine has begun."""
+    choose = random.SystemRandom()  # tests that run at the same time have the same seed
     while True:
         with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
+            port = choose.randrange(20_000, 32_000, 2)
             try:
+                first.bind(("127.0.0.1", port))
                 second.bind(("127.0.0.1", port + 1))
             except OSError:
                 continue

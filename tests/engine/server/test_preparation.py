@@ -13,7 +13,7 @@ from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
 from kvscope_engine.server.preparation import Preparation, Prepared
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 EMPTY_TURNS = (ChatMessage(role="user", content=""),) * 4_000
 
 

@@ -32,9 +32,16 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def wait_until_gone(pid: int, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
-    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+    while _is_alive(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -158,7 +165,7 @@ def test_clients_killed_outright_cost_the_engine_nothing(serving: Serving, clien
     while use()[0] > files:
         assert time.monotonic() < deadline, f"{use()[0]} files are open, {files} were"
         time.sleep(0.01)
-    assert use()[1] - num_bytes < 2 << 20
+    assert use()[1] - num_bytes < 8 << 20
 
 
 def test_clients_that_are_stopped_slow_nobody(serving: Serving, client: Client, folder: Path) -> None:

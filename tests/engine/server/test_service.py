@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,7 +34,15 @@ from kvscope_telemetry.messages.commands import (
     Tokens,
 )
 from kvscope_telemetry.messages.sampling_params import SamplingParams
-from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, Goodbye, Heartbeat, MemoryBreakdown, Snapshot
+from kvscope_telemetry.messages.telemetry import (
+    DeviceSample,
+    Frame,
+    Goodbye,
+    Heartbeat,
+    MemoryBreakdown,
+    Progress,
+    Snapshot,
+)
 
 if TYPE_CHECKING:
     from conftest import Client
@@ -198,7 +206,7 @@ def test_the_requests_of_a_client_that_left_are_aborted(
 
 
 def test_an_abort_storm_ends_with_nothing_open(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=0.001)  # faster than anybody could read, it would count as not reading
+    running = start(step_s=0.01)  # faster than anybody could read, it would count as not reading
     client.wait_ready()
     for number in range(300):
         client.send(submit(f"r{number}", max_tokens=ENDLESS if number % 2 else 5))
@@ -391,6 +399,13 @@ def test_open_requests_are_bounded_for_a_client_and_for_all(
 # Fairness: time, not commands
 
 
+def num_answered(client: Client) -> int:
+    """How many texts it was told so far."""
+    while client.dealer.poll(0):
+        client.receive(object)
+    return sum(isinstance(reply, BlockText) for reply in client.replies)
+
+
 def test_a_flood_of_one_client_holds_up_neither_steps_nor_others(
     start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
@@ -403,9 +418,8 @@ def test_a_flood_of_one_client_holds_up_neither_steps_nor_others(
         flood.send(GetBlockText(blocks=(0,) * 100, tag=tag))
     flood.receive(BlockText)
     step = running.engine.step_count
-    asked = time.monotonic()
     client.ask(GetBlockText(blocks=(1,), tag=7), BlockText)
-    assert time.monotonic() - asked < 15.0, "twenty seconds of the other's commands wait"
+    assert num_answered(flood) < 150, "twenty seconds of the other's commands wait"
     client.run(submit("b", max_tokens=3))
     assert running.engine.step_count > step + 3
     flood.send(Control(action="shutdown", tag=1))
@@ -433,11 +447,10 @@ def test_a_stop_is_answered_at_once_whatever_waits(
         flood.send(GetBlockText(blocks=(0,) * 100, tag=tag))
     flood.receive(BlockText)
     running.service.stop()
-    asked = time.monotonic()
     assert client.receive(Finished).finish_reason == "abort"
     running.join()
-    assert time.monotonic() - asked < 40.0, "fifty seconds of commands wait"
     assert "it was stopped" in flood.receive(Failed).reason
+    assert num_answered(flood) < 400, "fifty seconds of commands wait"
 
 
 def test_a_long_prompt_holds_up_neither_steps_nor_others(
@@ -453,11 +466,11 @@ def test_a_long_prompt_holds_up_neither_steps_nor_others(
     assert client.run(submit("b", max_tokens=3))[1].finish_reason == "length"
     assert slow.receive(Accepted).request_id == "first", "a client's own order is kept"
     assert slow.receive(Accepted).request_id == "second"
-    assert running.engine.step_count > step + 100
+    assert running.engine.step_count > step + 3
 
 
 def test_a_request_is_aborted_while_its_prompt_is_read(start: Callable[..., Running], client: Client) -> None:
-    running = start(prompt_s=0.5)
+    running = start(prompt_s=1.5)
     client.wait_ready()
     client.send(submit("a", "slow", n=2, max_tokens=1))
     client.send(submit("waits", max_tokens=1))
@@ -475,7 +488,7 @@ def test_a_request_is_aborted_while_its_prompt_is_read(start: Callable[..., Runn
 
 
 def test_an_id_is_in_use_while_its_prompt_is_read(start: Callable[..., Running], client: Client) -> None:
-    start(prompt_s=0.3)
+    start(prompt_s=1.5)
     client.wait_ready()
     client.send(submit("a", "slow", max_tokens=1))
     assert "in use" in client.ask(submit("a", max_tokens=1), Refused).reason
@@ -483,7 +496,7 @@ def test_an_id_is_in_use_while_its_prompt_is_read(start: Callable[..., Running],
 
 
 def test_a_prompt_that_is_read_at_the_end_is_refused(start: Callable[..., Running], client: Client) -> None:
-    running = start(prompt_s=0.5)
+    running = start(prompt_s=1.5)
     client.wait_ready()
     client.send(submit("a", "slow", max_tokens=1))
     client.ask(GetBlockText(blocks=(0,)), BlockText)
@@ -520,7 +533,7 @@ def test_a_snapshot_asked_again_and_again_is_packed_now_and_then(start: Callable
     step = running.engine.step_count
     for tag in range(20):
         assert client.ask(GetSnapshot(tag=tag), Snapshot).tag == tag
-    assert running.engine.step_count > step + 100
+    assert running.engine.step_count > step + 20
 
 
 def test_a_snapshot_that_waits_comes_when_the_engine_is_paused(start: Callable[..., Running], client: Client) -> None:
@@ -551,16 +564,30 @@ def test_every_snapshot_asked_is_answered_or_refused(start: Callable[..., Runnin
 def test_while_a_model_loads_the_status_tells_and_requests_are_refused(
     start: Callable[..., Running], client: Client
 ) -> None:
-    start(load_s=0.4)
+    may_load = threading.Event()
+    start(load_s=60, may_load=may_load.is_set)
     status = client.ask(GetStatus(tag=1), Status)
     assert (status.phase, status.hello) == ("loading", None)
     assert "still loading" in client.ask(submit("early"), Refused).reason
     assert "still loading" in client.ask(GetSnapshot(tag=2), Failed).reason
     assert client.ask(Abort(request_id="early"), Done).request_id == "early"
+    may_load.set()
     assert client.wait_ready().phase == "ready"
     status = client.ask(GetStatus(), Status)
     assert status.progress is not None
     assert (status.progress.stage, status.progress.done, status.progress.total) == ("load", 1, 4)
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Set once a client has heard why the engine failed: until then it is there, however long that takes."""
+    event = threading.Event()
+    clock = SimpleNamespace(
+        monotonic=time.monotonic, monotonic_ns=time.monotonic_ns, sleep=lambda seconds: event.wait(60)
+    )
+    monkeypatch.setattr("kvscope_engine.server.service.time", clock)
+    yield event
+    event.set()
 
 
 @pytest.mark.parametrize(
@@ -572,19 +599,24 @@ def test_while_a_model_loads_the_status_tells_and_requests_are_refused(
     ],
 )
 def test_a_load_that_fails_is_told_to_who_asks(
-    start: Callable[..., Running], client: Client, kind: str, reason: str
+    start: Callable[..., Running], client: Client, heard: threading.Event, kind: str, reason: str
 ) -> None:
-    running = start(load_s=0.2, load_error=kind)
+    may_load = threading.Event()
+    running = start(load_s=60, load_error=kind, may_load=may_load.is_set)
+    client.telemetry(Progress)
+    client.ask(GetStatus(), Status)
+    may_load.set()
     status = client.wait_ready()
     assert (status.phase, status.reason) == ("failed", reason)
     assert reason in client.ask(submit("late"), Refused).reason
+    heard.set()
     assert client.telemetry(Goodbye).reason == reason
     running.join()
     assert running.error is not None
 
 
 def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+    start: Callable[..., Running], client: Client, new_client: Callable[[], Client], heard: threading.Event
 ) -> None:
     running = start(step_s=0.01, fail_at_step=10)
     other = new_client()
@@ -603,6 +635,7 @@ def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
     assert sum(end.usage.completion_tokens for end in ends[:3]) == said > 0
     assert client.telemetry(Goodbye).reason == reason
     assert reason in client.ask(submit("later"), Refused).reason
+    heard.set()
     running.join()
     assert isinstance(running.error, EngineDead)
     assert running.engine.closed
@@ -614,10 +647,9 @@ def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
 def test_telemetry_of_an_engine_at_work(start: Callable[..., Running], client: Client) -> None:
     running = start(step_s=0.002)
     client.wait_ready()
-    client.send(submit("a", max_tokens=1_500))
+    client.send(submit("a", max_tokens=ENDLESS))
     client.telemetry(Frame)
-    beat = client.telemetry(Heartbeat)
-    assert beat.num_unfinished == 1
+    beat = client.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 1)
     assert 0 < beat.seq <= running.engine.last_seq
     assert 0 < beat.step <= running.engine.step_count
     sample = client.telemetry(DeviceSample)
@@ -627,5 +659,8 @@ def test_telemetry_of_an_engine_at_work(start: Callable[..., Running], client: C
 
 
 def test_the_memory_breakdown_comes_by_itself(start: Callable[..., Running], client: Client) -> None:
-    start(load_s=0.3)  # so that the subscription is there first
+    may_load = threading.Event()
+    start(load_s=60, may_load=may_load.is_set)
+    client.telemetry(Progress)
+    may_load.set()
     assert client.telemetry(MemoryBreakdown).kv_bytes == 2

@@ -118,7 +118,8 @@ def test_a_damaged_list_lets_nobody_in_and_is_told(ring: KeyRing, text: str) -> 
 
 def test_an_open_folder_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
-    folder.mkdir(mode=0o755)
+    folder.mkdir()
+    folder.chmod(0o755)  # whatever the umask is
     with pytest.raises(BadInput, match="chmod 700"):
         KeyRing(folder)
     (tmp_path / "file").write_text("")

@@ -89,6 +89,7 @@ def watch() -> Iterator[Callable[..., Watcher]]:
     yield make
     for source in opened:
         source.close()
+        source._thread.join(WAIT_S)  # closing waits a second for it, no longer
         assert not source._thread.is_alive()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.ledger import COLUMNS
-from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello
 from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, part_of, read_part
 from kvscope_telemetry.recordings.effort import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
@@ -123,6 +123,30 @@ def test_parts_that_do_not_touch_have_a_hole_between(record: Callable[..., Any])
     assert at(whole, begin + second // 2) is not None
     assert at(whole, begin + 3 * second) is None
     assert at(whole, end) == row_of(recording.state_at(1e9), 5)
+
+
+def test_a_frame_that_a_heartbeat_overtook_is_not_missed(
+    record: Callable[..., Any], make_messages: Callable[..., Any]
+) -> None:
+    """A heartbeat is stamped on another thread: the frame after it bears an earlier time, in the file the later."""
+    messages = make_messages(400)
+    last = messages[300]
+    assert isinstance(last, Frame)
+    late = Heartbeat(epoch=1, time_ns=last.time_ns + 50_000_000, seq=last.seq, step=last.step)
+    recording = Recording.open(record([*messages[:300], late, *messages[300:]]).path)
+    follower = Follower()
+    for message in messages[:301]:
+        follower.feed(message)
+    follower.settle()
+    hello = messages[0]
+    assert isinstance(hello, Hello)
+    until_ns = last.time_ns + hello.wall_time_ns - hello.time_ns
+    block = int(follower.mirror.ledger.last_used_step.argmax())
+    cut = read_part(recording, block, recording.start_ns, until_ns, BLOCK_SIZE)
+    whole = read_part(recording, block, recording.start_ns, until_ns, BLOCK_SIZE, last=(1, last.seq))
+    assert at(cut, until_ns) != row_of(follower.mirror, block)
+    assert at(whole, until_ns) == row_of(follower.mirror, block)
+    assert whole.rows["time_ns"][-1] <= until_ns == whole.end_ns
 
 
 def test_it_is_given_up_when_nobody_waits(record: Callable[..., Any]) -> None:

@@ -38,7 +38,7 @@ class Engine:
     def ask(self) -> bool:
         """Whether a client that comes now is answered."""
         dealer = self._context.socket(zmq.DEALER)
-        dealer.rcvtimeo = dealer.sndtimeo = 15_000
+        dealer.rcvtimeo = dealer.sndtimeo = 60_000
         dealer.reconnect_ivl = 20
         dealer.connect(self.sockets.command_endpoint)
         try:
@@ -95,7 +95,7 @@ def connect(endpoint: str) -> socket.socket:
     else:
         host, _, port = rest.rpartition(":")
         bare = socket.create_connection((host, int(port)))
-    bare.settimeout(15)
+    bare.settimeout(60)
     return bare
 
 
@@ -248,7 +248,7 @@ def test_big_replies_that_nobody_reads_are_refused_then_bounded_over_all(
     sockets._on_command = lambda client, command: clients.append(client)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
-    dealer.rcvtimeo = 15_000
+    dealer.rcvtimeo = 60_000
     dealer.connect(sockets.command_endpoint)
     dealer.send(encode(GetStatus()))
     wait_for(lambda: bool(clients))
@@ -270,7 +270,7 @@ def test_a_long_subscription_is_cut_before_it_is_kept(endpoint: str, start: Call
     subscriber = context.socket(zmq.SUB)
     subscriber.reconnect_ivl = -1
     monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-    monitor.rcvtimeo = 15_000
+    monitor.rcvtimeo = 60_000
     subscriber.subscribe(bytes(200))
     subscriber.connect(engine.sockets.telemetry_endpoint)
     try:

@@ -32,7 +32,7 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 MakeEndpoint = Callable[[str], str]
 Serve = Callable[..., SyntheticServer]

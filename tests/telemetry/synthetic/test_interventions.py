@@ -16,6 +16,8 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
+WAIT_S = 60.0
+
 
 @pytest.fixture
 def server() -> Iterator[SyntheticServer]:
@@ -42,34 +44,34 @@ def test_it_is_held_stepped_and_told_as_a_real_one_is(server: SyntheticServer) -
                 look()
                 return bool(replies)
 
-            assert source.wait(answered, 30)
+            assert source.wait(answered, WAIT_S)
             return replies.pop()
 
         def agrees() -> bool:
             look()
             return mirror.ledger.equals(server.engine.ledger)
 
-        assert source.wait(lambda: (look(), mirror.hello is not None)[1], 30)
+        assert source.wait(lambda: (look(), mirror.hello is not None)[1], WAIT_S)
         assert isinstance(do(Control(action="step", tag=(tag := tag + 1))), Failed)
         assert isinstance(do(Control(action="pause", tag=(tag := tag + 1))), Done)
         step = server.engine.step
         assert isinstance(do(Control(action="step", num_steps=3, tag=(tag := tag + 1))), Done)
         assert server.engine.step == step + 3
-        assert source.wait(agrees, 30)
+        assert source.wait(agrees, WAIT_S)
         running = next(n for n in mirror.requests.number if mirror.requests.state[mirror.requests.row_of(int(n))] == 1)
         preempted = [n for n in range(int(running), int(running) + 60) if isinstance(do(Preempt(number=n)), Done)]
         assert preempted
-        assert source.wait(agrees, 30)
+        assert source.wait(agrees, WAIT_S)
         assert mirror.requests.state[mirror.requests.row_of(preempted[-1])] in (
             RequestState.PREEMPTED,
             RequestState.RUNNING,  # the step that told of it let it in again
         )
         block = int((mirror.ledger.state[:800] == BlockState.CACHED).nonzero()[0][0])
         assert isinstance(do(Pin(blocks=(block,))), Done)
-        assert source.wait(lambda: (look(), mirror.pinned == {block})[1], 30)
+        assert source.wait(lambda: (look(), mirror.pinned == {block})[1], WAIT_S)
         assert "pinned" in getattr(do(Evict(blocks=(block,))), "reason", "")
         assert isinstance(do(SetLimits(max_num_seqs=1)), Failed)
         do(Control(action="step", num_steps=300))
         assert mirror.pinned == {block}
         assert server.engine.ledger.hash[block]
-        assert source.wait(agrees, 30)
+        assert source.wait(agrees, WAIT_S)

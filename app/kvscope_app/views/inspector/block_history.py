@@ -48,6 +48,8 @@ class BlockHistory(QObject):
         self._read: LifePart | None = None
         self._live: GrowingLife | None = None
         self._live_begin_ns = 0
+        self._live_after = (0, 0)
+        """Epoch and number of the frame that was then."""
         self._whole: LifePart | None = None
         self._asked_ns = 0
         self._is_wanted = False
@@ -121,6 +123,7 @@ class BlockHistory(QObject):
         if self._session.is_file or mirror.hello is None:
             return
         self._live, self._live_begin_ns = GrowingLife(block, mirror.hello.cache.block_size), _wall_ns(mirror)
+        self._live_after = (mirror.hello.epoch, mirror.seq)
         self._live.life.know(mirror.ledger, self._live_begin_ns, mirror.hello.epoch, mirror.step)
 
     def _extend(self, update: Update | None) -> None:
@@ -173,9 +176,10 @@ class BlockHistory(QObject):
         cursor_ns = min(max(self._asked_ns, first_ns), last_ns)
         pieces = list(reading_order(cursor_ns, first_ns, last_ns))
         parts, size = self._parts, mirror.hello.cache.block_size
+        end = None if self._live is None else (last_ns, self._live_after)
 
         def work(watch: Watch) -> None:
-            _read_pieces(handle, block, size, pieces, parts, watch)
+            _read_pieces(handle, block, size, pieces, parts, watch, end)
 
         self._work = Background(work, "kvscope-block-history")
 
@@ -243,7 +247,9 @@ def _read_pieces(
     pieces: list[tuple[int, int]],
     parts: deque[LifePart],
     watch: Watch,
+    end: tuple[int, tuple[int, int]] | None,
 ) -> None:
+    """`end`: where what comes goes on, and after which frame."""
     until_s = time.monotonic() + MAX_WORK_S
     recorded = handle.get(watch)
     for place, (from_ns, until_ns) in enumerate(pieces):
@@ -252,7 +258,8 @@ def _read_pieces(
             time.sleep(0)  # the window's thread has its turn
             return watch((place + share) / len(pieces)) and time.monotonic() < until_s
 
-        part = read_part(recorded, block, from_ns, until_ns, block_size, look)
+        last = end[1] if end is not None and until_ns == end[0] else None
+        part = read_part(recorded, block, from_ns, until_ns, block_size, look, last=last)
         parts.append(part)
         if part.num_forgotten:  # what is before would not touch it
             return

@@ -20,6 +20,8 @@ NOT_INSTALLED: Final = (
 )
 _MAX_ANSWER_BYTES: Final = 4 << 20
 _END_AFTER_MS: Final = 500
+_KILLED_AFTER_MS: Final = 10_000
+"""Milliseconds do, unless the machine is busy; but one that is let go while it runs is complained about by Qt."""
 
 Rows = list[list[int]]
 """A `Running` each."""
@@ -75,7 +77,7 @@ class WhatIfProcess(QObject):
         process.closeWriteChannel()
         if process.state() is not QProcess.ProcessState.NotRunning and not process.waitForFinished(_END_AFTER_MS):
             process.kill()
-            process.waitForFinished(_END_AFTER_MS)
+            process.waitForFinished(_KILLED_AFTER_MS)
         process.deleteLater()
 
     def _start(self) -> QProcess | None:

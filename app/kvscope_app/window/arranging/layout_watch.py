@@ -6,6 +6,7 @@ from functools import partial
 from typing import Final
 
 from PySide6.QtCore import QByteArray, QObject, QTimer
+from shiboken6 import isValid
 
 from kvscope_app.setting_names import LAYOUT_VERSION
 from kvscope_app.window.window_body import WindowBody
@@ -42,6 +43,8 @@ class LayoutWatch(QObject):
             self._clock.start()
 
     def _note(self, name: str, *_: object) -> None:
+        if not isValid(self._window):  # it is being deleted, and its docks say that they go
+            return
         if self._settled is not None and not self._window.undo.is_at_work and self._window.isVisible():
             self._moved = name
             self._clock.start()

@@ -415,7 +415,7 @@ def test_what_came_of_an_answer_is_kept_while_it_is_written(talk, qtbot, tmp_pat
     talk.chat.save()
     talk.token("half an ans")
     store = ConversationStore(tmp_path / "conversations")
-    qtbot.waitUntil(lambda: "half an ans" in store.load().conversations[0].messages[-1].content, timeout=30_000)
+    qtbot.waitUntil(lambda: "half an ans" in store.load().conversations[0].messages[-1].content, timeout=120_000)
     assert talk.chat.answer_of(talk.page.current.key) is not None  # it goes on
 
 
@@ -426,5 +426,5 @@ def test_a_narrow_console_cuts_nothing_off(talk, qtbot):
     talk.finish()
     talk.view.resize(talk.view.minimumSizeHint().width(), 560)
     body = talk.page.transcript.widget()
-    qtbot.waitUntil(lambda: body.width() <= talk.page.transcript.viewport().width(), timeout=30_000)
+    qtbot.waitUntil(lambda: body.width() <= talk.page.transcript.viewport().width(), timeout=120_000)
     assert talk.card.body.document().size().width() <= talk.card.body.viewport().width()

@@ -165,7 +165,7 @@ def test_processes_take_turns_and_lose_nothing(store):
     )
     command = [sys.executable, "-c", script, str(store.folder)]
     processes = [subprocess.Popen([*command, name]) for name in ("one", "two", "three")]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [process.wait(240) for process in processes] == [0, 0, 0]
     assert len(store.load().conversations) == 120
 
 
@@ -178,7 +178,7 @@ def test_an_answer_whose_desktop_was_killed_is_marked(store):
         "talk = Conversation(key='a', messages=[Message(role='assistant', content='half')])\n"
         "ConversationStore(pathlib.Path(sys.argv[1])).save(talk, is_writing=True)\n"
         "print('saved', flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, str(store.folder)], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"saved\n"

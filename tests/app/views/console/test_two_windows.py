@@ -136,7 +136,7 @@ def test_a_failed_save_is_said_held_and_tried_again(open_window, tmp_path, monke
     assert "was not saved" in window.page.notice.text()
     assert "tried again" in window.page.notice.text()
     (tmp_path / "conversations").unlink()
-    qtbot.waitUntil(lambda: "saved again" in window.page.notice.text(), timeout=30_000)
+    qtbot.waitUntil(lambda: "saved again" in window.page.notice.text(), timeout=120_000)
     assert kept(tmp_path) == ["Hello", "Hi"]
 
 

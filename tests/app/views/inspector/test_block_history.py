@@ -23,7 +23,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
 
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 SECOND_NS = 1_000_000_000
 
 

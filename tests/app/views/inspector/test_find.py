@@ -110,7 +110,7 @@ def test_words_are_looked_for_in_blocks_and_across_them(engine, busy, make_windo
     sheet = open_find(make_window(busy))
     qtbot.keyClicks(sheet.line, "Blue Sky")
     assert shown(sheet) == []
-    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=30_000)
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=120_000)
     assert set(engine.source.sent[-1].blocks) == {7, 8, 30}
     answer(engine, busy, poll, {7: "why is the blu", 8: "e sky\nso high", 30: "the blue sky again"})
     found = shown(sheet)
@@ -136,7 +136,7 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(engine, busy, make_win
     sheet = open_find(make_window(busy))
     sheet._finder.texts._give_up.setInterval(50)
     qtbot.keyClicks(sheet.line, "sky")
-    qtbot.waitUntil(lambda: "does not answer" in sheet.note.text(), timeout=30_000)
+    qtbot.waitUntil(lambda: "does not answer" in sheet.note.text(), timeout=120_000)
 
 
 def test_a_double_click_on_a_block_opens_the_inspector(busy, make_window, qtbot):

@@ -139,7 +139,7 @@ def test_values_follow_and_the_selected_row_stays(engine, shared, show, poll):
 def test_an_operator_reads_the_text(engine, shared, show, poll, qtbot):
     view = show(shared)
     shared.select_block(20)
-    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=30_000)
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=120_000)
     question = engine.source.sent[0]
     assert isinstance(question, GetBlockText)
     content = BlockContent(block=20, start=16, token_ids=(4, 5), text=" blue\nsky")

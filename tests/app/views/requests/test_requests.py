@@ -237,7 +237,7 @@ def test_the_wait_of_each_request_is_in_the_table(view):
 def test_in_a_low_narrow_dock_the_rows_have_the_room_until_one_is_selected(view, session, qtbot):
     view.resize(430, 250)
     splitter = view._splitter
-    qtbot.waitUntil(lambda: splitter.orientation() is Qt.Orientation.Vertical, timeout=5000)
+    qtbot.waitUntil(lambda: splitter.orientation() is Qt.Orientation.Vertical, timeout=120_000)
     table, detail = splitter.sizes()
     assert detail <= view.detail.tabBar().sizeHint().height() + 2
     assert table > 3 * detail

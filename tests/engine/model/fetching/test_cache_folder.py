@@ -57,22 +57,22 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     def first() -> None:
         with exclusive(tmp_path / "x"):
             inside.set()
-            leave.wait(10)
+            leave.wait(60)
             order.append("first")
 
     def second() -> None:
-        inside.wait(10)
+        inside.wait(60)
         with exclusive(tmp_path / "x"):
             order.append("second")
 
     threads = [threading.Thread(target=work) for work in (first, second)]
     for thread in threads:
         thread.start()
-    inside.wait(10)
+    inside.wait(60)
     threads[1].join(0.05)  # long enough for it to wait, or to come in wrongly
     leave.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert order == ["first", "second"]
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope_engine.model.running.kv_storage import KVStorage
@@ -23,7 +23,7 @@ from kvscope_engine.model.tiers.staged_copies import StagedCopies
 NUM_BLOCKS, NUM_HOST, NUM_DISK = 9, 7, 5
 KINDS = ("write", "save", "save", "load", "load", "sink", "rise", "flush", "drain")
 OPERATIONS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 30)), max_size=80)
-RELAXED = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = settings(max_examples=120)
 
 
 def some(draw: random.Random, at_most: int) -> int:

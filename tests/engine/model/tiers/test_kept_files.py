@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope_engine.model.running.kv_storage import KVStorage
@@ -192,7 +192,7 @@ def test_an_index_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     assert reason.startswith("is larger than ")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(at=st.integers(0, 10_000), flip=st.integers(1, 255), cut=st.booleans())
 def test_no_damage_is_believed_or_raised(tmp_path: Path, at: int, flip: int, cut: bool) -> None:
     write_index(tmp_path / "index", an_index(a_block(digest=secrets.token_bytes(32))))
