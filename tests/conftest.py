@@ -9,12 +9,17 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 STORMS = bool(os.environ.get("KVSCOPE_STORMS") or os.environ.get("KVSCOPE_SOAK"))
+
+# No test is a matter of how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
