@@ -31,7 +31,7 @@ from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import MAX_TEXT_BYTES, RecordedText, encode_text
 
 MAX_TOLD: Final = 100_000
-FLUSH_S: Final = 1.0
+FLUSH_S: Final = 0.9
 """The longest that a message waits in a chunk that is not full."""
 
 
