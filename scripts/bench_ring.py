@@ -44,6 +44,7 @@ def main() -> int:
             with LiveSource(endpoint) as source:
                 costs = [_pair(source, Path(folder), args, turn) for turn in range(args.rounds)]
             engine.stdin.close()
+            engine.wait()
     cost = statistics.median(with_ring - without for with_ring, without, _ in costs)
     for with_ring, without, rate in costs:
         print(f"with {with_ring:5.2f} %, without {without:5.2f} % of a core, at {rate:.0f} frames/s")

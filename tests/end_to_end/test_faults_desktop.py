@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(3600)  # many starts of a desktop, on a machine as busy as can be
 
 
 @pytest.fixture
