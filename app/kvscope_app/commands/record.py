@@ -125,6 +125,7 @@ class _Watch:
                 break
             if now_s - self._present_s > (min(REFUSED_S, self._wait_s) if is_refused else self._wait_s):
                 return self._why(status)
+        self._tell(time.monotonic())
         return ""
 
     def _why(self, status: SourceStatus) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from typing import Final
 
@@ -21,8 +22,10 @@ from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import Summary
 
 _GROW_S: Final = 1.0
-_NUMBER: Final = 2_000
-"""Summaries that are added at a time: the GUI thread adds them."""
+_NUMBER: Final = 1_000
+_NUM_EVENTS: Final = 20_000
+"""Summaries and events of a part: the GUI thread adds them, and parts for so long at a time."""
+_TAKE_S: Final = 0.06
 
 
 class CourseReading:
@@ -50,10 +53,11 @@ class CourseReading:
 
     def take_into(self, course: Course) -> bool:
         """Add what was read; whether there was anything."""
-        if not self._parts:
-            return False
-        self._parts.popleft().into(course)
-        return True
+        until_s, is_new = time.monotonic() + _TAKE_S, False
+        while self._parts and time.monotonic() < until_s:
+            self._parts.popleft().into(course)
+            is_new = True
+        return is_new
 
     def take_bookmarks(self) -> list[Bookmark]:
         """What was said of bookmarks since the last call: in the recording, and in the file beside it."""
@@ -103,6 +107,8 @@ class CourseReading:
             self._bookmarks.extend(read_bookmarks(self._bookmark_file))
 
     def _hand_over(self, part: Part) -> None:
-        for first in range(0, max(len(part.summaries), 1), _NUMBER):
-            events = part.events if first == 0 else []
-            self._parts.append(Part(part.summaries[first : first + _NUMBER], events))
+        summaries, events = part.summaries, part.events
+        num_parts = max(-(-len(summaries) // _NUMBER), -(-len(events) // _NUM_EVENTS))
+        for place in range(num_parts):
+            some = slice(place * _NUMBER, (place + 1) * _NUMBER)
+            self._parts.append(Part(summaries[some], events[place * _NUM_EVENTS : (place + 1) * _NUM_EVENTS]))

@@ -503,13 +503,20 @@ class Session(QObject):
                 self._end.fill_past()
                 self.cursor_changed.emit()
             self.course_changed.emit()
-        recorder = self.recorder
-        if self.kept is not None and recorder is not None and recorder.failure:
-            self.kept.stop_recording()
-            self.noticed.emit(f"The recording ended: {recorder.failure}. What was written is in {recorder.writer.part}")
-        if self.kept is not None and self.kept.failure and not self._told_failure:
-            self._told_failure = self.kept.failure
-            self.noticed.emit(f"The past is not kept: {self._told_failure}")
+        if self.kept is not None:
+            self._tell_failures(self.kept)
+
+    def _tell_failures(self, kept: KeptTimeline) -> None:
+        """In one notice: the same full disk may have ended both."""
+        notices, recorder = [], kept.recorder
+        if recorder is not None and recorder.failure:
+            kept.stop_recording()
+            notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.left}")
+        if kept.failure and not self._told_failure:
+            self._told_failure = kept.failure
+            notices.append(f"The past is not kept: {self._told_failure}")
+        if notices:
+            self.noticed.emit(". ".join(notices))
 
     def _read_course(self, player: Player) -> None:
         from kvscope_app.session.course_reading import CourseReading  # a live session has its own

@@ -30,6 +30,7 @@ class PlaybackReader:
         self._ahead: tuple[int, TelemetryMessage] | None = None
         self._place = (0, 0)  # when what was read last was, and how much was read of that time
         self._memories: dict[int, MemoryBreakdown] = {}
+        self._silent_ns: dict[int, int] = {}  # epoch -> up to when the file is known to say nothing of memory
 
     def jump(self, to_ns: int, *, with_past: bool, is_wanted: Callable[[], bool] = lambda: True) -> list[Span] | None:
         """The state at `to_ns` since the start, beginning with a snapshot; with its past in short spans.
@@ -141,8 +142,10 @@ class PlaybackReader:
 
     def _memory_before(self, time_ns: int, epoch: int) -> MemoryBreakdown | None:
         """Of the epoch, what was met last; before any was, what the file says."""
-        if epoch not in self._memories:
+        if epoch not in self._memories and time_ns > self._silent_ns.get(epoch, -1):
             found = self._recording.memory_before(time_ns / 1e9, epoch)
             if found is not None:
                 self._memories[epoch] = found
+            else:  # all of the file up to there was gone through for it
+                self._silent_ns[epoch] = time_ns
         return self._memories.get(epoch)

@@ -5,13 +5,18 @@ Owns the file, its name and its channels; used by one thread. Knows neither queu
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections import deque
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from mcap.writer import CompressionType, Writer
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.recordings.early_end import EARLY_END
 from kvscope_telemetry.recordings.layout import (
     CHUNK_BYTES,
     JSON_SCHEMAS,
@@ -28,6 +33,10 @@ from kvscope_telemetry.summaries.summary import schema_of
 
 LIBRARY: Final = "kvscope"
 BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 2
+_RECORD_BYTES: Final = 31
+"""What a message takes in a chunk besides its data."""
+_PLACES: Final = 8
+"""Of ends of chunks that are remembered: where the last leaves no room for the end of the file, one before does."""
 
 
 class RecordingFile(Protocol):
@@ -60,8 +69,9 @@ class RecordingFile(Protocol):
     def finish(self) -> None:
         """Make it whole."""
 
-    def abandon(self) -> None:
-        """Leave it as it is."""
+    def end_early(self) -> bool:
+        """Nothing more can be written: make it whole as far as it goes, and whether that could be done. Where nothing
+        was written nothing is left; else what is there keeps its other name."""
 
 
 class McapFile:
@@ -82,8 +92,11 @@ class McapFile:
             raise BadInput(f"recording {str(path)!r} cannot be written: {error.strerror}") from None
         hold_for_writing(self._stream)
         # Any: two of its methods bear no types.
-        self._writer: Any = Writer(self._stream, chunk_size=CHUNK_BYTES, compression=CompressionType.ZSTD)
+        self._writer: Any = Writer(self._stream, chunk_size=2 * CHUNK_BYTES, compression=CompressionType.ZSTD)
+        self._chunk_bytes = 0  # of messages in the chunk in progress
         self._writer.start(PROFILE, LIBRARY)
+        self._head_bytes = self._stream.tell()  # before the first chunk
+        self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # so much was handed over whole, the newest last
         schema = self._writer.register_schema(SCHEMA, "", b"")
         for channel, topic in TOPICS.items():
             given = self._register(channel, topic, schema)
@@ -107,33 +120,60 @@ class McapFile:
         """Append a message. A keyframe or a leap, like all that is big, gets a chunk of its own."""
         alone = channel in SEEKABLE or len(data) > BIG_MESSAGE_BYTES
         if alone:
-            self._writer.flush()
+            self.flush()
         self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
-        if alone:
-            self._writer.flush()
+        self._chunk_bytes += len(data) + _RECORD_BYTES
+        if alone or self._chunk_bytes >= CHUNK_BYTES:
+            self.flush()
 
     def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
         """Append messages (channel, log time, data) as a chunk, or chunks, of their own."""
         if not entries:
             return
-        self._writer.flush()
+        self.flush()
         for channel, log_time_ns, data in entries:
             self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
-        self._writer.flush()
+        self.flush()
 
     def flush(self) -> None:
         """End the chunk in progress and hand all to the system."""
         self._writer.flush()
+        self._chunk_bytes = 0
+        place = self._stream.tell()
+        if place > (self._whole_bytes[-1] if self._whole_bytes else self._head_bytes):
+            self._whole_bytes.append(place)
 
     def finish(self) -> None:
         """Write what belongs at the end; the file gets its name."""
+        self.flush()
         self._writer.finish()
         self._stream.close()
         self.part.rename(self.path)
 
-    def abandon(self) -> None:
-        """Leave the file as it is, with its chunks up to here, under its other name."""
-        self._stream.close()
+    def end_early(self) -> bool:
+        """The disk is full or gone: end the file behind the last chunk that is there whole. The few bytes of that end
+        have the room of what is cut off; the index, which nobody needs who reads a file from its beginning, has not."""
+        if self._stream.closed:
+            return False
+        try:
+            with open(os.dup(self._stream.fileno()), "wb", buffering=0) as raw:
+                with contextlib.suppress(OSError):  # what it still held has no room
+                    self._stream.close()
+                return self._cut(raw)
+        except OSError:
+            return False
+
+    def _cut(self, raw: FileIO) -> bool:
+        for place in reversed(self._whole_bytes):
+            raw.truncate(place)
+            raw.seek(place)
+            with contextlib.suppress(OSError):
+                if raw.write(EARLY_END) == len(EARLY_END):
+                    self.part.rename(self.path)
+                    return True
+        if not self._whole_bytes:
+            self.part.unlink()
+        return False
 
     def _register(self, channel: int, topic: str, schema: int) -> int:
         """The id that the channel got."""

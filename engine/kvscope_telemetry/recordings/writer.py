@@ -31,7 +31,7 @@ from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import MAX_TEXT_BYTES, RecordedText, encode_text
 
 MAX_TOLD: Final = 100_000
-FLUSH_S: Final = 1.0
+FLUSH_S: Final = 0.9
 """The longest that a message waits in a chunk that is not full."""
 
 
@@ -62,6 +62,8 @@ class RecordingWriter:
         self._num_lost = 0  # taken from the queue and not written
         self.failure = ""
         """Why the recording ended before its time; empty while all is well."""
+        self.left = ""
+        """Of a recording that failed: what there is of it, for a person."""
         self._next_flush_s = time.monotonic() + FLUSH_S
         self._marks: list[Mark] = []  # among what is being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
@@ -115,12 +117,12 @@ class RecordingWriter:
     def close(self) -> None:
         """Write what waits; the file gets its name. Idempotent.
 
-        Raises KvscopeError when the recording failed: what was written by then is in `path.part`.
+        Raises KvscopeError when the recording failed, and says where what was written by then is.
         """
         self._queue.close()
         self._thread.join()
         if self.failure:
-            raise KvscopeError(f"recording {str(self.path)!r} ended early: {self.failure}; see {self._file.part.name}")
+            raise KvscopeError(f"recording {str(self.path)!r} ended early: {self.failure}; {self.left}")
 
     def __enter__(self) -> Self:
         return self
@@ -214,9 +216,14 @@ class RecordingWriter:
             self._next_flush_s = time.monotonic() + FLUSH_S
 
     def _fail(self, reason: str) -> None:
-        self.failure = self.failure or reason  # what follows from the first is not the reason
+        if not self.failure:  # what follows from the first is not the reason
+            self.left = self._end_early()
+            self.failure = reason
         self._queue.close(discard=True)
         for mark in self._marks:
             mark.set()
-        with contextlib.suppress(OSError):  # it is the same full disk
-            self._file.abandon()
+
+    def _end_early(self) -> str:
+        if self._file.end_early():
+            return f"what came before is in {self.path.name}"
+        return f"see {self.part.name}" if self.part.exists() else "nothing of it was written"

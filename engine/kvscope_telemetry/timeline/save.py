@@ -44,7 +44,7 @@ def save(
         is_whole = _copy(recorded, writer, from_s, until_s, watch)
         writer.close()
     except KvscopeError:
-        writer.part.unlink(missing_ok=True)
+        is_whole = False
         if not writer.failure:
             raise
         raise KvscopeError(f"recording {str(path)!r} cannot be written: {writer.failure}") from None

@@ -114,10 +114,9 @@ class Segments:
         """Make the last segment whole."""
         self.begin_anew()
 
-    def abandon(self) -> None:
-        """Leave it as it is."""
-        if self._file is not None:
-            self._file.abandon()
+    def end_early(self) -> bool:
+        """Make the segment that is written whole as far as it goes; whether that could be done."""
+        return self._file is None or self._file.end_early()
 
     def _begin(self, log_time_ns: int) -> None:
         self._file = McapFile(segment_path(self.path, self._number + 1))

@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Hello, Progress, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.layout import KEYFRAMES, TOPICS
+from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, TOPICS
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
@@ -151,13 +151,16 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
     writer = RecordingWriter(tmp_path / "full.mcap")
     for message in messages:
         writer.write(message, wait=True)
-    with pytest.raises(KvscopeError, match=r"ended early: No space left on device; see full\.mcap\.part"):
+    with pytest.raises(KvscopeError, match=r"ended early: No space left on device; what came before is in full\.mcap"):
         writer.close()
     assert writer.num_written + writer.num_dropped == len(messages)
     assert not writer.write(messages[2])
-    recording = Recording.open(tmp_path / "full.mcap.part")
+    recording = Recording.open(tmp_path / "full.mcap")
     assert recording.info.num_frames == 148
-    assert not recording.info.is_complete
+    assert recording.info.is_complete
+    with (tmp_path / "full.mcap").open("rb") as file:  # another program's reader
+        reader = mcap.reader.make_reader(file)
+        assert sum(channel.id == FRAMES for _, channel, _ in reader.iter_messages()) == 148
 
 
 def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, course, make_
     course.extend(second(index, engine.ledger) for index in (*range(5), *range(15, 20)))
     view = make_view(engine, course)
     view.frame.set_following(False)
+    view.frame.zoom(0.5, 0)
     silent = column_of(view, begin_ns + 10 * SECOND_NS)
     assert pixel(DARK.block_free) not in silent
     assert len(set(silent.tolist())) == 2

@@ -1,0 +1,177 @@
+"""Fills disks under recordings: the window's, its past, `kvscope record` and `kvscope-engine serve --record`.
+
+    python tests/end_to_end/full_disk.py [window] [past] [record] [serve]
+
+The disks are small file systems in memory, mounted where nobody else sees them (`unshare`, of util-linux). Each time
+what was recorded is a whole file, it is said in a line, what was watched goes on, and with room again a new recording
+begins.
+Prints what was said; 2 where such mounts are not allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from desktop_process import PATIENCE_S, DesktopProcess, synthetic_engine
+
+from kvscope_telemetry.messages.commands import Finished, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.sources.live_source import LiveSource
+
+OWN_MOUNTS = "KVSCOPE_OWN_MOUNTS"
+NOT_ALLOWED = 2
+TINY_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def small_disk(path: Path, kilobytes: int) -> Path:
+    """A new file system of that size at `path`."""
+    path.mkdir(parents=True, mode=0o700)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k,mode=700", "kvscope-small", str(path)]
+    subprocess.run(mount, check=True)
+    return path
+
+
+def whole(path: Path) -> Recording:
+    """What is in `path`, which is whole."""
+    recording = Recording.open(path)
+    assert recording.info.is_complete, recording.detail
+    assert recording.num_damaged == 0, recording.detail
+    assert recording.info.num_frames > 0
+    assert not path.with_name(path.name + ".part").exists()
+    return recording
+
+
+def goes_on(desktop: DesktopProcess) -> None:
+    """What the window shows is later and later."""
+
+    def step() -> int:
+        desktop.tell("look")
+        return int(desktop.wait_for("at ").split()[1])
+
+    before = step()
+    while step() <= before:
+        pass
+
+
+def window(folder: Path, endpoint: str) -> None:
+    """A recording of the window ends; the next one begins once there is room."""
+    disk = small_disk(folder / "disk", 600)
+    with DesktopProcess(endpoint, folder) as desktop:
+        desktop.wait_for("live")
+        desktop.tell(f"record {disk / 'first.mcap'}")
+        desktop.wait_for("recording")
+        print(
+            desktop.wait_for("notice The recording ended: No space left on device; what came before is in first.mcap")
+        )
+        frames = whole(disk / "first.mcap").info.num_frames
+        goes_on(desktop)
+        (disk / "first.mcap").unlink()
+        desktop.tell(f"record {disk / 'second.mcap'}")
+        desktop.wait_for("recording")
+        print(desktop.wait_for("notice The recording ended"))
+        print(f"{frames} frames in the first, {whole(disk / 'second.mcap').info.num_frames} in the second")
+        assert desktop.quit() == 0
+
+
+def past(folder: Path, endpoint: str) -> None:
+    """What a window keeps of its past has no room; a recording elsewhere goes on."""
+    small_disk(folder / "cache", 600)
+    with DesktopProcess(endpoint, folder) as desktop:
+        desktop.wait_for("live")
+        desktop.tell(f"record {folder / 'elsewhere.mcap'}")
+        desktop.wait_for("recording")
+        print(desktop.wait_for("notice The past is not kept:"))
+        goes_on(desktop)
+        assert desktop.quit() == 0
+    whole(folder / "elsewhere.mcap")
+
+
+def record(folder: Path, endpoint: str) -> None:
+    """`kvscope record` ends with what it has."""
+    disk = small_disk(folder / "disk", 600)
+    words = [sys.executable, "-m", "kvscope_app.main", "record", endpoint, "--out", str(disk / "x.mcap")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+    said = done.stderr.splitlines()[-1]
+    print(said)
+    assert done.returncode == 1, done.stderr
+    assert "No space left on device; what came before is in x.mcap" in said
+    whole(disk / "x.mcap")
+
+
+def serve(folder: Path, _: str) -> None:
+    """An engine that records itself answers on."""
+    disk, model, own = small_disk(folder / "disk", 96), folder / "model.json", folder / "own"
+    model.write_text(json.dumps(TINY_MODEL))
+    own.mkdir(mode=0o700)
+    words = [sys.executable, "-m", "kvscope_engine.cli.main", "serve", "--endpoint", f"ipc://{own}"]
+    words += ["--model", f"dummy:{model}", "--num-gpu-blocks-override", "64", "--record", str(disk / "x.mcap")]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as engine:
+        assert engine.stderr is not None
+        try:
+            with LiveSource(f"ipc://{own}/telemetry") as source:
+                assert source.wait(lambda: source.status.state is SourceState.LIVE, PATIENCE_S)
+                while not (disk / "x.mcap").exists():
+                    _answer(source)
+                _answer(source)
+        finally:
+            engine.terminate()
+            told = engine.stderr.read().splitlines()
+    print(next(line for line in told if "ended early: No space left on device; the engine goes on" in line))
+    whole(disk / "x.mcap")
+
+
+def _answer(source: LiveSource) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    source.send(Submit(request_id="one", prompt_token_ids=tuple(range(3, 60)), sampling=sampling))
+    assert source.wait(lambda: any(isinstance(reply, Finished) for reply in source.take_replies()), PATIENCE_S)
+
+
+PARTS: dict[str, Callable[[Path, str], None]] = {"window": window, "past": past, "record": record, "serve": serve}
+
+
+def main() -> int:
+    """Go through the parts that were named, or all."""
+    if OWN_MOUNTS not in os.environ:
+        if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+            print("no file system can be mounted here: unshare -rm is not allowed", file=sys.stderr)
+            return NOT_ALLOWED
+        os.execvpe("unshare", ["unshare", "-rm", sys.executable, *sys.argv], {**os.environ, OWN_MOUNTS: "1"})
+    for name in sys.argv[1:] or PARTS:
+        with tempfile.TemporaryDirectory(prefix="kvscope-full-") as place:
+            folder = Path(place)
+            (folder / "engine").mkdir(mode=0o700)
+            endpoint = f"ipc://{folder}/engine/telemetry"
+            print(f"{name}:", flush=True)
+            try:
+                with synthetic_engine(endpoint, blocks=2_000, rate=200.0):
+                    PARTS[name](folder, endpoint)
+            finally:
+                for mount in ("disk", "cache"):
+                    subprocess.run(["umount", "-l", str(folder / mount)], capture_output=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""A desktop that is killed while it records, and one whose disk is full; `kills.py` and `full_disk.py` do all of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(3600)  # many starts of a desktop, on a machine as busy as can be
+
+
+@pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(HERE))
+    spec = importlib.util.spec_from_file_location("kills", HERE / "kills.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "kills", module)  # its dataclass looks there
+    spec.loader.exec_module(module)
+    return module
+
+
+def check_kills(kills: ModuleType, times: int) -> None:
+    left, banner = kills.kill_often(times, seed=5, longest_s=1.0)
+    assert len(left) == times  # each was opened and made whole; how much was lost is for a quiet machine to say
+    assert banner == "A session that ended unexpectedly can be looked at again"
+
+
+def test_a_killed_desktop_leaves_recordings_that_open(kills: ModuleType) -> None:
+    check_kills(kills, 3)
+
+
+@pytest.mark.storm
+def test_twenty_kills(kills: ModuleType) -> None:
+    check_kills(kills, 20)
+
+
+def fill(*parts: str) -> str:
+    done = subprocess.run([sys.executable, str(HERE / "full_disk.py"), *parts], capture_output=True, text=True)
+    if done.returncode == 2:
+        pytest.skip("no small disk can be mounted here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_full_disk_ends_a_recording_of_the_window_whole() -> None:
+    assert fill("window").count("No space left on device; what came before is in") == 2
+
+
+@pytest.mark.storm
+def test_every_recording_on_a_full_disk() -> None:
+    fill("past", "record", "serve")
