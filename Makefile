@@ -30,7 +30,7 @@ run: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --num-workers $(WORKERS)
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 test: check
