@@ -12,6 +12,8 @@ STAMP := $(VENV)/.kvscope-installed
 ARGS ?=
 # Processes that run tests: one a core, at most four (each may hold a model).
 WORKERS ?= auto
+# Python keeps what it compiled, whatever the shell says: tests start hundreds of processes that would do it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@sed -n 's/^# make /make /p' Makefile

@@ -49,6 +49,16 @@ TINY_LLAMA = {
 }
 
 
+LONG = frozenset(("end_to_end", "test_every_action.py", "test_windows_that_close.py", "test_compile_report.py"))
+"""Folders and files whose tests take many seconds each."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """After they were shuffled: long ones come first, so that at the end no process waits for another's."""
+    items.sort(key=lambda item: LONG.isdisjoint(item.path.parts))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What is marked `storm` is for those who wait."""
     if not STORMS and item.get_closest_marker("storm"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections import deque
 
@@ -186,6 +187,10 @@ class FakeEngine:
 
 ENDING_S = 60.0
 WAIT_MS = 120_000
+MANY_MODULES = 50
+"""So many that are new make it worth looking at everything once more."""
+
+_num_modules_frozen = 0
 
 
 @pytest.fixture(scope="session")
@@ -193,11 +198,16 @@ def qapp_args():
     return ["kvscope-tests"]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _what_is_loaded_stays(qapp):
-    """What the imports made is never garbage: without it each collection takes ten times as long."""
+    """What imports made is never garbage: without it each collection takes ten times as long. Again whenever tests of
+    other folders, in the same process, have loaded more: torch and transformers are three times all that is ours."""
+    global _num_modules_frozen
+    if len(sys.modules) - _num_modules_frozen < MANY_MODULES:
+        return
     gc.collect()
     gc.freeze()
+    _num_modules_frozen = len(sys.modules)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -215,7 +225,7 @@ def _nobodys_own_files(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(qapp, monkeypatch):
+def _nothing_is_left_behind(_what_is_loaded_stays, monkeypatch):
     """Cyclic garbage is collected between tests, never in the middle of a paint; then all must be gone."""
     started = _note_started_timers(monkeypatch)
     threads_before = set(threading.enumerate())

@@ -111,14 +111,17 @@ def test_log_probabilities_add_up(engine: Engine, answer: Completion) -> None:
 
 
 def test_penalties_keep_it_from_repeating_itself(engine: Engine) -> None:
-    def share_of_new(**options: float) -> float:
-        ids = ask(engine, "Write: ha ha ha ha ha", max_tokens=32, ignore_eos=True, **options).token_ids
-        return len(set(ids)) / len(ids)
-
-    plain = share_of_new()
-    assert share_of_new(repetition_penalty=1.5) > plain
-    assert share_of_new(presence_penalty=2.0) > plain
-    assert share_of_new(frequency_penalty=2.0) > plain
+    penalties: tuple[dict[str, float], ...] = (
+        {},
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 2.0},
+    )
+    samplings = [SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, **some) for some in penalties]
+    submits = [Submit(request_id="-", prompt="Write: ha ha ha ha ha", sampling=sampling) for sampling in samplings]
+    answers = [completion.token_ids for completion in engine.generate(submits)]
+    plain, *others = [len(set(ids)) / len(ids) for ids in answers]
+    assert all(share > plain for share in others)
 
 
 def test_prompts_that_cannot_be_asked(engine: Engine) -> None:

@@ -16,7 +16,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 pytestmark = pytest.mark.timeout(1_500)
 """Of one that stands still: without vector instructions, beside busy neighbours, these take minutes."""
 
-NUM_SHORT, NUM_LONG = 64, 20
+NUM_SHORT, NUM_LONG = 40, 20
 """Tokens to generate after a short and after a long prompt."""
 SHORT = (
     "What is the capital of France?",
@@ -58,7 +58,21 @@ def prompts(short: list[str], long: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def reference(prompts: list[str]) -> list[list[int]]:
+def alone() -> Iterator[Engine]:
+    """An engine with room, that finds no prefix again."""
+    config = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=256, enable_prefix_caching=False)
+    with Engine(config) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def answers_alone(alone: Engine, prompts: list[str]) -> list[list[int]]:
+    """What the engine says to each prompt alone."""
+    return [_answers(alone, [prompt])[0] for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def reference(prompts: list[str], short: list[str], answers_alone: list[list[int]]) -> list[list[int]]:
     """What transformers says, each prompt alone, of the file as we converted it: `test_gguf_convert` proves that
     those weights are what transformers makes of the file, which takes it half a minute."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -71,22 +85,26 @@ def reference(prompts: list[str]) -> list[list[int]]:
     auto: Any = AutoModelForCausalLM
     module = auto.from_pretrained(folder, dtype=torch.float32)
     answers = []
-    for prompt in prompts:
+    for prompt, guess in zip(prompts, answers_alone, strict=True):
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )["input_ids"]
-        with torch.inference_mode():
-            out = module.generate(ids, do_sample=False, max_new_tokens=_sampling(prompt).max_tokens)
-        answers.append(out[0, ids.shape[1] :].tolist())
+        in_steps = prompt in (prompts[0], prompts[len(short)])  # of either length one without a guess
+        answers.append(_greedy(module, ids, [] if in_steps else guess, _sampling(prompt).max_tokens or 0))
     return answers
 
 
-@pytest.fixture(scope="module")
-def alone() -> Iterator[Engine]:
-    """An engine with room, that finds no prefix again."""
-    config = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=256, enable_prefix_caching=False)
-    with Engine(config) as engine:
-        yield engine
+def _greedy(module: Any, ids: torch.Tensor, guess: list[int], max_tokens: int) -> list[int]:
+    """What `generate` says. A guess is right when each of its tokens is the likeliest after all before it, which one
+    pass over the whole tells; only for a wrong one it takes a pass a token."""
+    is_whole = bool(guess) and (len(guess) == max_tokens or guess[-1] == module.generation_config.eos_token_id)
+    with torch.inference_mode():
+        if is_whole:
+            said = module(torch.cat([ids, torch.tensor([guess])], 1)).logits[0, ids.shape[1] - 1 : -1].argmax(-1)
+            if said.tolist() == guess:
+                return guess
+        out = module.generate(ids, do_sample=False, max_new_tokens=max_tokens)
+    return list(out[0, ids.shape[1] :].tolist())
 
 
 def _answers(engine: Engine, prompts: list[str]) -> list[list[int]]:
@@ -101,9 +119,8 @@ def test_long_prompts_are_long(alone: Engine, long: list[str]) -> None:
     assert min(len(alone.tokenizer.encode(prompt)) for prompt in long) > 300
 
 
-def test_alone(alone: Engine, prompts: list[str], reference: list[list[int]]) -> None:
-    for prompt, expected in zip(prompts, reference, strict=True):
-        assert _answers(alone, [prompt]) == [expected]
+def test_alone(answers_alone: list[list[int]], reference: list[list[int]]) -> None:
+    assert answers_alone == reference
 
 
 @pytest.mark.parametrize("prefix_caching", [pytest.param(False, marks=pytest.mark.storm), True])
@@ -127,7 +144,7 @@ def test_all_at_once_in_pieces_with_preemptions(
     with Engine(config, publish=keep) as engine:
         answers = _answers(engine, [*short, *short, *prompts])  # more at once: more have to give way
     assert answers == [*reference[: len(short)] * 2, *reference]
-    assert frames[-1].counters.preemptions >= 10
+    assert frames[-1].counters.preemptions >= 5
     assert frames[-1].counters.num_running == frames[-1].counters.num_waiting == 0
 
 

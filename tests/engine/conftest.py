@@ -347,17 +347,27 @@ def expected_completion() -> Callable[[Sequence[int], int], list[int]]:
     return completion
 
 
-@pytest.fixture
-def make_engine(tiny_model: Callable[..., str]) -> Iterator[Callable[..., Engine]]:
-    """Makes real engines on a tiny random model, in float32; keyword arguments are those of EngineConfig."""
+@pytest.fixture(scope="session")
+def make_small(tiny_model: Callable[..., str]) -> Callable[..., Engine]:
+    """Makes real engines on a tiny random model, in float32, that whoever asks for them closes; keyword arguments are
+    those of EngineConfig."""
     from kvscope_engine import Engine, EngineConfig
-
-    engines: list[Engine] = []
 
     def make(*, publish: Any = None, **options: Any) -> Engine:
         small = {"block_size": 4, "num_gpu_blocks_override": 256, "max_num_batched_tokens": 64, "max_num_seqs": 16}
         config = {"model": tiny_model(), "dtype": "float32", "device": "cpu"} | small | options
-        engines.append(Engine(EngineConfig(**config), publish=publish))
+        return Engine(EngineConfig(**config), publish=publish)
+
+    return make
+
+
+@pytest.fixture
+def make_engine(make_small: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
+    """As `make_small`; closes them at the end."""
+    engines: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        engines.append(make_small(**options))
         return engines[-1]
 
     yield make

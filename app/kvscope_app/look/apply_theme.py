@@ -12,9 +12,9 @@ from kvscope_app.look.zoom import fit_own_fonts, zoom_of
 
 def apply_theme(app: QApplication, theme: Theme) -> None:
     """Give the whole application the palette and stylesheet of `theme`."""
-    if app.style().objectName().lower() != "fusion":
-        app.setStyle("Fusion")
     app.setStyleSheet("")  # one in place of another reaches only the widgets whose rules are remembered
+    if app.style().objectName().lower() != "fusion":  # only without a stylesheet it is the style below that tells
+        app.setStyle("Fusion")
     app.setPalette(palette(theme))
     app.setStyleSheet(stylesheet(theme, zoom_of(app)))
     fit_own_fonts(app)

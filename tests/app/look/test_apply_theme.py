@@ -7,7 +7,7 @@ import gc
 
 import pytest
 import shiboken6
-from PySide6.QtWidgets import QComboBox, QLabel, QSpinBox, QWidget
+from PySide6.QtWidgets import QApplication, QComboBox, QLabel, QSpinBox, QWidget
 
 from kvscope_app.look.apply_theme import apply_theme, forget_rules
 from kvscope_app.look.theme import DARK, LIGHT
@@ -88,3 +88,16 @@ def test_a_theme_reaches_those_whose_rules_were_forgotten(themed, qtbot):
     forget_rules(themed)
     apply_theme(themed, LIGHT)
     assert text_colors(seen, hidden) == {LIGHT.muted}
+
+
+def test_another_theme_is_no_other_style(themed, monkeypatch):
+    """Each widget of each window is polished anew for a style: as long again as for the stylesheet."""
+    styles = []
+    monkeypatch.setattr(QApplication, "setStyle", styles.append)
+    apply_theme(themed, LIGHT)
+    apply_theme(themed, DARK)
+    assert styles == []
+    monkeypatch.undo()
+    themed.setStyleSheet("")
+    assert themed.style().objectName() == "fusion"
+    apply_theme(themed, DARK)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, pack_tokens
@@ -176,5 +184,10 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.seal(text.table[place], Prefix(digests[place], place * self.size, pack_tokens(span)))
 
 
-PoolMachine.TestCase.settings = settings(max_examples=500, stateful_step_count=40)
-TestPoolMachine = PoolMachine.TestCase
+def test_every_pool_keeps_its_books(storm: Callable[[int, int], int]) -> None:
+    """The rules above over long histories."""
+    few = settings(
+        max_examples=storm(150, 500),
+        stateful_step_count=40,
+    )
+    run_state_machine_as_test(PoolMachine, settings=few)

@@ -172,7 +172,7 @@ def test_many_events_are_looked_through_some_at_a_time(view, timed_session, qtbo
 word_lists = st.sampled_from(("", "evicted", "because 3", "#3", "#3 admitted", "nothing"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_search_finds_what_looking_at_each_finds(data):
     events, search, at = EventIndex(max_events=64), EventSearch(), 0.0
