@@ -11,6 +11,8 @@ from kvscope_app.views.timeline.request_lanes import Phase
 
 PHASE_COLORS: Final = {
     Phase.RUNNING: "good",
+    Phase.DECODE: "good",
+    Phase.PREFILL: "block_active",
     Phase.QUEUED: "warn",
     Phase.PREEMPTED: "bad",
     Phase.SWAPPED: "flash_saved",
@@ -19,6 +21,8 @@ PHASE_COLORS: Final = {
 }
 PHASE_WORDS: Final = {
     Phase.RUNNING: "runs",
+    Phase.DECODE: "decodes",
+    Phase.PREFILL: "prefills",
     Phase.QUEUED: "waits",
     Phase.PREEMPTED: "preempted, to be computed again",
     Phase.SWAPPED: "preempted, swapped to a lower tier",
