@@ -1,4 +1,4 @@
-"""Turns that no event tells: noticed in frames as a plain model of them would, the same while writing and from a file."""
+"""Turns that no event tells: noticed in frames as a plain model would, the same while writing and from a file."""
 
 from __future__ import annotations
 

@@ -29,6 +29,17 @@ PHASE_WORDS: Final = {
     Phase.ABORTED: "aborted",
     Phase.REFUSED: "refused",
 }
+PHASE_LEGEND: Final = {
+    Phase.QUEUED: "waits",
+    Phase.PREFILL: "prefill",
+    Phase.DECODE: "decode",
+    Phase.PREEMPTED: "preempted",
+    Phase.SWAPPED: "swapped out",
+    Phase.ABORTED: "aborted",
+}
+"""In the order of a life; one that was refused is as red as one that was preempted, and a moment."""
+QUEUED_SOFT: Final = 0.35
+"""Who waits holds nothing: a thin line, paler."""
 TICK_COLORS: Final = {
     "preempted": "bad",
     "swapped": "flash_saved",

@@ -23,13 +23,14 @@ from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 from kvscope_app.look.own_keys import is_own_key
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.timeline import lane_text
-from kvscope_app.views.timeline.lane_layout import MARKS, LaneLayout, axis_height, gutter, row_height
+from kvscope_app.views.timeline import lane_text, step_text
+from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
 from kvscope_app.views.timeline.lane_words import Found, found_in_lane, found_in_row
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
+from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import SHORTEST_NS, TimeSpan, whole_span
 from kvscope_telemetry.summaries.course import Course
 
@@ -62,6 +63,10 @@ class LanesCanvas(QWidget):
         self.length_ns: int | None = None
         """How much is seen; None: all there is."""
         self.selected: tuple[int, int] | None = None
+        self.batch: tuple[int, ...] = ()
+        self.batch_epoch = 0
+        self._pointed_step: int | None = None
+        """Where in `shown.steps` the one under the pointer is."""
         self.cursor_ns = 0
         self.shown = Shown(Course(), RequestLanes(), self.whole, 0)
         self._bare: frozenset[str] = frozenset((MARKS,))
@@ -101,6 +106,18 @@ class LanesCanvas(QWidget):
         if marks != self.shown.marks:
             self.shown.marks = marks
             self._look_at(self.shown.span)
+
+    def show_steps(self, steps: Steps | None) -> None:
+        """Those that were read of what is seen; None where so much is seen that they have no room."""
+        if steps is not self.shown.steps:
+            self.shown.steps = steps
+            self._redraw()
+
+    def show_batch(self, numbers: tuple[int, ...], epoch: int) -> None:
+        """The requests of a step stand out."""
+        if (numbers, epoch) != (self.batch, self.batch_epoch):
+            self.batch, self.batch_epoch = numbers, epoch
+            self.update()
 
     def show_selected(self, selected: tuple[int, int] | None) -> None:
         """The request that is outlined."""
@@ -197,6 +214,7 @@ class LanesCanvas(QWidget):
         image = QImage(self._pixels.data, columns, rows, columns * 4, QImage.Format.Format_RGB32)
         painter.drawImage(QRect(gutter(), 0, layout.chart_width, layout.height), image)
         lane_text.paint(painter, self.shown, layout, self.theme, self.selected)
+        step_text.paint(painter, self.shown, layout, self.theme, self._pointed_step, (self.batch_epoch, self.batch))
         self._paint_cursor(painter, layout)
         if self.hasFocus():
             painter.setPen(self.theme.color("accent"))
@@ -242,6 +260,7 @@ class LanesCanvas(QWidget):
             return
         found = self.found_at(point)
         self.pointed.emit(found.words.partition("\n")[0] if found is not None else "")
+        self._point_at_step(found if self._is_in_steps(point) else None)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         point, was_dragged = self._drag_from, self._dragged_to is not None
@@ -258,6 +277,7 @@ class LanesCanvas(QWidget):
 
     def leaveEvent(self, event: QEvent) -> None:
         self.pointed.emit("")
+        self._point_at_step(None)
         super().leaveEvent(event)
 
     def fit(self) -> None:
@@ -290,6 +310,17 @@ class LanesCanvas(QWidget):
             self.set_first_row(self.shown.first_row + (rows if key == Qt.Key.Key_PageDown else -rows))
         else:
             super().keyPressEvent(event)
+
+    def _is_in_steps(self, point: QPoint) -> bool:
+        lane = self.layout_now.lane_at(point.y())
+        return lane is not None and lane.name == STEPS
+
+    def _point_at_step(self, found: Found | None) -> None:
+        steps = self.shown.steps
+        place = None if found is None or not found.batch or steps is None else steps.at(found.time_ns, 1_000)
+        if place != self._pointed_step:
+            self._pointed_step = place
+            self.update()
 
     def _drag(self, point: QPoint) -> None:
         assert self._drag_from is not None, "asked for while a button is down"
