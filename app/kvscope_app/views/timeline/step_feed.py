@@ -21,6 +21,7 @@ from kvscope_telemetry.recordings.effort import Watch
 _LOOK_MS: Final = 50
 _MARGIN: Final = 0.5
 """Of the span, read on either side of it."""
+_PATIENCE_S: Final = 10.0
 _AGAIN_S: Final = 0.7
 """Between two looks at an end that goes on."""
 
@@ -62,6 +63,12 @@ class StepFeed(QObject):
         self._asked_s, self._reading = time.monotonic(), wanted
         self._work = Background(_reading(self._handle, wanted), "kvscope-steps")
         self._timer.start()
+
+    def finish(self) -> None:
+        """Wait for what is read."""
+        if self._work is not None:
+            self._work.wait(_PATIENCE_S)
+            self._look()
 
     def close(self) -> None:
         """No more."""

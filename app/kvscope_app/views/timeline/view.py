@@ -93,6 +93,10 @@ class TimelineView(View):
         if has_more:
             self._later.start()
 
+    def draw_all(self) -> None:
+        self.refresh()
+        self.steps.finish()
+
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         self.canvas.show_span(TimeSpan(begin_ns, end_ns))
 
