@@ -1,8 +1,8 @@
 """Bookmarks of a recording that nobody writes any more: in a file of their own, beside the person's data.
 
 A finished recording is never written anew. Which file belongs to which recording is known by the engine start and the
-moment it begins with: a recording that is moved, renamed or recovered keeps its bookmarks. Knows no Qt: `kvscope export`
-reads them as well.
+moment it begins with: a recording that is moved, renamed or recovered keeps its bookmarks. Knows no Qt: what exports
+recordings without a window reads them as well.
 """
 
 from __future__ import annotations
