@@ -7,18 +7,22 @@ from typing import Final
 
 import numpy as np
 
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, percent, plural, seconds
 from kvscope_app.playback.mark_words import mark_text
-from kvscope_app.views.events.event_entries import clock_text, why_text
+from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
 from kvscope_app.views.timeline.lane_layout import MARKS, STEPS
 from kvscope_app.views.timeline.lane_picture import Shown, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
+from kvscope_app.views.timeline.steps import Steps
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 _MOST_NAMED: Final = 3
+STEP_TOLD_NS: Final = 1_000
+"""After its end: seconds as floats lead there."""
 _TOKENS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
 _EVENT_LANES: Final = {"preempted": "preempted", "swapped": "preempted", "evicted": "evicted", "refused": "refused"}
 _COUNTED: Final = {
@@ -74,14 +78,19 @@ def _step_found(shown: Shown, time_ns: int, reach_ns: int, second: int) -> Found
         numbers = {name: int(shown.course.column(name)[second]) for name in _TOKENS}
         tokens = f"{count(numbers['prefill_tokens'])} prefill and {count(numbers['decode_tokens'])} decode tokens"
         return Found(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
+    return found_step(steps, place)
+
+
+def found_step(steps: Steps, place: int) -> Found:
+    """A step, at the moment that its frame was told: its end."""
     batch, took_s = steps.batch(place), float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9
     words = (
         f"Step {count(int(steps.step[place]))}: {plural(batch.numbers.size, 'request')}, "
         f"{count(int(steps.prefill[place]))} prefill and {count(int(steps.decode[place]))} decode tokens, "
         f"{seconds(took_s)}"
     )
-    # its frame is told at its end
-    return Found(int(steps.end_ns[place]) + 1_000, words, int(steps.epoch[place]), 0, tuple(batch.numbers.tolist()))
+    time_ns = int(steps.end_ns[place]) + STEP_TOLD_NS
+    return Found(time_ns, words, int(steps.epoch[place]), 0, tuple(batch.numbers.tolist()))
 
 
 def found_in_row(row: int, shown: Shown, time_ns: int, reach_ns: int) -> Found:

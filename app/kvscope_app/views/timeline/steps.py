@@ -66,6 +66,12 @@ class Steps:
         best = min(near, key=lambda at: away[at], default=None)
         return best if best is not None and away[best] <= reach_ns else None
 
+    def next_to(self, time_ns: int, sign: int) -> int | None:
+        """The first step that ended after `time_ns`; with a negative sign, the one before the last that ended then."""
+        ended = int(np.searchsorted(self.end_ns, time_ns, "right"))
+        place = ended if sign > 0 else ended - 2
+        return place if 0 <= place < len(self) else None
+
     def batch(self, place: int) -> Batch:
         """Of the step at `place`."""
         part = slice(int(self.starts[place]), int(self.starts[place + 1]))

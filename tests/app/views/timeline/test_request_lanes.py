@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -235,7 +235,7 @@ def test_without_turns_it_just_runs():
     assert told_by(lanes) == {5: [(Phase.RUNNING, 1, None)]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_however_late_turns_come_lives_are_the_same(data):
     """Ten requests, one after another; turns are told after their second, forgetting goes on meanwhile."""
