@@ -26,7 +26,7 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text, step_text
 from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
-from kvscope_app.views.timeline.lane_words import Found, found_in_lane, found_in_row, found_step
+from kvscope_app.views.timeline.lane_words import STEP_TOLD_NS, Found, found_in_lane, found_in_row, found_step
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
@@ -70,8 +70,8 @@ class LanesCanvas(QWidget):
         self.selected: tuple[int, int] | None = None
         self.batch: tuple[int, ...] = ()
         self.batch_epoch = 0
-        self._pointed_step: int | None = None
-        """Where in `shown.steps` the one under the pointer is."""
+        self._pointed_ns: int | None = None
+        """When the step under the pointer ended."""
         self.cursor_ns = 0
         self.shown = Shown(Course(), RequestLanes(), self.whole, 0)
         self._bare: frozenset[str] = frozenset((MARKS,))
@@ -219,7 +219,7 @@ class LanesCanvas(QWidget):
         image = QImage(self._pixels.data, columns, rows, columns * 4, QImage.Format.Format_RGB32)
         painter.drawImage(QRect(gutter(), 0, layout.chart_width, layout.height), image)
         lane_text.paint(painter, self.shown, layout, self.theme, self.selected)
-        step_text.paint(painter, self.shown, layout, self.theme, self._pointed_step, (self.batch_epoch, self.batch))
+        step_text.paint(painter, self.shown, layout, self.theme, self._pointed_place(), (self.batch_epoch, self.batch))
         self._paint_cursor(painter, layout)
         if self.hasFocus():
             painter.setPen(self.theme.color("accent"))
@@ -323,11 +323,15 @@ class LanesCanvas(QWidget):
         return lane is not None and lane.name == STEPS
 
     def _point_at_step(self, found: Found | None) -> None:
-        steps = self.shown.steps
-        place = None if found is None or not found.batch or steps is None else steps.at(found.time_ns, 1_000)
-        if place != self._pointed_step:
-            self._pointed_step = place
+        time_ns = found.time_ns if found is not None and found.batch else None
+        if time_ns != self._pointed_ns:
+            self._pointed_ns = time_ns
             self.update()
+
+    def _pointed_place(self) -> int | None:
+        """Where in `shown.steps` it is; they may have been read anew."""
+        steps = self.shown.steps
+        return None if steps is None or self._pointed_ns is None else steps.at(self._pointed_ns, STEP_TOLD_NS)
 
     def _move_cursor(self, sign: int) -> None:
         """To the next step, or the one before, where they are seen; else a fiftieth of what is seen."""
