@@ -8,7 +8,7 @@ import numpy as np
 from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen
 
-from kvscope_app.look.number_text import count
+from kvscope_app.look.number_text import count, seconds
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.timeline.lane_layout import STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import Shown
@@ -50,11 +50,9 @@ def _words(painter: QPainter, steps: Steps, shown: Shown, layout: LaneLayout, th
         left, right = max(left, gutter()), min(right, gutter() + layout.chart_width)
         if right - left < _NAMED_FROM_PX:
             continue
-        tokens = count(int(steps.prefill[place] + steps.decode[place]))
-        text = f"{count(steps.batch(place).numbers.size)} req · {tokens} tok"
         metrics = painter.fontMetrics()
-        if metrics.horizontalAdvance(text) + 8 > right - left:
-            text = f"{tokens} tok"
+        texts = _texts(steps, place)
+        text = next((text for text in texts if metrics.horizontalAdvance(text) + 8 <= right - left), texts[-1])
         width = metrics.horizontalAdvance(text) + 6
         if width + 2 > right - left:
             continue
@@ -62,6 +60,13 @@ def _words(painter: QPainter, steps: Steps, shown: Shown, layout: LaneLayout, th
         painter.fillRect(chip, theme.color("raised", 225))
         painter.setPen(theme.color("text"))
         painter.drawText(chip, Qt.AlignmentFlag.AlignCenter, text)
+
+
+def _texts(steps: Steps, place: int) -> tuple[str, ...]:
+    """Of a step, the longest first."""
+    tokens = f"{count(int(steps.prefill[place] + steps.decode[place]))} tok"
+    who = f"{count(steps.batch(place).numbers.size)} req · {tokens}"
+    return f"{who} · {seconds(float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9)}", who, tokens
 
 
 def _band(painter: QPainter, steps: Steps, place: int, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
