@@ -16,7 +16,6 @@ from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _BINS: Final = SECOND_NS // BIN_NS
-_SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
 _SAMPLES_BACK: Final = 60
 """Seconds: a device is asked once a second, one that has not answered for a minute is unknown."""
 COURSE_NAMES: Final[Mapping[str, str]] = {
@@ -67,16 +66,22 @@ def _sample_at(course: Course, place: int) -> DeviceSample | None:
     """What the device said of itself last, by the second at `place` and those before it of the same engine."""
     first = max(0, place + 1 - _SAMPLES_BACK)
     epoch = course.epoch[first : place + 1] == course.epoch[place]
-    told: dict[str, float] = {}
-    for name in _SAMPLED:
+
+    def last(name: str) -> float:
         values = course.column(name)[first : place + 1]
         known = np.flatnonzero(np.isfinite(values) & epoch)
-        if known.size:
-            told[name] = float(values[known[-1]])
-    if not told:
-        return None
-    numbers = {name: int(value) if name.endswith("_bytes") else value for name, value in told.items()}
-    return DeviceSample(epoch=int(course.epoch[place]), time_ns=0, **numbers)
+        return float(values[known[-1]]) if known.size else -1.0
+
+    sample = DeviceSample(
+        epoch=int(course.epoch[place]),
+        time_ns=0,
+        memory_used_bytes=int(last("memory_used_bytes")),
+        process_bytes=int(last("process_bytes")),
+        utilization=last("utilization"),
+        power_watts=last("power_watts"),
+        temperature_celsius=last("temperature_celsius"),
+    )
+    return sample if sample.memory_used_bytes >= 0 or sample.process_bytes >= 0 else None
 
 
 def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) -> None:

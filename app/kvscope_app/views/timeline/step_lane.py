@@ -45,14 +45,15 @@ def draw_steps(
     """Seconds, and over them the steps where they were read."""
     prefill, decode = course.column("prefill_tokens"), course.column("decode_tokens")
     most = float((prefill + decode).max(initial=1.0))
-    columns = [raster.least_and_greatest(values, *seconds)[1] for values in (prefill + decode, decode)]
+    total, decoded = (raster.least_and_greatest(values, *seconds)[1] for values in (prefill + decode, decode))
     if steps is not None:
         middles = (edges[:-1] + edges[1:]) // 2
         is_read = (middles >= steps.first_ns) & (middles <= steps.last_ns)
-        columns = [np.where(is_read, np.nan, values) for values in columns]
-    _fill(box, *columns, most, theme)
+        total, decoded = np.where(is_read, np.nan, total), np.where(is_read, np.nan, decoded)
+    _fill(box, total, decoded, most, theme)
     if steps is not None and len(steps):
-        _fill(box, *_step_columns(steps, edges), _most_in(steps, edges), theme)
+        total, decoded = _step_columns(steps, edges)
+        _fill(box, total, decoded, _most_in(steps, edges), theme)
 
 
 def steps_are_apart(steps: Steps, span: TimeSpan, width: int) -> bool:

@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 MAX_STEPS: Final = 12_000
 """Read at a time; what is further is not drawn as steps."""
 _LOOK_EVERY: Final = 64
-_COLUMNS: Final = ("begin_ns", "end_ns", "epoch", "step", "prefill", "decode")
+_NUM_COLUMNS: Final = 6
 _NOBODY: Final = np.empty(0, np.int64)
 
 
@@ -78,7 +78,9 @@ class Steps:
         return Batch(self.numbers[part], self.tokens[part])
 
 
-NO_STEPS: Final = Steps(0, 0, *(_NOBODY,) * len(_COLUMNS), np.zeros(1, np.int64), _NOBODY, _NOBODY)
+NO_STEPS: Final = Steps(
+    0, 0, _NOBODY, _NOBODY, _NOBODY, _NOBODY, _NOBODY, _NOBODY, np.zeros(1, np.int64), _NOBODY, _NOBODY
+)
 
 
 def read_steps(recorded: Recorded, begin_ns: int, end_ns: int, watch: Watch) -> Steps:
@@ -106,12 +108,17 @@ def read_steps(recorded: Recorded, begin_ns: int, end_ns: int, watch: Watch) -> 
         numbers.append(message.batch.number)
         tokens.append(message.batch.num_tokens)
         told_ns = time_ns
-    table = np.array(rows, np.int64).reshape(len(rows), len(_COLUMNS)).T
+    begin, end, epoch, step, prefill, decode = np.array(rows, np.int64).reshape(len(rows), _NUM_COLUMNS).T
     sizes = [len(each) // 4 for each in numbers]
     return Steps(
         begin_ns,
         min(end_ns, last_ns),
-        *table,
+        begin,
+        end,
+        epoch,
+        step,
+        prefill,
+        decode,
         np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))),
         np.frombuffer(b"".join(numbers), "<u4").astype(np.int64),
         np.frombuffer(b"".join(map(_as_long, tokens, sizes)), "<u4").astype(np.int64),
