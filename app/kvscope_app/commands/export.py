@@ -25,10 +25,10 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         "export",
         help="a recording for other tools: CSV, Parquet, Arrow, Perfetto, an HTML report, pictures, videos",
         description="Write a recording, or a range of it: a table (csv, parquet or arrow; metrics has a row a second,"
-        " requests a row a request, events a row an event), a trace for ui.perfetto.dev (perfetto), a report in one"
-        " file to send to somebody (html), a picture of a view at a moment (png, svg), or a video of it over the range"
-        " (video: .mp4 by ffmpeg, .webp and .gif by Pillow, .apng by itself). None needs a display. Nothing is"
-        " overwritten.",
+        " requests a row a request, events a row an event, bookmarks a row a bookmark or alarm), a trace for"
+        " ui.perfetto.dev (perfetto), a report in one file to send to somebody (html), a picture of a view at a moment"
+        " (png, svg), or a video of it over the range (video: .mp4 by ffmpeg, .webp and .gif by Pillow, .apng by"
+        " itself). None needs a display. Nothing is overwritten.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording")
@@ -42,7 +42,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     )
     parser.add_argument(
         "--kind",
-        choices=("metrics", "requests", "events"),
+        choices=("metrics", "requests", "events", "bookmarks"),
         help="which table (default: as PATH is named, else metrics where --to is given)",
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
@@ -71,6 +71,7 @@ def _ending_in_order() -> Iterator[None]:
 
 
 def _export_data(args: argparse.Namespace) -> int:
+    from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
     from kvscope_telemetry.exports import export as exports
     from kvscope_telemetry.recordings.reader import Recording
 
@@ -78,7 +79,8 @@ def _export_data(args: argparse.Namespace) -> int:
     wanted = exports.Wanted.of(args.out, args.kind, args.to)
     with Progress("exporting") as progress:
         recording = Recording.open(args.file)
-        exports.export(recording, wanted, args.from_s, args.until_s, progress.watch)
+        beside = read_bookmarks(bookmark_file(recording))
+        exports.export(recording, wanted, args.from_s, args.until_s, progress.watch, beside)
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.2f} MB" + (f" ({recording.note})" if recording.note else ""))
     return 0
 

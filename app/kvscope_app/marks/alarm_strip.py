@@ -12,6 +12,7 @@ from typing import Final
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
 
+from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.icons import icon
 from kvscope_app.look.mark_signs import sign_pixmap
 from kvscope_app.look.number_text import seconds
@@ -19,7 +20,6 @@ from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.marks.alarm_watch import AlarmWatch
-from kvscope_app.playback.playback import wall_text
 from kvscope_telemetry.alarms.alarm_engine import Alarm
 from kvscope_telemetry.alarms.words import alarm_text, rule_text
 

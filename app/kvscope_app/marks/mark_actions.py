@@ -79,11 +79,10 @@ def set_loop(window: WindowBody, *, is_begin: bool) -> None:
     if session.timeline_range_ns is None:
         _tell(window, "There is nothing to loop yet")
         return
-    (loop.set_begin if is_begin else loop.set_end)(session.cursor_ns)
+    loop.set_bound(session.cursor_ns, is_begin=is_begin)
     if loop.range_ns is None:
         _tell(window, f"Now set its {'end' if is_begin else 'begin'}: Ctrl+{']' if is_begin else '['}")
     else:
-        loop.play()
         _tell(window, "Played over and over until Esc")
 
 

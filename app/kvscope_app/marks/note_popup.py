@@ -8,8 +8,8 @@ from PySide6.QtCore import QEvent, QObject, Qt
 from PySide6.QtGui import QFocusEvent, QKeyEvent
 from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLineEdit, QWidget
 
+from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.makers import label
-from kvscope_app.playback.playback import wall_text
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from kvscope_app.playback.playback import wall_text
-from kvscope_telemetry.alarms.words import title_of
+from kvscope_app.look.clock_text import wall_text
+from kvscope_telemetry.exports.marks import name_of
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
-
-def name_of(mark: Bookmark) -> str:
-    """What it is about: a person's words, or an alarm and how bad it was."""
-    name = "" if mark.is_note else title_of(mark.kind)
-    return ": ".join(part for part in (name, mark.text) if part) or "Bookmark"
+__all__ = ["mark_text", "name_of"]
 
 
 def mark_text(mark: Bookmark) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 from kvscope_app.playback.timeline_control import Timeline
@@ -47,10 +46,3 @@ def time_text(seconds: float, longest: float) -> str:
     if longest < 3600:
         return f"{minutes}:{small}"
     return f"{minutes // 60}:{minutes % 60:02d}:{small}"
-
-
-def wall_text(time_ns: int) -> str:
-    """`14:03:27`, of a time by the wall clock; with the day, where that is not today."""
-    when, today = time.localtime(time_ns / 1e9), time.localtime()
-    is_today = when[:3] == today[:3]
-    return time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", when)

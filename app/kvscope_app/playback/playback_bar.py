@@ -11,11 +11,12 @@ from PySide6.QtCore import QPoint, QSize, Qt, QTimer
 from PySide6.QtGui import QAction, QResizeEvent
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QToolButton, QToolTip
 
+from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
-from kvscope_app.playback.playback import SPEEDS, speed_text, time_text, wall_text
+from kvscope_app.playback.playback import SPEEDS, speed_text, time_text
 from kvscope_app.playback.slider_marks import ROOM_FOR_SIGNS, SliderMarks
 from kvscope_app.playback.time_slider import TimeSlider
 from kvscope_app.playback.timeline_control import Timeline

@@ -8,10 +8,10 @@ from PySide6.QtCore import QEvent, QObject, QRectF, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
+from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.mark_signs import paint_loop, paint_sign
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.playback.mark_words import mark_text
-from kvscope_app.playback.playback import wall_text
 from kvscope_app.playback.time_slider import TimeSlider
 from kvscope_app.playback.timeline_control import Timeline
 

@@ -106,6 +106,8 @@ class History:
         self.events = EventLog(max(max_bytes // 4 // EventLog.BYTES_PER_EVENT, 1))
         self.samples: deque[DeviceSample] = deque(maxlen=max_seconds * 2)
         """Device samples as they came, newest last."""
+        self.past_sample: DeviceSample | None = None
+        """After a jump: what the device said of itself last before it, as far as a second's summary tells."""
         self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self.clear()
 
@@ -114,6 +116,7 @@ class History:
         self.ring = BinRing(SUMS, GAUGES, self._num_bins, LATENCIES)
         self.events.clear()
         self.samples.clear()
+        self.past_sample = None
         self.memory: MemoryBreakdown | None = None
         self.first_token = LatencyWindow(_LATENCY_VALUES)
         self.inter_token = LatencyWindow(_LATENCY_VALUES)
@@ -241,6 +244,11 @@ class History:
         # Frames of an earlier bin came late: how they left things holds until now.
         since = np.arange(int(bins[-1]), now_ns // BIN_NS + 1)
         self.ring.put(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
+
+    @property
+    def newest_sample(self) -> DeviceSample | None:
+        """What the device said of itself last."""
+        return self.samples[-1] if self.samples else self.past_sample
 
     def _add_samples(self, samples: Iterable[DeviceSample], bin_number: int) -> None:
         """What is unknown (-1) is no value."""

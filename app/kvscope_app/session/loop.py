@@ -66,6 +66,12 @@ class Loop(QObject):
             self.begin_ns = None
         self._settle()
 
+    def set_bound(self, time_ns: int, *, is_begin: bool) -> None:
+        """One of the two; with both it is played, from its begin on."""
+        (self.set_begin if is_begin else self.set_end)(time_ns)
+        if self.range_ns is not None:
+            self.play()
+
     def set_range(self, begin_ns: int, end_ns: int) -> None:
         """Both at once, in any order, and begin to play there."""
         self.begin_ns, self.end_ns = min(begin_ns, end_ns), max(begin_ns, end_ns)

@@ -11,10 +11,13 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.session.history import BIN_NS, FRAME_GAUGES, KNOWN_SUMS, SAMPLE_GAUGES, SUMS, History
+from kvscope_telemetry.messages.telemetry import DeviceSample
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _BINS: Final = SECOND_NS // BIN_NS
+_SAMPLES_BACK: Final = 60
+"""Seconds: a device is asked once a second, one that has not answered for a minute is unknown."""
 COURSE_NAMES: Final[Mapping[str, str]] = {
     **{name: name for name in (*FRAME_GAUGES, *SAMPLE_GAUGES)},
     "blocks_active": "active_blocks",
@@ -54,8 +57,31 @@ def fill_past(history: History, course: Course, start_ns: int) -> None:
     history.ring.put(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
     history.known |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
     history.known |= {name for name in KNOWN_SUMS if values[name].any()}
+    history.past_sample = _sample_at(course, int(places[-1]))
     if np.isfinite(values["queue_p50_s"]).any():
         history.known.add("queue_p50_s")
+
+
+def _sample_at(course: Course, place: int) -> DeviceSample | None:
+    """What the device said of itself last, by the second at `place` and those before it of the same engine."""
+    first = max(0, place + 1 - _SAMPLES_BACK)
+    epoch = course.epoch[first : place + 1] == course.epoch[place]
+
+    def last(name: str) -> float:
+        values = course.column(name)[first : place + 1]
+        known = np.flatnonzero(np.isfinite(values) & epoch)
+        return float(values[known[-1]]) if known.size else -1.0
+
+    sample = DeviceSample(
+        epoch=int(course.epoch[place]),
+        time_ns=0,
+        memory_used_bytes=int(last("memory_used_bytes")),
+        process_bytes=int(last("process_bytes")),
+        utilization=last("utilization"),
+        power_watts=last("power_watts"),
+        temperature_celsius=last("temperature_celsius"),
+    )
+    return sample if sample.memory_used_bytes >= 0 or sample.process_bytes >= 0 else None
 
 
 def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) -> None:

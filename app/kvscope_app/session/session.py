@@ -94,6 +94,8 @@ class Session(QObject):
         """A row of the ledger shown."""
         self.selected_blocks: npt.NDArray[np.uint32] | None = None
         """Rows of the ledger that stand out instead of a request's."""
+        self.selected_batch: tuple[int, ...] = ()
+        """Requests that stand out together instead of one: those of a step."""
         self._frozen: Mirror | None = None
         self._is_away = False
         self._paused_at_ns = 0
@@ -344,10 +346,16 @@ class Session(QObject):
 
     def select_request(self, number: int | None) -> None:
         """Select a request in every view, or nothing."""
-        if number == self.selected_request and self.selected_blocks is None:
+        if number == self.selected_request and self.selected_blocks is None and not self.selected_batch:
             return
-        self.selected_request, self.selected_blocks = number, None
+        self.selected_request, self.selected_blocks, self.selected_batch = number, None, ()
         self.selection_changed.emit()
+
+    def select_batch(self, numbers: tuple[int, ...]) -> None:
+        """Let the requests of a step stand out in every view, instead of one."""
+        if numbers != self.selected_batch:
+            self.selected_request, self.selected_blocks, self.selected_batch = None, None, numbers
+            self.selection_changed.emit()
 
     def select_block(self, block: int | None) -> None:
         """Select a row of the ledger in every view, or nothing."""
@@ -403,7 +411,7 @@ class Session(QObject):
         """Let these rows of the ledger stand out in every view, instead of a request's."""
         if self.selected_blocks is not None and np.array_equal(rows, self.selected_blocks):
             return
-        self.selected_request, self.selected_blocks = None, rows
+        self.selected_request, self.selected_blocks, self.selected_batch = None, rows, ()
         self.selection_changed.emit()
 
     def poll(self) -> None:

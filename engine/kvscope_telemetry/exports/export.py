@@ -5,13 +5,14 @@ Owns which formats there are, and what each needs to be read of the recording.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.lives import Life, read_lives
+from kvscope_telemetry.exports.marks import marks_in
 from kvscope_telemetry.exports.new_file import new_file
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
@@ -19,9 +20,10 @@ from kvscope_telemetry.exports.span import Exported, Span, span_of, timed_messag
 from kvscope_telemetry.exports.tables.arrow_files import require_pyarrow, write_arrow, write_parquet
 from kvscope_telemetry.exports.tables.csv_file import write_csv
 from kvscope_telemetry.exports.tables.table import Table
-from kvscope_telemetry.exports.tables.tables import KINDS, events_table, metrics_table, requests_table
+from kvscope_telemetry.exports.tables.tables import KINDS, bookmarks_table, events_table, metrics_table, requests_table
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.overview import Glanced, read_course
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 
 TABLE_FORMATS: Final[dict[str, Callable[[Table, BinaryIO], None]]] = {
@@ -77,18 +79,25 @@ def export(
     from_s: float | None = None,
     until_s: float | None = None,
     watch: Watch | None = None,
+    bookmarks: Iterable[Bookmark] = (),
 ) -> None:
-    """Write what is wanted of the range. Raises BadInput and KvscopeError in one line; then nothing is left of it."""
+    """Write what is wanted of the range, with its bookmarks and `bookmarks` that are kept elsewhere.
+
+    Raises BadInput and KvscopeError in one line; then nothing is left of it.
+    """
     span = span_of(recording, from_s, until_s)
+    marks = marks_in(recording, span, bookmarks)
     with new_file(wanted.path) as file:
         course = read_course(cast(Glanced, recording), watch)
-        if wanted.kind:
+        if wanted.kind == "bookmarks":
+            TABLE_FORMATS[wanted.suffix](bookmarks_table(recording, marks, span), file)
+        elif wanted.kind:
             TABLE_FORMATS[wanted.suffix](_table(recording, wanted.kind, course, span, watch), file)
         elif wanted.suffix in TRACE_FORMATS:
             lives = _lives(recording, course, span, watch)
-            write_perfetto(recording, course, lives, span, file, timed_messages(recording, span, watch))
+            write_perfetto(recording, course, lives, span, file, timed_messages(recording, span, watch), marks)
         else:
-            write_report(recording, course, _lives(recording, course, span, watch), span, file)
+            write_report(recording, course, _lives(recording, course, span, watch), span, file, marks)
 
 
 def _table(recording: Exported, kind: str, course: Course, span: Span, watch: Watch | None) -> Table:

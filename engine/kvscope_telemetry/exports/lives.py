@@ -23,6 +23,7 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
 )
 from kvscope_telemetry.summaries.event_index import EventIndex
+from kvscope_telemetry.summaries.turns import starts_decoding
 
 
 class PhaseKind(StrEnum):
@@ -240,10 +241,8 @@ def within(lives: Iterable[Life], from_ns: int, until_ns: int) -> list[Life]:
 
 
 def _begun_as(event: Event) -> PhaseKind:
-    """What a request that begins, or returns, does first: one that lacks a token's KV at most decodes."""
-    data = event.data
-    is_whole = data is not None and (data.kind == "forked" or data.num_known_tokens - event.num_tokens <= 1)
-    return PhaseKind.DECODE if is_whole else PhaseKind.PREFILL
+    """What a request that begins, or returns, does first."""
+    return PhaseKind.DECODE if starts_decoding(event) else PhaseKind.PREFILL
 
 
 def _column(data: bytes, dtype: str) -> list[int]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.packed_bins import NOTHING, BinPacker, Packed, num_bytes
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary, TimedEvent
+from kvscope_telemetry.summaries.turns import TurnLog
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -31,7 +32,7 @@ _UNKNOWN: Final = (
     "longest_wait_s",
     "stalled_s",
 )
-_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", *_LATENCIES)
+_NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "turns", *_LATENCIES)
 SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
 COURSE_COLUMNS: Final = (*SCALARS, *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES))
 """Columns of a course: numbers of `Summary`, and `first_token_p50_s` and the like."""
@@ -43,6 +44,7 @@ class Course:
 
     def __init__(self, max_bin_bytes: int = MAX_BIN_BYTES) -> None:
         self.events = EventIndex()
+        self.turns = TurnLog()
         self.version = 0
         """Grows with each change."""
         self._max_bin_bytes = max_bin_bytes
@@ -105,6 +107,7 @@ class Course:
         """Add what came."""
         for summary in summaries:
             self._add(summary)
+            self.turns.add(summary.turns, summary.epoch)
             self.version += 1
         self.version += self.events.extend(events)
 
@@ -112,6 +115,7 @@ class Course:
         """Seconds that ended by `time_ns` go, and the events before it."""
         num_gone = int(np.searchsorted(self.time_ns, time_ns - SECOND_NS, "right"))
         self.events.forget_before(time_ns)
+        self.turns.forget_before(time_ns)
         if not num_gone:
             return
         first = self._bins_at(num_gone) if num_gone < self._size else None

@@ -26,6 +26,7 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.stall import Stall
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
+from kvscope_telemetry.summaries.turns import TurnNotes
 
 _TOTALS: Final = (
     "cached_tokens",
@@ -62,6 +63,7 @@ class Summarizer:
         self._seen_version = -1
         self._events: list[TimedEvent] = []
         self._stall = Stall()
+        self._turns = TurnNotes()
         self._begin()
 
     def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
@@ -111,7 +113,9 @@ class Summarizer:
         self._settle_totals()
         if snapshot.hello.epoch != self._epoch:
             self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
+            self._turns.restart()
         self._offset_ns = log_time_ns - snapshot.time_ns
+        self._turns.snapshot(snapshot, self._offset_ns)
         self._note_totals(snapshot.counters)
         self._note_place(snapshot.seq + 1)
         self._last_seq = max(snapshot.seq, self._last_seq or 0)
@@ -123,6 +127,7 @@ class Summarizer:
             self._note_place(frame.seq)
         self._last_seq = max(frame.seq, self._last_seq or 0)
         self._frames.append(frame)
+        self._turns.frame(frame, self._offset_ns)
         for event in frame.events:
             self._note_event(event, frame.epoch)
 
@@ -193,6 +198,7 @@ class Summarizer:
             bins=self._bins(mirror, cache.block_size),
             longest_wait_s=self._longest_wait_s(mirror),
             stalled_s=self._stalled_s,
+            turns=self._turns.take(),
             **self._added_up(),
         )
         return msgspec.structs.replace(summary, **self._sample)

@@ -112,6 +112,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     stalled_s: float = -1.0
     """How long unfinished requests have been without a step that ended, as the engine's heartbeats tell; 0 where there
     are none, and where somebody holds the engine's steps."""
+    turns: bytes | None = None
+    """Turns of requests that no event tells (`turns.TURN`); None: nobody looked for them."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):

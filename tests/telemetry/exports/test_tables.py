@@ -18,6 +18,7 @@ from kvscope_telemetry.exports.tables import arrow_files
 from kvscope_telemetry.exports.tables.tables import KINDS
 from kvscope_telemetry.recordings.overview import read_course
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.bookmark import new_bookmark
 
 HOSTILE = '=1+1 "<script>alert(1)</script>'
 
@@ -30,8 +31,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_formats_hold_the_same(record: Callable, tmp_path: Path, kind: str) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(600).path)
+    marks = [new_bookmark(recording.start_ns + at * 10**9, "a note") for at in range(8)]
     for suffix in (".csv", ".parquet", ".arrow"):
-        export(recording, Wanted.of(tmp_path / f"{kind}{suffix}"))
+        export(recording, Wanted.of(tmp_path / f"{kind}{suffix}"), bookmarks=marks)
     rows = read_csv(tmp_path / f"{kind}.csv")
     from_parquet = parquet.read_table(tmp_path / f"{kind}.parquet")
     with pa.memory_map(str(tmp_path / f"{kind}.arrow")) as file:

@@ -1,14 +1,15 @@
 """Bookmarks of a recording that nobody writes any more: in a file of their own, beside the person's data.
 
 A finished recording is never written anew. Which file belongs to which recording is known by the engine start and the
-moment it begins with: a recording that is moved, renamed or recovered keeps its bookmarks. Knows no Qt but its folders.
+moment it begins with: a recording that is moved, renamed or recovered keeps its bookmarks. Knows no Qt: what exports
+recordings without a window reads them as well.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-
-from PySide6.QtCore import QStandardPaths
 
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.keys.private_files import make_private_folder, read_private, write_private
@@ -20,9 +21,8 @@ _WHAT = "file of bookmarks"
 
 def bookmark_file(recording: Recorded) -> Path:
     """Where those of `recording` are."""
-    data = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericDataLocation)
     epoch = recording.info.epochs[0] if recording.info.epochs else 0
-    return Path(data) / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"
+    return _data_folder() / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"
 
 
 def read_bookmarks(path: Path) -> list[Bookmark]:
@@ -47,3 +47,11 @@ def keep_bookmarks(path: Path, said: list[Bookmark]) -> str:
     except OSError as error:
         return f"{_WHAT} {path} cannot be written: {error.strerror}"
     return ""
+
+
+def _data_folder() -> Path:
+    """Qt's GenericDataLocation."""
+    told = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(told):
+        return Path(told)
+    return Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from abc import abstractmethod
 from html import escape
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QColor
 
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.event_log import LoggedEvent
@@ -88,11 +88,6 @@ class EventEntries(QAbstractTableModel):
         if column == 2:
             return f"#{count(entry.event.number)}" if entry.event.number else ""
         return why_text(entry.event)
-
-
-def clock_text(wall_ns: int) -> str:
-    """`14:03:20.125`, local time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(wall_ns // 1_000_000_000)) + f".{wall_ns // 1_000_000 % 1000:03d}"
 
 
 def why_text(event: Event) -> str:

@@ -42,7 +42,8 @@ _ARROWS: Final = {
     Qt.Key.Key_PageDown: (0, 10),
 }
 _ZOOMS: Final = {Qt.Key.Key_Plus: ZOOM_STEP, Qt.Key.Key_Equal: ZOOM_STEP, Qt.Key.Key_Minus: 1 / ZOOM_STEP}
-_OWN: Final = {*_ARROWS, *_ZOOMS, Qt.Key.Key_F, Qt.Key.Key_Home, Qt.Key.Key_End}
+_BOUNDS: Final = {Qt.Key.Key_BracketLeft: True, Qt.Key.Key_BracketRight: False}
+_OWN: Final = {*_ARROWS, *_ZOOMS, *_BOUNDS, Qt.Key.Key_F, Qt.Key.Key_Home, Qt.Key.Key_End}
 _GAP_SHARE: Final = 0.30
 
 
@@ -66,6 +67,8 @@ class HeatCanvas(TimeArea):
 
     cell_pointed = Signal(object)
     """A `Cell` under the mouse or the keyboard cursor, None when there is none."""
+    loop_wanted = Signal(object, bool)
+    """The loop begins at this time; false: it ends there."""
 
     def __init__(self, frame: TimeFrame, name: str, *, height: int, grows: bool, parent: QWidget | None = None) -> None:
         super().__init__(frame, parent)
@@ -171,6 +174,10 @@ class HeatCanvas(TimeArea):
             row = self.cell.row if self.cell is not None else 0
             at = self.store.first_ns if key == Qt.Key.Key_Home else self.store.last_ns - 1
             self._go(Cell(at // SECOND_NS * SECOND_NS + SECOND_NS // 2, row))
+        elif key in _BOUNDS:
+            at_ns = self.cell.time_ns if self.cell is not None else self.cursor_ns
+            if at_ns is not None:
+                self.loop_wanted.emit(at_ns, _BOUNDS[key])
         elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and self.cell is not None:
             self.chosen.emit(self.cell.time_ns)
         elif key == Qt.Key.Key_Escape:

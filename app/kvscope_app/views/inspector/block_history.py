@@ -1,6 +1,7 @@
-"""The life of the selected block: what was recorded, read on a thread around the cursor, and what comes, as it comes.
+"""The life of the selected block: what was recorded, read on a thread, and what comes, as it comes.
 
-Owns which block it is of and what is known of it. Bounded in time, rows and work; given up when another is selected.
+Owns which block it is of and what is known of it: first what is near the cursor, in the end all that was recorded, a
+slice at a time. Bounded in rows and work; given up when another is selected.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.mirror import Mirror
 
 _LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (20, 100, 480))
-"""What is read at a time, first near the cursor: ten minutes to either side in all."""
-MAX_WORK_S: Final = 30.0
+"""What is read at a time, first near the cursor; then as much as the last, until nothing is left."""
+MAX_WORK_S: Final = 180.0
+"""What is not read by then is known once the cursor is there."""
+MAX_ROWS: Final = 60_000
+"""Of all slices together; no further ones are read."""
+_NEAR_PIECES: Final = 2 * len(_LENGTHS_NS)
+_REST_S: Final = 0.001
+"""Given to others, now and then, while what is far is read."""
 _LOOK_MS: Final = 80
 _NEAR_NS: Final = 1_000_000_000
 _STEP_NS: Final = 250_000_000
@@ -223,7 +230,10 @@ def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple
     begin_ns = end_ns = cursor_ns
     if first_ns == last_ns:
         yield cursor_ns, cursor_ns
-    for length_ns in _LENGTHS_NS:
+    lengths = iter(_LENGTHS_NS)
+    length_ns = _LENGTHS_NS[0]
+    while begin_ns > first_ns or end_ns < last_ns:
+        length_ns = next(lengths, length_ns)
         if begin_ns > first_ns:
             from_ns = max(begin_ns - length_ns, first_ns)
             yield from_ns, begin_ns
@@ -251,18 +261,24 @@ def _read_pieces(
 ) -> None:
     """`end`: where what comes goes on, and after which frame."""
     until_s = time.monotonic() + MAX_WORK_S
-    recorded = handle.get(watch)
+    recorded, num_rows = handle.get(watch), 0
+    earliest_ns: int | None = None
     for place, (from_ns, until_ns) in enumerate(pieces):
+        if earliest_ns is not None and until_ns <= earliest_ns:
+            continue  # what is before would not touch it
 
         def look(share: float, place: int = place) -> bool:
-            time.sleep(0)  # the window's thread has its turn
+            time.sleep(0 if place < _NEAR_PIECES else _REST_S)  # the window's thread has its turn
             return watch((place + share) / len(pieces)) and time.monotonic() < until_s
 
         last = end[1] if end is not None and until_ns == end[0] else None
         part = read_part(recorded, block, from_ns, until_ns, block_size, look, last=last)
         parts.append(part)
-        if part.num_forgotten:  # what is before would not touch it
+        num_rows += part.rows.size
+        if num_rows > MAX_ROWS:
             return
+        if part.num_forgotten and until_ns <= pieces[0][1]:
+            earliest_ns = part.begin_ns
 
 
 def _wall_ns(mirror: Mirror) -> int:

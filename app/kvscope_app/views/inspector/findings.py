@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, plural
-from kvscope_app.views.events.event_entries import clock_text
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.places import section_sizes, tier_rows
 from kvscope_telemetry.ledger import Tier

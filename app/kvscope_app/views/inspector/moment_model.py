@@ -8,10 +8,10 @@ from typing import Any, Final
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 from PySide6.QtGui import QFont
 
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.events.event_entries import clock_text
 from kvscope_app.views.inspector.life_words import KIND_COLORS, moment_text
 from kvscope_telemetry.summaries.life_moments import Moment
 

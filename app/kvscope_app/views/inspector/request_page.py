@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.history import History
-from kvscope_app.views.events.event_entries import clock_text, why_text
+from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.facts import Fact, Page, block_link, page, time_link
 from kvscope_app.views.places import place_of
 from kvscope_app.views.requests.blocks_words import blocks_sentence

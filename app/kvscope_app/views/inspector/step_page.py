@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.number_text import count, plural, seconds
-from kvscope_app.views.events.event_entries import clock_text, why_text
+from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page, page, request_link
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_telemetry.messages.telemetry import Frame
@@ -43,7 +44,7 @@ def step_page(mirror: Mirror, frame: Frame | None, newest: Series, why_no_batch:
 def _step(mirror: Mirror, *, can_step: bool) -> Iterator[Fact]:
     assert mirror.hello is not None, "there are steps only once there is an engine"
     if mirror.seq:
-        yield Fact("Time", clock_text(mirror.time_ns + wall_offset_ns(mirror.hello)))
+        yield Fact("Time", wall_text(mirror.time_ns + wall_offset_ns(mirror.hello)))
     yield Fact("Frame", count(mirror.seq), tip="Frames of this engine start so far")
     yield Fact("Running", plural(mirror.counters.num_running, "request"))
     yield Fact("Waiting", plural(mirror.counters.num_waiting, "request"))

@@ -158,6 +158,8 @@ class InspectorView(View):
             self.subject = BLOCK
         elif now[1] is not None and now[1] != before[1]:
             self.subject = REQUEST
+        elif self.session.selected_batch:
+            self.subject = STEP
         self.subjects.set_current(self.subject)
         if self.isVisible():
             self.refresh()

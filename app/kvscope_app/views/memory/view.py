@@ -68,7 +68,7 @@ class MemoryView(View):
         if mirror.hello is None:
             return
         self._stack.setCurrentIndex(1)
-        now = account(mirror, history.memory, history.samples[-1] if history.samples else None)
+        now = account(mirror, history.memory, history.newest_sample)
         device = mirror.hello.device
         kind = {"cpu": "CPU memory", "cuda": "GPU memory"}.get(device.kind, device.kind)
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)

@@ -238,7 +238,9 @@ class PageMapView(View):
     def _show_selection(self) -> None:
         self.canvas.show_selected(self.session.selected_block)
         number = self.session.selected_request
-        table = self.session.selected_blocks if number is None else self._blocks_of(number)
+        numbers = self.session.selected_batch if number is None else (number,)
+        held = [self._blocks_of(each) for each in numbers]
+        table = np.unique(np.concatenate(held)) if held else self.session.selected_blocks
         if table is not None and not table.size:
             table = None  # nothing would stand out: the map stays as bright as it is
         if table is None and self._table is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
-from PySide6.QtCore import QItemSelectionModel, Qt
+from PySide6.QtCore import QItemSelection, QItemSelectionModel, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QComboBox,
@@ -166,7 +166,7 @@ class RequestsView(View):
         row = None if number is None else self.model.row_of(number)
         selection = self.table.selectionModel()
         if row is None:
-            selection.clear()
+            self._show_batch(selection)
             return
         index = self.model.index(row, 0)
         if selection.currentIndex().row() != row or not selection.isRowSelected(row):
@@ -174,6 +174,17 @@ class RequestsView(View):
             selection.setCurrentIndex(index, flags.ClearAndSelect | flags.Rows)
         if scroll:
             self.table.scrollTo(index)
+
+    def _show_batch(self, selection: QItemSelectionModel) -> None:
+        """The rows of a step's requests, or none."""
+        rows = [row for number in self.session.selected_batch if (row := self.model.row_of(number)) is not None]
+        chosen, last = QItemSelection(), self.model.columnCount() - 1
+        for row in rows:
+            chosen.select(self.model.index(row, 0), self.model.index(row, last))
+        was_reordering, self._is_reordering = self._is_reordering, True  # nobody chose a row
+        selection.clearCurrentIndex()
+        selection.select(chosen, QItemSelectionModel.SelectionFlag.ClearAndSelect)
+        self._is_reordering = was_reordering
 
     def _on_filter(self) -> None:
         self.model.set_filter(Filter(self.filter.currentText()), self.search.text())

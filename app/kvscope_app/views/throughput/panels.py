@@ -89,8 +89,8 @@ def _celsius(value: float) -> str:
 
 
 PANELS: Final = (
-    PanelSpec("decode", "Decode", (CurveSpec("decode_tokens", "", 0),), short, _tokens),
-    PanelSpec("prefill", "Prefill", (CurveSpec("prefill_tokens", "", 1),), short, _tokens),
+    PanelSpec("decode", "Decode", (CurveSpec("decode_tokens", "", 2),), short, _tokens),
+    PanelSpec("prefill", "Prefill", (CurveSpec("prefill_tokens", "", 0),), short, _tokens),
     PanelSpec(
         "requests",
         "Requests",

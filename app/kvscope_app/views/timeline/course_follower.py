@@ -8,11 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.views.timeline.request_lanes import RequestLanes
+from kvscope_app.views.timeline.request_lanes import RequestLanes, Turned
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
+from kvscope_telemetry.summaries.turns import numbers_of
 
+Thing = TimedEvent | Turned
 _REMEMBERED: Final = 1024
 """An event that comes late is put among so many of the newest."""
 
@@ -25,6 +27,8 @@ class CourseFollower:
         self._events: EventIndex | None = None
         self._num_seen = 0
         """Of all there ever were, forgotten ones included."""
+        self._num_turns = 0
+        """The same, of turns."""
         self._newest: deque[TimedEvent] = deque(maxlen=_REMEMBERED)
 
     def follow(self, course: Course, max_events: int = 600) -> bool:
@@ -36,7 +40,8 @@ class CourseFollower:
         if fresh is None:
             self._restart(events)
             fresh = self._fresh(events, max_events) or []
-        self._add(course, fresh)
+        self.lanes.tells_turns = course.turns.is_told
+        self._add(course, self._take(course, fresh))
         if len(events):
             self.lanes.forget_before(int(events.time_ns[0]))
         return self._num_seen < events.num_forgotten + len(events)
@@ -46,6 +51,7 @@ class CourseFollower:
         self.lanes = RequestLanes()
         self.lanes.version = version + 1
         self._events, self._num_seen = events, events.num_forgotten
+        self._num_turns = 0
         self._newest.clear()
 
     def _fresh(self, events: EventIndex, max_events: int) -> list[TimedEvent] | None:
@@ -61,17 +67,32 @@ class CourseFollower:
         fresh = [timed for timed in tail if id(timed) not in seen]
         return fresh[:max_events] if len(fresh) == len(events) - begin else None
 
-    def _add(self, course: Course, taken: list[TimedEvent]) -> None:
-        self._num_seen = max(self._num_seen, course.events.num_forgotten) + len(taken)
-        self._newest.extend(islice(taken, max(len(taken) - _REMEMBERED, 0), None))
+    def _take(self, course: Course, fresh: list[TimedEvent]) -> list[Thing]:
+        """Events, and in their order the turns until the last of them; all turns where no event is left."""
+        self._num_seen = max(self._num_seen, course.events.num_forgotten) + len(fresh)
+        self._newest.extend(islice(fresh, max(len(fresh) - _REMEMBERED, 0), None))
+        has_more = self._num_seen < course.events.num_forgotten + len(course.events)
+        turns = course.turns
+        rows = turns.rows[max(self._num_turns - turns.num_forgotten, 0) :]
+        if has_more and fresh:
+            late = np.flatnonzero(rows["time_ns"] > fresh[-1].time_ns)
+            rows = rows[: int(late[0])] if late.size else rows
+        self._num_turns = max(self._num_turns, turns.num_forgotten) + rows.size
+        told = [Turned(*turn) for turn in numbers_of(rows)]
+        return sorted([*fresh, *told], key=lambda thing: thing.time_ns) if told else [*fresh]
+
+    def _add(self, course: Course, taken: list[Thing]) -> None:
         since_ns = self._known_since(course)
         begin = 0
-        for place, timed in enumerate(taken):
-            epoch = self.lanes.epoch if place == begin else taken[place - 1].epoch
-            if epoch is not None and timed.epoch != epoch:
+        epoch = self.lanes.epoch
+        for place, thing in enumerate(taken):
+            if isinstance(thing, Turned):  # one that is late is of an engine that ended
+                continue
+            if epoch is not None and thing.epoch != epoch:
                 self.lanes.add(taken[begin:place], since_ns)
-                self.lanes.end_epoch(min(timed.time_ns, _end_of(course, epoch) or timed.time_ns))
+                self.lanes.end_epoch(min(thing.time_ns, _end_of(course, epoch) or thing.time_ns))
                 begin = place
+            epoch = thing.epoch
         self.lanes.add(taken[begin:], since_ns)
 
     @staticmethod

@@ -11,6 +11,8 @@ from kvscope_app.views.timeline.request_lanes import Phase
 
 PHASE_COLORS: Final = {
     Phase.RUNNING: "good",
+    Phase.DECODE: "good",
+    Phase.PREFILL: "block_active",
     Phase.QUEUED: "warn",
     Phase.PREEMPTED: "bad",
     Phase.SWAPPED: "flash_saved",
@@ -19,12 +21,25 @@ PHASE_COLORS: Final = {
 }
 PHASE_WORDS: Final = {
     Phase.RUNNING: "runs",
+    Phase.DECODE: "decodes",
+    Phase.PREFILL: "prefills",
     Phase.QUEUED: "waits",
     Phase.PREEMPTED: "preempted, to be computed again",
     Phase.SWAPPED: "preempted, swapped to a lower tier",
     Phase.ABORTED: "aborted",
     Phase.REFUSED: "refused",
 }
+PHASE_LEGEND: Final = {
+    Phase.QUEUED: "waits",
+    Phase.PREFILL: "prefill",
+    Phase.DECODE: "decode",
+    Phase.PREEMPTED: "preempted",
+    Phase.SWAPPED: "swapped out",
+    Phase.ABORTED: "aborted",
+}
+"""In the order of a life; one that was refused is as red as one that was preempted, and a moment."""
+QUEUED_SOFT: Final = 0.35
+"""Who waits holds nothing: a thin line, paler."""
 TICK_COLORS: Final = {
     "preempted": "bad",
     "swapped": "flash_saved",

@@ -15,6 +15,9 @@ _GAP: Final = 2
 ROW_HEIGHT: Final = 15
 _LOW: Final = 380
 """In a widget lower than this lanes are lower too."""
+LEGEND_HEIGHT: Final = 16
+_LEGEND_FROM: Final = 300
+"""In a lower widget there is no line that says what the colours of requests are."""
 
 
 def gutter() -> int:
@@ -45,11 +48,14 @@ class Lane:
 
 MARKS: Final = "marks"
 """There is no such lane while nothing is marked."""
+STEPS: Final = "steps"
+"""Tokens of each second; of each step, seen so near."""
 LANES: Final = (
     Lane(MARKS, "Bookmarks", 15, 18),
     Lane("usage", "KV usage", 24, 46),
     Lane("running", "Running", 15, 26),
     Lane("waiting", "Waiting", 15, 26),
+    Lane(STEPS, "Steps", 18, 30),
     Lane("preempted", "Preemptions", 11, 14),
     Lane("swapped", "Swaps", 11, 14),
     Lane("evicted", "Evictions", 11, 14),
@@ -88,8 +94,18 @@ class LaneLayout:
     @property
     def requests_top(self) -> int:
         """Where the lanes of requests begin."""
+        return self.legend_top + (scaled(LEGEND_HEIGHT) if self.has_legend else 0)
+
+    @property
+    def legend_top(self) -> int:
+        """Where the line of colours is, above the requests."""
         _, top, height = list(self.boxes())[-1]
         return top + height + 3 * _GAP
+
+    @property
+    def has_legend(self) -> bool:
+        """Whether there is room for it."""
+        return self.height >= _LEGEND_FROM
 
     @property
     def num_rows(self) -> int:

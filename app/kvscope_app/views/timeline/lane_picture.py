@@ -12,19 +12,21 @@ import numpy as np
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.timeline import raster
-from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, TICK_COLORS, ink, softened
-from kvscope_app.views.timeline.lane_layout import MARKS, LaneLayout, row_height
+from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, QUEUED_SOFT, TICK_COLORS, ink, softened
+from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, row_height
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
+from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
+from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import TimeSpan
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import KINDS
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ROW_GAP: Final = 3
-_QUEUED_SOFT: Final = 0.35
-"""Who waits holds nothing: a thin line, paler."""
+_BETWEEN_SOFT: Final = 0.7
+"""Seen so near that steps are boxes, what is between them is paler."""
 _EVENT_KINDS: Final = {name: KINDS.index(name) for name in ("preempted", "evicted", "refused")}
 _SECOND_COLUMNS: Final = {
     "preempted": "preemptions",
@@ -52,6 +54,8 @@ class Shown:
     """The row of each life, -1 where it is not in the span; `place_rows` finds them."""
     num_rows: int = 0
     marks: Marks = field(default_factory=Marks)
+    steps: Steps | None = None
+    """Those that were read, where they are seen each for itself."""
 
     def place_rows(self) -> None:
         """Packed rows, or one for each request that is in the span, the newest at the bottom."""
@@ -81,6 +85,8 @@ def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels
         elif lane.name in ("running", "waiting"):
             color = "good" if lane.name == "running" else "warn"
             _draw_count(box, shown.course.column(f"num_{lane.name}"), seconds, theme, color)
+        elif lane.name == STEPS:
+            draw_steps(box, shown.course, shown.steps, edges, seconds, theme)
         elif lane.name != MARKS:  # that one is signs and words
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
     _draw_requests(pixels, shown, layout, theme, scale)
@@ -105,6 +111,8 @@ def bare_lanes(course: Course) -> frozenset[str]:
     """Lanes of moments in which nothing ever happened."""
     bare = {name for name, column in _SECOND_COLUMNS.items() if not course.column(column).any()}
     bare -= {name for name, code in _EVENT_KINDS.items() if (course.events.kind_codes == code).any()}
+    if not course.column("num_steps").any():
+        bare.add(STEPS)
     has_gap = gaps(course)[0].size or course.column("num_lost_frames").any()
     return frozenset(bare if has_gap else bare | {"gaps"}) | {MARKS}
 
@@ -172,9 +180,15 @@ def _draw_requests(pixels: Pixels, shown: Shown, layout: LaneLayout, theme: Them
     is_moment = spans["phase"][places] >= Phase.ABORTED
     first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
     palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in Phase], np.uint32)
-    palette[Phase.QUEUED] = softened(PHASE_COLORS[Phase.QUEUED], theme, _QUEUED_SOFT)
+    palette[Phase.QUEUED] = softened(PHASE_COLORS[Phase.QUEUED], theme, QUEUED_SOFT)
     lines = np.zeros((num_rows, width), np.uint32)
+    steps = shown.steps
+    if steps is not None and steps_are_apart(steps, span, width):
+        for phase in (Phase.RUNNING, Phase.DECODE, Phase.PREFILL):
+            palette[phase] = softened(PHASE_COLORS[phase], theme, _BETWEEN_SOFT)
     raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
+    if steps is not None and steps_are_apart(steps, span, width):
+        draw_pieces(lines, steps, span, _rows_of(steps, shown, num_rows), theme, max(round(scale), 1))
     for row, line in enumerate(lines):
         begin = top + row * height
         box = pixels[begin : begin + height - round(_ROW_GAP * scale)]
@@ -182,6 +196,22 @@ def _draw_requests(pixels: Pixels, shown: Shown, layout: LaneLayout, theme: Them
         np.copyto(box[third : box.shape[0] - third], line, where=line != 0)
         for part in (box[:third], box[box.shape[0] - third :]):
             np.copyto(part, line, where=(line != 0) & (line != palette[Phase.QUEUED]))
+
+
+def _rows_of(steps: Steps, shown: Shown, num_rows: int) -> IntArray:
+    """The row of each of the steps' requests, -1 where it is not in sight."""
+    lives, rows = shown.lanes.lives, shown.rows - shown.first_row
+    seen = np.flatnonzero((shown.rows >= 0) & (rows >= 0) & (rows < num_rows))
+    epochs = np.repeat(steps.epoch, np.diff(steps.starts))
+    found = np.full(steps.numbers.size, -1, np.int64)
+    for epoch in np.unique(lives["epoch"][seen]).tolist():
+        of_epoch = seen[lives["epoch"][seen] == epoch]
+        numbers = lives["number"][of_epoch]
+        order = np.argsort(numbers, kind="stable")
+        place = np.searchsorted(numbers[order], steps.numbers).clip(max=max(numbers.size - 1, 0))
+        is_it = (numbers[order][place] == steps.numbers) & (epochs == epoch)
+        found[is_it] = rows[of_epoch[order][place]][is_it]
+    return found
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:

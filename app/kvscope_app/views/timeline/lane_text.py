@@ -6,20 +6,22 @@ from typing import Final
 
 import numpy as np
 from PySide6.QtCore import QRect, Qt
-from PySide6.QtGui import QPainter, QPen
+from PySide6.QtGui import QColor, QPainter, QPen
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import Theme, owner_color
+from kvscope_app.look.theme import Theme, mix, owner_color
+from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, PHASE_LEGEND, QUEUED_SOFT
 from kvscope_app.views.timeline.lane_layout import LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import Shown
 from kvscope_app.views.timeline.mark_lane import paint_marks
-from kvscope_app.views.timeline.request_lanes import OPEN_NS
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
 from kvscope_app.views.timeline.time_axis import axis_times
 
 _NAMED_FROM_PX: Final = 34
 _MOST_NAMED: Final = 300
 _OWNER_PX: Final = 4
+_LEFT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
 
 def paint(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None) -> None:
@@ -49,9 +51,25 @@ def _names(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) ->
         if lane.name in ("running", "waiting") and len(shown.course):
             most = f" ≤ {count(float(shown.course.column(f'num_{lane.name}').max()))}"
         painter.drawText(QRect(0, top - 2, gutter() - 8, height + 4), right, lane.title + most)
-    top = layout.requests_top
+    top = layout.legend_top
     painter.drawText(QRect(0, top, gutter() - 8, row_height()), right, "Requests")
     painter.fillRect(0, top - 4, layout.width, 1, theme.color("border"))
+    if layout.has_legend:
+        _legend(painter, layout, theme)
+
+
+def _legend(painter: QPainter, layout: LaneLayout, theme: Theme) -> None:
+    """What the colours of requests mean, as far as there is room."""
+    x, middle = gutter(), layout.legend_top + row_height() // 2 - 1
+    for phase, text in PHASE_LEGEND.items():
+        width = painter.fontMetrics().horizontalAdvance(text)
+        if x + 14 + width > layout.width:
+            return
+        is_thin = phase is Phase.QUEUED
+        color = mix(str(getattr(theme, PHASE_COLORS[phase])), theme.base, QUEUED_SOFT if is_thin else 0.0)
+        painter.fillRect(QRect(x, middle - (1 if is_thin else 4), 10, 3 if is_thin else 8), QColor(color))
+        painter.drawText(QRect(x + 14, layout.legend_top - 2, width + 2, row_height()), _LEFT, text)
+        x += 14 + width + 14
 
 
 def _requests(

@@ -7,18 +7,23 @@ from typing import Final
 
 import numpy as np
 
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, percent, plural, seconds
 from kvscope_app.playback.mark_words import mark_text
-from kvscope_app.views.events.event_entries import clock_text, why_text
+from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
-from kvscope_app.views.timeline.lane_layout import MARKS
+from kvscope_app.views.timeline.lane_layout import MARKS, STEPS
 from kvscope_app.views.timeline.lane_picture import Shown, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase
+from kvscope_app.views.timeline.steps import Steps
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 _MOST_NAMED: Final = 3
+STEP_TOLD_NS: Final = 1_000
+"""After its end: seconds as floats lead there."""
+_TOKENS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
 _EVENT_LANES: Final = {"preempted": "preempted", "swapped": "preempted", "evicted": "evicted", "refused": "refused"}
 _COUNTED: Final = {
     "preempted": ("preemptions", "preemption"),
@@ -37,6 +42,8 @@ class Found:
     words: str = ""
     epoch: int = 0
     number: int = 0
+    batch: tuple[int, ...] = ()
+    """The requests of the step that it is about."""
 
 
 def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found:
@@ -46,6 +53,8 @@ def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found
     is_known = place >= 0 and time_ns - int(course.time_ns[place]) < SECOND_NS
     if name in ("usage", "running", "waiting"):
         return Found(time_ns, _state_words(course, place) if is_known else "nothing is known of this second")
+    if name == STEPS:
+        return _step_found(shown, time_ns, reach_ns, place if is_known else -1)
     if name == MARKS:
         mark = shown.marks.near(time_ns, reach_ns)
         return Found(time_ns) if mark is None else Found(mark.time_ns, mark_text(mark))
@@ -58,6 +67,30 @@ def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found
     column, noun = _COUNTED[name]
     number = int(course.column(column)[place]) if is_known else 0
     return Found(time_ns, f"{plural(number, noun)} in this second" if number else "")
+
+
+def _step_found(shown: Shown, time_ns: int, reach_ns: int, second: int) -> Found:
+    steps = shown.steps
+    place = None if steps is None else steps.at(time_ns, reach_ns)
+    if steps is None or place is None:
+        if second < 0:
+            return Found(time_ns, "nothing is known of this second")
+        numbers = {name: int(shown.course.column(name)[second]) for name in _TOKENS}
+        tokens = f"{count(numbers['prefill_tokens'])} prefill and {count(numbers['decode_tokens'])} decode tokens"
+        return Found(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
+    return found_step(steps, place)
+
+
+def found_step(steps: Steps, place: int) -> Found:
+    """A step, at the moment that its frame was told: its end."""
+    batch, took_s = steps.batch(place), float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9
+    words = (
+        f"Step {count(int(steps.step[place]))}: {plural(batch.numbers.size, 'request')}, "
+        f"{count(int(steps.prefill[place]))} prefill and {count(int(steps.decode[place]))} decode tokens, "
+        f"{seconds(took_s)}"
+    )
+    time_ns = int(steps.end_ns[place]) + STEP_TOLD_NS
+    return Found(time_ns, words, int(steps.epoch[place]), 0, tuple(batch.numbers.tolist()))
 
 
 def found_in_row(row: int, shown: Shown, time_ns: int, reach_ns: int) -> Found:

@@ -23,13 +23,15 @@ from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 from kvscope_app.look.own_keys import is_own_key
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.timeline import lane_text
-from kvscope_app.views.timeline.lane_layout import MARKS, LaneLayout, axis_height, gutter, row_height
+from kvscope_app.views.timeline import lane_text, step_text
+from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import Shown, bare_lanes, draw
-from kvscope_app.views.timeline.lane_words import Found, found_in_lane, found_in_row
+from kvscope_app.views.timeline.lane_words import STEP_TOLD_NS, Found, found_in_lane, found_in_row, found_step
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
+from kvscope_app.views.timeline.step_lane import steps_are_apart
+from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import SHORTEST_NS, TimeSpan, whole_span
 from kvscope_telemetry.summaries.course import Course
 
@@ -37,10 +39,12 @@ _NEAR_PX: Final = 4
 _WHEEL_FACTOR: Final = 0.8
 _KEY_FACTOR: Final = 0.5
 _KEY_SHARE: Final = 0.1
+_CURSOR_SHARE: Final = 0.02
 _MIN_SIZE: Final = (240, 120)
 _KEYS: Final = {
     *(Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown),
     *(Qt.Key.Key_Plus, Qt.Key.Key_Equal, Qt.Key.Key_Minus, Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_F),
+    *(Qt.Key.Key_BracketLeft, Qt.Key.Key_BracketRight),
 }
 
 
@@ -51,6 +55,8 @@ class LanesCanvas(QWidget):
     """`Found`: go there, and select whom it is about."""
     pointed = Signal(str)
     """What is under the pointer."""
+    loop_wanted = Signal(object, bool)
+    """The loop begins at this time; false: it ends there."""
     moved = Signal()
     """Another span, or other rows."""
 
@@ -62,6 +68,10 @@ class LanesCanvas(QWidget):
         self.length_ns: int | None = None
         """How much is seen; None: all there is."""
         self.selected: tuple[int, int] | None = None
+        self.batch: tuple[int, ...] = ()
+        self.batch_epoch = 0
+        self._pointed_ns: int | None = None
+        """When the step under the pointer ended."""
         self.cursor_ns = 0
         self.shown = Shown(Course(), RequestLanes(), self.whole, 0)
         self._bare: frozenset[str] = frozenset((MARKS,))
@@ -101,6 +111,18 @@ class LanesCanvas(QWidget):
         if marks != self.shown.marks:
             self.shown.marks = marks
             self._look_at(self.shown.span)
+
+    def show_steps(self, steps: Steps | None) -> None:
+        """Those that were read of what is seen; None where so much is seen that they have no room."""
+        if steps is not self.shown.steps:
+            self.shown.steps = steps
+            self._redraw()
+
+    def show_batch(self, numbers: tuple[int, ...], epoch: int) -> None:
+        """The requests of a step stand out."""
+        if (numbers, epoch) != (self.batch, self.batch_epoch):
+            self.batch, self.batch_epoch = numbers, epoch
+            self.update()
 
     def show_selected(self, selected: tuple[int, int] | None) -> None:
         """The request that is outlined."""
@@ -197,6 +219,7 @@ class LanesCanvas(QWidget):
         image = QImage(self._pixels.data, columns, rows, columns * 4, QImage.Format.Format_RGB32)
         painter.drawImage(QRect(gutter(), 0, layout.chart_width, layout.height), image)
         lane_text.paint(painter, self.shown, layout, self.theme, self.selected)
+        step_text.paint(painter, self.shown, layout, self.theme, self._pointed_place(), (self.batch_epoch, self.batch))
         self._paint_cursor(painter, layout)
         if self.hasFocus():
             painter.setPen(self.theme.color("accent"))
@@ -242,6 +265,7 @@ class LanesCanvas(QWidget):
             return
         found = self.found_at(point)
         self.pointed.emit(found.words.partition("\n")[0] if found is not None else "")
+        self._point_at_step(found if self._is_in_steps(point) else None)
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         point, was_dragged = self._drag_from, self._dragged_to is not None
@@ -258,6 +282,7 @@ class LanesCanvas(QWidget):
 
     def leaveEvent(self, event: QEvent) -> None:
         self.pointed.emit("")
+        self._point_at_step(None)
         super().leaveEvent(event)
 
     def fit(self) -> None:
@@ -271,9 +296,9 @@ class LanesCanvas(QWidget):
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
             sign = 1 if key == Qt.Key.Key_Right else -1
             if event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
-                self.chosen.emit(Found(min(max(self.cursor_ns + sign * step_ns // 5, 0), self.whole.end_ns)))
-            else:
                 self.pan(sign * step_ns)
+            else:
+                self._move_cursor(sign)
         elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Equal):
             self.zoom(_KEY_FACTOR)
         elif key == Qt.Key.Key_Minus:
@@ -281,15 +306,47 @@ class LanesCanvas(QWidget):
         elif key == Qt.Key.Key_F:
             self.fit()
         elif key == Qt.Key.Key_Home:
-            self.pan(self.whole.begin_ns - span.begin_ns)
+            self._go_to(Found(self.whole.begin_ns))
         elif key == Qt.Key.Key_End:
-            self.pan(self.whole.end_ns - span.end_ns)
+            self._go_to(Found(self.whole.end_ns))
+        elif key in (Qt.Key.Key_BracketLeft, Qt.Key.Key_BracketRight):
+            self.loop_wanted.emit(self.cursor_ns, key == Qt.Key.Key_BracketLeft)
         elif key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self.set_first_row(self.shown.first_row + (1 if key == Qt.Key.Key_Down else -1))
         elif key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown):
             self.set_first_row(self.shown.first_row + (rows if key == Qt.Key.Key_PageDown else -rows))
         else:
             super().keyPressEvent(event)
+
+    def _is_in_steps(self, point: QPoint) -> bool:
+        lane = self.layout_now.lane_at(point.y())
+        return lane is not None and lane.name == STEPS
+
+    def _point_at_step(self, found: Found | None) -> None:
+        time_ns = found.time_ns if found is not None and found.batch else None
+        if time_ns != self._pointed_ns:
+            self._pointed_ns = time_ns
+            self.update()
+
+    def _pointed_place(self) -> int | None:
+        """Where in `shown.steps` it is; they may have been read anew."""
+        steps = self.shown.steps
+        return None if steps is None or self._pointed_ns is None else steps.at(self._pointed_ns, STEP_TOLD_NS)
+
+    def _move_cursor(self, sign: int) -> None:
+        """To the next step, or the one before, where they are seen; else a fiftieth of what is seen."""
+        span, steps = self.shown.span, self.shown.steps
+        place = None if steps is None else steps.next_to(self.cursor_ns, sign)
+        if steps is not None and place is not None and steps_are_apart(steps, span, self.layout_now.chart_width):
+            self._go_to(found_step(steps, place))
+        else:
+            by_ns = sign * round(span.length_ns * _CURSOR_SHARE)
+            self._go_to(Found(min(max(self.cursor_ns + by_ns, self.whole.begin_ns), self.whole.end_ns)))
+
+    def _go_to(self, found: Found) -> None:
+        """By a key: what is gone to is seen."""
+        self._look_at(self.shown.span.showing(found.time_ns, self.whole))
+        self.chosen.emit(found)
 
     def _drag(self, point: QPoint) -> None:
         assert self._drag_from is not None, "asked for while a button is down"

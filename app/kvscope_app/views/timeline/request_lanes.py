@@ -1,12 +1,14 @@
 """The life of each request as spans of time, made of the events of a course as they come, and packed in rows.
 
-Owns the spans, which of them still go on, and the row of each request. Knows no Qt and no pixels. What events do not
-tell is not here: who waits has a span only once it runs, one whose end was lost goes on until its engine ends.
+Owns the spans, which of them still go on, and the row of each request. Knows no Qt and no pixels. Who came and whose
+prompt is done is told by the seconds' turns, a little after the events; where there are none, who waits has a span only
+once it runs, and it just runs. One whose end was lost goes on until its engine ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -15,6 +17,7 @@ import numpy as np
 from kvscope_app.views.timeline.growing_columns import GrowingColumns
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.summaries.summary import TimedEvent
+from kvscope_telemetry.summaries.turns import TurnKind, starts_decoding
 
 OPEN_NS: Final = 1 << 62
 """The end of what still goes on."""
@@ -24,38 +27,69 @@ class Phase(IntEnum):
     """What a span shows. Where several fall into one pixel the greatest is seen."""
 
     RUNNING = 0
-    QUEUED = 1
-    PREEMPTED = 2
-    SWAPPED = 3
-    ABORTED = 4
+    """Of sessions that do not tell the next two apart."""
+    DECODE = 1
+    PREFILL = 2
+    """Its prompt, or what it lost, is computed."""
+    QUEUED = 3
+    PREEMPTED = 4
+    SWAPPED = 5
+    ABORTED = 6
     """A moment, as the next."""
-    REFUSED = 5
+    REFUSED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A turn that no event tells, as one of the things that happen."""
+
+    time_ns: int
+    epoch: int
+    number: int
+    kind: TurnKind
 
 
 class RequestLanes:
-    """Add events in their order. `spans` and `lives` are columns; `lives` has a row a request."""
+    """Add events in their order. `spans` and `lives` are columns; `lives` has a row a request, `newest` its last span,
+    and `before` of a span is the one before it, -1 for the first."""
 
     def __init__(self) -> None:
-        self.spans = GrowingColumns({"begin": np.int64, "end": np.int64, "phase": np.uint8, "life": np.int64})
-        self.lives = GrowingColumns(
-            {"begin": np.int64, "end": np.int64, "row": np.int64, "number": np.int64, "epoch": np.int64}
+        self.spans = GrowingColumns(
+            {"begin": np.int64, "end": np.int64, "phase": np.uint8, "life": np.int64, "before": np.int64}
         )
+        self.lives = GrowingColumns(
+            {
+                "begin": np.int64,
+                "end": np.int64,
+                "row": np.int64,
+                "number": np.int64,
+                "epoch": np.int64,
+                "newest": np.int64,
+            }
+        )
+        self.tells_turns = False
+        """Whether turns follow: then who is admitted computes its prompt until one says that it is done."""
         self.version = 0
         """Grows with each change."""
-        self._open: dict[int, tuple[int, int]] = {}
-        """Number of a request of this epoch that has not ended: its life and its newest span."""
+        self._open: dict[int, int] = {}
+        """Number of a request of this epoch that has not ended: its life."""
+        self._lives_of: dict[tuple[int, int], int] = {}
+        """The newest life of each epoch and number."""
         self._epoch: int | None = None
         self._row_ends = np.full(64, -1, np.int64)
 
-    def add(self, events: Iterable[TimedEvent], known_since_ns: int = 0) -> None:
+    def add(self, things: Iterable[TimedEvent | Turned], known_since_ns: int = 0) -> None:
         """What began before `known_since_ns` was not told: it begins there."""
-        for timed in events:
-            if timed.epoch != self._epoch:
-                self.end_epoch(timed.time_ns)
-                self._epoch = timed.epoch
-            make = _TAKES.get(timed.event.kind)
-            if make is not None and timed.event.number:
-                make(self, timed.event, timed.time_ns, known_since_ns)
+        for thing in things:
+            if isinstance(thing, Turned):
+                self._add_turn(thing)
+                continue
+            if thing.epoch != self._epoch:
+                self.end_epoch(thing.time_ns)
+                self._epoch = thing.epoch
+            make = _TAKES.get(thing.event.kind)
+            if make is not None and thing.event.number:
+                make(self, thing.event, thing.time_ns, known_since_ns)
                 self.version += 1
 
     def end_epoch(self, time_ns: int) -> None:
@@ -80,24 +114,59 @@ class RequestLanes:
         span_place = np.cumsum(spans_kept) - 1
         self.spans.keep(spans_kept)
         self.spans["life"][:] = place[self.spans["life"]]
+        before = self.spans["before"]
+        before[:] = np.where(before < 0, -1, span_place[before])
         self.lives.keep(kept)
-        self._open = {n: (int(place[life]), int(span_place[span])) for n, (life, span) in self._open.items()}
+        self.lives["newest"][:] = span_place[self.lives["newest"]]
+        self._open = {number: int(place[life]) for number, life in self._open.items()}
+        self._lives_of = {key: int(place[life]) for key, life in self._lives_of.items() if kept[life]}
         self.version += 1
 
     def life_of(self, epoch: int, number: int) -> int | None:
         """Where in `lives` a request is; None where nothing is known of it."""
-        found = np.flatnonzero((self.lives["number"] == number) & (self.lives["epoch"] == epoch))
-        return int(found[-1]) if found.size else None
+        return self._lives_of.get((epoch, number))
+
+    def _add_turn(self, turn: Turned) -> None:
+        """Of one that is known, only when its prompt was done is news; what it did before was told by events."""
+        life = self._lives_of.get((turn.epoch, turn.number))
+        if life is not None:
+            if turn.kind is TurnKind.DECODE:
+                self._split(life, turn.time_ns)
+            return
+        if self._epoch is None:
+            self._epoch = turn.epoch
+        if turn.epoch == self._epoch:
+            self._begin(turn.number, _TURNED[turn.kind], turn.time_ns)
+            self.version += 1
+
+    def _split(self, life: int, time_ns: int) -> None:
+        """From then on the span that the prompt was computed in, which may be over, was decoding."""
+        spans, after = self.spans, -1
+        place = int(self.lives["newest"][life])
+        while place >= 0 and spans["begin"][place] > time_ns:
+            after, place = place, int(spans["before"][place])
+        if place < 0 or Phase(int(spans["phase"][place])) not in (Phase.RUNNING, Phase.PREFILL):
+            return
+        spans["phase"][place] = Phase.PREFILL
+        if spans["end"][place] <= time_ns:
+            return
+        added = spans.append(time_ns, int(spans["end"][place]), Phase.DECODE, life, place)
+        spans["end"][place] = time_ns
+        if after >= 0:
+            spans["before"][after] = added
+        else:
+            self.lives["newest"][life] = added
+        self.version += 1
 
     def _on_admitted(self, event: Event, time_ns: int, _: int) -> None:
         waited_ns = event.data.waited_ns if event.data is not None else 0
         if event.number in self._open:
-            self._turn(event.number, Phase.RUNNING, time_ns)
+            self._turn(event.number, self._runs_as(event), time_ns)
             return
         begin_ns = max(0, time_ns - max(waited_ns, 0))
-        self._begin(event.number, Phase.QUEUED if begin_ns < time_ns else Phase.RUNNING, begin_ns)
+        self._begin(event.number, Phase.QUEUED if begin_ns < time_ns else self._runs_as(event), begin_ns)
         if begin_ns < time_ns:
-            self._turn(event.number, Phase.RUNNING, time_ns)
+            self._turn(event.number, self._runs_as(event), time_ns)
 
     def _on_preempted(self, event: Event, time_ns: int, since_ns: int) -> None:
         self._known(event.number, Phase.RUNNING, min(since_ns, time_ns))
@@ -106,7 +175,7 @@ class RequestLanes:
 
     def _on_resumed(self, event: Event, time_ns: int, since_ns: int) -> None:
         self._known(event.number, Phase.PREEMPTED, min(since_ns, time_ns))
-        self._turn(event.number, Phase.RUNNING, time_ns)
+        self._turn(event.number, self._runs_as(event), time_ns)
 
     def _on_finished(self, event: Event, time_ns: int, since_ns: int) -> None:
         self._known(event.number, Phase.RUNNING, min(since_ns, time_ns))
@@ -130,19 +199,26 @@ class RequestLanes:
         if number not in self._open:
             self._begin(number, phase, begin_ns)
 
+    def _runs_as(self, event: Event) -> Phase:
+        if not self.tells_turns:
+            return Phase.RUNNING
+        return Phase.DECODE if starts_decoding(event) else Phase.PREFILL
+
     def _begin(self, number: int, phase: Phase, time_ns: int) -> None:
-        row = self._free_row(time_ns)
-        life = self.lives.append(time_ns, OPEN_NS, row, number, self._epoch or 0)
-        self._open[number] = (life, self.spans.append(time_ns, OPEN_NS, phase, life))
+        row, epoch = self._free_row(time_ns), self._epoch or 0
+        life = self.lives.append(time_ns, OPEN_NS, row, number, epoch, len(self.spans))
+        self.spans.append(time_ns, OPEN_NS, phase, life, -1)
+        self._open[number] = self._lives_of[epoch, number] = life
 
     def _turn(self, number: int, phase: Phase, time_ns: int) -> None:
-        life, span = self._open[number]
+        life = self._open[number]
+        span = int(self.lives["newest"][life])
         time_ns = self._close_span(span, time_ns)
-        self._open[number] = (life, self.spans.append(time_ns, OPEN_NS, phase, life))
+        self.lives["newest"][life] = self.spans.append(time_ns, OPEN_NS, phase, life, span)
 
     def _end(self, number: int, time_ns: int) -> None:
-        life, span = self._open.pop(number)
-        time_ns = self._close_span(span, time_ns)
+        life = self._open.pop(number)
+        time_ns = self._close_span(int(self.lives["newest"][life]), time_ns)
         self.lives["end"][life] = time_ns
         self._row_ends[self.lives["row"][life]] = time_ns
 
@@ -163,6 +239,12 @@ class RequestLanes:
         return row
 
 
+_TURNED: Final = {
+    TurnKind.WAITS: Phase.QUEUED,
+    TurnKind.PREFILL: Phase.PREFILL,
+    TurnKind.DECODE: Phase.DECODE,
+    TurnKind.PREEMPTED: Phase.PREEMPTED,
+}
 _TAKES: Final = {
     "admitted": RequestLanes._on_admitted,
     "preempted": RequestLanes._on_preempted,

@@ -21,6 +21,8 @@ from kvscope_app.views.timeline.course_follower import CourseFollower
 from kvscope_app.views.timeline.lane_words import Found
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
 from kvscope_app.views.timeline.mark_lane import Marks
+from kvscope_app.views.timeline.step_feed import StepFeed
+from kvscope_app.views.timeline.step_lane import wants_steps
 from kvscope_app.views.timeline.time_span import TimeSpan, whole_span
 
 _LENGTHS: Final[dict[str, int | None]] = {
@@ -49,7 +51,9 @@ class TimelineView(View):
         self._choice = Choice(session)
         self._follower = CourseFollower()
         self._shown_state: tuple[object, ...] = ()
+        self._wanted_batch: tuple[int, tuple[int, ...]] | None = None
         self.canvas = LanesCanvas()
+        self.steps = StepFeed(session, self)
         self.lengths = Segments(list(_LENGTHS), "Time shown")
         self.orders = Segments(["Packed", "By arrival"], "Rows of requests")
         self.follow = tool_button("Follow", "Keep the cursor in sight as time goes on", checkable=True, checked=True)
@@ -68,7 +72,9 @@ class TimelineView(View):
         if session is None:
             return
         self._choice.settle()
+        self._settle_batch()
         self.canvas.show_selected(self._choice.selected)
+        self.canvas.show_batch(getattr(session, "selected_batch", ()), session.mirror.epoch or 0)
         self._show_marks()
         course, cursor_ns = session.course, session.cursor_ns
         whole = self._whole(session)
@@ -83,8 +89,13 @@ class TimelineView(View):
             self.canvas.show_course(course, self._follower.lanes, whole, cursor_ns)
         else:
             self.canvas.show_cursor(cursor_ns)
+        self._show_steps()
         if has_more:
             self._later.start()
+
+    def draw_all(self) -> None:
+        self.refresh()
+        self.steps.finish()
 
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         self.canvas.show_span(TimeSpan(begin_ns, end_ns))
@@ -108,10 +119,31 @@ class TimelineView(View):
         return whole_span(min(begin for begin, _ in spans), max(end for _, end in spans))
 
     def _on_chosen(self, found: Found) -> None:
+        if found.batch and hasattr(self.session, "select_batch"):
+            self._wanted_batch = (found.epoch, found.batch)
         self._choice.choose(found.time_ns, found.epoch, found.number)
         self.refresh()
 
+    def _settle_batch(self) -> None:
+        """A step's requests are selected once the engine start it is of is what is shown."""
+        wanted = self._wanted_batch
+        if wanted is not None and self.session.mirror.epoch == wanted[0]:
+            self._wanted_batch = None
+            self.session.select_batch(wanted[1])
+
+    def _show_steps(self) -> None:
+        canvas = self.canvas
+        if not wants_steps(canvas.shown.course, canvas.shown.span, canvas.layout_now.chart_width):
+            canvas.show_steps(None)
+            return
+        self.steps.want(canvas.shown.span, canvas.whole)
+        canvas.show_steps(self.steps.steps)
+
+    def shut_down(self) -> None:
+        self.steps.close()
+
     def _on_moved(self) -> None:
+        self._show_steps()
         self.follow.setChecked(self.canvas.follows)
         known = list(_LENGTHS.values())
         if self.canvas.length_ns in known:
@@ -130,6 +162,8 @@ class TimelineView(View):
         canvas = self.canvas
         canvas.chosen.connect(self._on_chosen)
         canvas.moved.connect(self._on_moved)
+        canvas.loop_wanted.connect(self._set_loop)
+        self.steps.changed.connect(self._show_steps)
         canvas.pointed.connect(lambda words: self.pointed.setText(words or _HELP))
         self.lengths.chosen.connect(lambda index: canvas.show_length(list(_LENGTHS.values())[index]))
         self.orders.chosen.connect(lambda index: canvas.set_by_arrival(index == 1))
@@ -142,6 +176,10 @@ class TimelineView(View):
         if hasattr(self.session, "bookmarks"):
             self.session.bookmarks.changed.connect(self._show_marks)
             self.session.loop.changed.connect(self._show_marks)
+
+    def _set_loop(self, time_ns: int, is_begin: bool) -> None:
+        if hasattr(self.session, "loop"):
+            self.session.loop.set_bound(time_ns, is_begin=is_begin)
 
     def _show_marks(self) -> None:
         if hasattr(self.session, "bookmarks"):

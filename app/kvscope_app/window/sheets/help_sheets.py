@@ -42,9 +42,11 @@ _CHART_KEYS: Final = (
     ("To the first that is known, to the present", "Home, End"),
 )
 _TIMELINE_KEYS: Final = (
-    ("Move and zoom the time", "Left, Right, + and −"),
-    ("Move the cursor", "Shift+Left, Shift+Right"),
+    ("Move the cursor, by steps where they are seen", "Left, Right"),
     ("To the start, to the end", "Home, End"),
+    ("Move the time", "Shift+Left, Shift+Right, or drag"),
+    ("Zoom the time", "Wheel, + and −"),
+    ("Loop from the cursor, until the cursor", "[, ]"),
     ("Scroll the requests", "Up, Down, Page Up, Page Down"),
     ("Show the whole time", "F or double click"),
 )
@@ -52,6 +54,7 @@ _HEATMAP_KEYS: Final = (
     ("Move the cell", "Arrow keys, Page Up, Page Down"),
     ("To the first second, to the last", "Home, End"),
     ("Go to the second of the cell", "Enter or click"),
+    ("Loop from the cell, until the cell", "[, ]"),
     ("Zoom the time", "Wheel, + and −"),
     ("Move in time", "Drag"),
     ("Show the whole time", "F or double click"),

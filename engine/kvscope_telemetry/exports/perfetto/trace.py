@@ -1,4 +1,4 @@
-"""A recording as a Perfetto trace: counters, the engine's steps, and a track a request with its phases and their cause.
+"""A recording as a Perfetto trace: counters, the engine's steps, bookmarks, a track a request with its phases and why.
 
 Owns which tracks there are. Open it at ui.perfetto.dev, or with perfetto's trace processor.
 """
@@ -10,16 +10,20 @@ from typing import BinaryIO, Final
 
 from kvscope_telemetry.exports.digest import rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
+from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
-_ENGINE, _STEPS, _REQUESTS, _EVENTS = 1, 2, 3, 4
+_ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS = 1, 2, 3, 4, 5
 _FIRST_COUNTER: Final = 10
-_FIRST_REQUEST: Final = 1_000
+_FIRST_MARK: Final = 100
+_FIRST_REQUEST: Final = 100_000
+"""Bookmarks are at most `MAX_BOOKMARKS`."""
 COUNTERS: Final = (
     ("KV usage", "%", "usage"),
     ("Running", "requests", "num_running"),
@@ -42,12 +46,20 @@ def write_perfetto(
     span: Span,
     file: BinaryIO,
     messages: Iterable[tuple[int, TelemetryMessage]] = (),
+    marks: Sequence[Bookmark] = (),
 ) -> None:
     """Write all of it. `messages` (log time, message) of the range are for the steps; without them there are none."""
     hello = recording.info.hello
     file.write(packets.clock(span.from_ns))
     file.write(packets.process_track(_ENGINE, f"{hello.model.name} ({hello.device.kind})", max(hello.pid, 1)))
-    for part in (_counters(course, span), _events(course, span), _requests(lives, span), _steps(messages, span)):
+    parts = (
+        _counters(course, span),
+        _marks(marks, span),
+        _events(course, span),
+        _requests(lives, span),
+        _steps(messages, span),
+    )
+    for part in parts:
         for packet in part:
             file.write(packet)
 
@@ -67,9 +79,26 @@ def _counters(course: Course, span: Span) -> Iterator[bytes]:
                 yield packets.counter(uuid, min(max(time_ns, span.from_ns), span.until_ns), value)
 
 
+def _marks(marks: Sequence[Bookmark], span: Span) -> Iterator[bytes]:
+    """An instant each, and what an alarm told of besides as long as it lasted: slices on one track nest, alarms
+    overlap, so each has a track of its own."""
+    if marks:
+        yield packets.track(_MARKS, _ENGINE, "Bookmarks", rank=len(COUNTERS))
+    for place, mark in enumerate(marks):
+        what = "note" if mark.is_note else "alarm"
+        values: packets.Values = {"kind": mark.kind, "text": mark.text, "lasted_s": (end_of(mark) - mark.time_ns) / 1e9}
+        begin_ns = max(mark.time_ns, span.from_ns)
+        yield packets.instant(_MARKS, begin_ns, name_of(mark), what, values)
+        if mark.until_ns > begin_ns:
+            uuid = _FIRST_MARK + place
+            yield packets.track(uuid, _MARKS, name_of(mark), rank=place)
+            yield packets.slice_begin(uuid, begin_ns, name_of(mark), what, values)
+            yield packets.slice_end(uuid, min(mark.until_ns, span.until_ns))
+
+
 def _events(course: Course, span: Span) -> Iterator[bytes]:
     """Those of no single request; the others are on the requests' tracks."""
-    yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS))
+    yield packets.track(_EVENTS, _ENGINE, "Events", rank=len(COUNTERS) + 1)
     for place in course.events.find(span.from_ns, span.until_ns, kinds=("evicted", "note", "refused")).tolist():
         timed = course.events[place]
         values: packets.Values = {"cause": cause_text(timed.event), "blocks": timed.event.num_blocks}
@@ -77,7 +106,7 @@ def _events(course: Course, span: Span) -> Iterator[bytes]:
 
 
 def _requests(lives: Sequence[Life], span: Span) -> Iterator[bytes]:
-    yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 2)
+    yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 3)
     for place, life in enumerate(within(lives, span.from_ns, span.until_ns)):
         yield from _request(life, _FIRST_REQUEST + place, place, span)
 
@@ -112,7 +141,7 @@ def _request(life: Life, uuid: int, rank: int, span: Span) -> Iterator[bytes]:
 
 def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iterator[bytes]:
     """A slice a step, as long as it was measured; a frame is told at its end."""
-    yield packets.track(_STEPS, _ENGINE, "Steps", rank=len(COUNTERS) + 1)
+    yield packets.track(_STEPS, _ENGINE, "Steps", rank=len(COUNTERS) + 2)
     last_end_ns = span.from_ns
     for time_ns, frame in messages:
         if not isinstance(frame, Frame) or not frame.batch.number or not span.from_ns <= time_ns <= span.until_ns:

@@ -21,6 +21,8 @@ RIGHT: Final = 12
 PLOT_WIDTH: Final = WIDTH - LEFT - RIGHT
 TOP: Final = 8
 BOTTOM: Final = 22
+NOTE_INK: Final = "four"
+ALARM_INK: Final = "bad"
 _MAX_POINTS: Final = 480
 _NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 
@@ -36,11 +38,23 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment, and with an `end_s` after it a while, that somebody or an alarm marked."""
+
+    at_s: float
+    end_s: float
+    html: str
+    """Its words."""
+    is_note: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TimeAxis:
     """Seconds of the recording from the left edge to the right."""
 
     from_s: float
     until_s: float
+    marks: tuple[Mark, ...] = ()
 
     def x(self, seconds: float) -> float:
         """Where a time is."""
@@ -77,6 +91,7 @@ def chart(
         )
     for line in lines:
         parts.append(_path(axis, times_s, line, y, TOP + plot_height))
+    parts.append(mark_lines(axis, height))
     words = ", ".join(line.name for line in lines)
     return svg(height, f"{words} over time", "".join(parts))
 
@@ -90,6 +105,20 @@ def frame(axis: TimeAxis, height: int) -> str:
         parts.append(
             f'<text class="label mid" x="{axis.x(tick):.1f}" y="{height - 6}">{escape(number_text(tick))} s</text>'
         )
+    return "".join(parts)
+
+
+def mark_lines(axis: TimeAxis, height: int) -> str:
+    """What is marked, over what is drawn: a line, a sign at its top, its words for the pointer."""
+    parts = []
+    for mark in axis.marks:
+        x, end = axis.x(mark.at_s), axis.x(mark.end_s)
+        bottom, ink = height - BOTTOM, NOTE_INK if mark.is_note else ALARM_INK
+        parts.append(f'<g class="flag {ink}"><title>{mark.html}</title>')
+        if end - x > 1:
+            parts.append(f'<rect class="while" x="{x:.1f}" y="{TOP}" width="{end - x:.1f}" height="{bottom - TOP}"/>')
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+        parts.append(f'<path d="M{x - 4:.1f},{TOP - 7} h8 l-4,7 z"/></g>')
     return "".join(parts)
 
 

@@ -15,6 +15,7 @@ from kvscope_telemetry.exports.report.charts import (
     TOP,
     TimeAxis,
     frame,
+    mark_lines,
     number_text,
     svg,
 )
@@ -50,7 +51,7 @@ def heatmap(course: Course, axis: TimeAxis, start_ns: int) -> str:
         for y, text in ((TOP + 10, "block 0"), (TOP + height, number_text(max(0, num_rows - 1))))
     )
     words = "Blocks over time, by address: held by requests, cached, free"
-    return svg(HEIGHT, words, frame(axis, HEIGHT) + picture + labels)
+    return svg(HEIGHT, words, frame(axis, HEIGHT) + picture + labels + mark_lines(axis, HEIGHT))
 
 
 def _place(course: Course, time_ns: int) -> int:

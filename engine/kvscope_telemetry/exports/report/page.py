@@ -33,6 +33,8 @@ _STYLE: Final = (
     ".end{text-anchor:end}.mid{text-anchor:middle}"
     ".curve{fill:none;stroke:var(--ink);stroke-width:1.6;stroke-linecap:round;stroke-linejoin:round}"
     ".area{fill:var(--ink)}"
+    ".flag line{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:3 2}.flag path{fill:var(--ink)}"
+    ".while{fill:var(--ink);opacity:.13}"
     ".mark{stroke:var(--bad);stroke-width:1.5}"
     ".one{--ink:var(--one)}.two{--ink:var(--two)}.three{--ink:var(--three)}.four{--ink:var(--four)}"
     ".bad{--ink:var(--bad)}.six{--ink:var(--six)}.idle{--ink:var(--idle)}"

@@ -16,28 +16,40 @@ import numpy as np
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.exports.digest import Digest, digest, rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
-from kvscope_telemetry.exports.report.charts import Line, TimeAxis, chart
+from kvscope_telemetry.exports.marks import end_of, name_of
+from kvscope_telemetry.exports.report.charts import ALARM_INK, NOTE_INK, Line, Mark, TimeAxis, chart
 from kvscope_telemetry.exports.report.heatmap import heatmap
 from kvscope_telemetry.exports.report.page import clean, figures, keys, page, section, table
 from kvscope_telemetry.exports.report.requests import event_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 
 MAX_WORST: Final = 12
 MAX_EVENTS: Final = 40
+MAX_MARKS: Final = 200
 
 
-def write_report(recording: Exported, course: Course, lives: Sequence[Life], span: Span, file: BinaryIO) -> None:
-    """Write all of it."""
+def write_report(
+    recording: Exported,
+    course: Course,
+    lives: Sequence[Life],
+    span: Span,
+    file: BinaryIO,
+    marks: Sequence[Bookmark] = (),
+) -> None:
+    """Write all of it; `marks` are the bookmarks and alarms of the range."""
     found = digest(recording, course, span)
+    axis = _axis(span, marks)
     title = f"KV cache of {found.model or 'an engine'}"
     body = [
         _head(title, recording, found),
         section("In figures", figures(_figures(found))),
-        *_curves(course, span),
-        _heatmap(course, span),
-        *_requests(course, lives, span),
+        _bookmarks(marks, span),
+        *_curves(course, span, axis),
+        _heatmap(course, span, axis),
+        *_requests(course, lives, span, axis),
         f"<footer>Made by kvscope {clean(program_version())}. Times count from the recording's start.</footer>",
     ]
     file.write(page(title, [part for part in body if part]).encode("utf-8", "replace"))
@@ -77,10 +89,32 @@ def _figures(found: Digest) -> list[tuple[str, str, str]]:
     ]
 
 
-def _curves(course: Course, span: Span) -> list[str]:
+def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
+    """Each with its time; on the pictures below they are dashed lines."""
+    if not marks:
+        return ""
+    rows = [
+        [
+            f"{span.seconds(mark.time_ns):,.1f} s",
+            _lasted(mark),
+            "note" if mark.is_note else "alarm",
+            clean(name_of(mark)),
+        ]
+        for mark in marks[:MAX_MARKS]
+    ]
+    header = (("When", True), ("For", True), ("What", False), ("Words", False))
+    more = f'<p class="soft">{len(marks) - len(rows):,} more are not shown.</p>' if len(marks) > len(rows) else ""
+    flags = keys(((NOTE_INK, "bookmarks"), (ALARM_INK, "alarms")))
+    return section("Bookmarks and alarms", flags, table(header, rows), more)
+
+
+def _lasted(mark: Bookmark) -> str:
+    return _time((end_of(mark) - mark.time_ns) / 1e9) if mark.until_ns > mark.time_ns else ""
+
+
+def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
     rows = rows_in(course, span)
     times_s = (course.time_ns[rows] - span.start_ns) / 1e9
-    axis = _axis(span)
     if not len(times_s):
         return [section("Over time", '<p class="soft">There is no second of telemetry in this range.</p>')]
 
@@ -120,13 +154,13 @@ def _curves(course: Course, span: Span) -> list[str]:
     ]
 
 
-def _heatmap(course: Course, span: Span) -> str:
-    picture = heatmap(course, _axis(span), span.start_ns) if len(course) else ""
+def _heatmap(course: Course, span: Span, axis: TimeAxis) -> str:
+    picture = heatmap(course, axis, span.start_ns) if len(course) else ""
     meaning = keys((("active", "held by requests"), ("cached", "cached"), ("free", "free")))
     return section("Blocks by address over time", meaning, picture) if picture else ""
 
 
-def _requests(course: Course, lives: Sequence[Life], span: Span) -> list[str]:
+def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis) -> list[str]:
     there = within(lives, span.from_ns, span.until_ns)
     worst = worst_requests(there, span.until_ns, MAX_WORST)
     phases = (
@@ -144,7 +178,7 @@ def _requests(course: Course, lives: Sequence[Life], span: Span) -> list[str]:
             "Who had the worst of it",
             f'<p class="soft">Of {len(there):,} requests, those that waited and stood aside longest.</p>',
             keys(phases),
-            request_lanes(worst, _axis(span), span),
+            request_lanes(worst, axis, span),
             table(header, request_rows(worst)),
         )
         if worst
@@ -153,8 +187,12 @@ def _requests(course: Course, lives: Sequence[Life], span: Span) -> list[str]:
     ]
 
 
-def _axis(span: Span) -> TimeAxis:
-    return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3))
+def _axis(span: Span, marks: Sequence[Bookmark]) -> TimeAxis:
+    drawn = tuple(
+        Mark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_note)
+        for mark in marks[:MAX_MARKS]
+    )
+    return TimeAxis(span.from_s, max(span.until_s, span.from_s + 1e-3), drawn)
 
 
 def _keys(lines: Sequence[Line]) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvscope_telemetry.exports.digest import rows_in
 from kvscope_telemetry.exports.lives import PhaseKind
-from kvscope_telemetry.exports.report.charts import BOTTOM, LEFT, TOP, TimeAxis, frame, svg
+from kvscope_telemetry.exports.report.charts import BOTTOM, LEFT, TOP, TimeAxis, frame, mark_lines, svg
 from kvscope_telemetry.exports.report.page import clean
 from kvscope_telemetry.exports.report.worst import WorstRequest
 from kvscope_telemetry.exports.span import Span
@@ -49,6 +49,7 @@ def request_lanes(worst: Sequence[WorstRequest], axis: TimeAxis, span: Span) -> 
                 f'<rect class="bar {_CLASSES[phase.kind]}" x="{x:.1f}" y="{y + 2}" width="{max(x_end - x, 0.8):.1f}"'
                 f' height="{_LANE - 5}"><title>{clean(words)}</title></rect>'
             )
+    parts.append(mark_lines(axis, height))
     return svg(height, "Phases of these requests over time", "".join(parts))
 
 

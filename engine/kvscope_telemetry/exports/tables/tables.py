@@ -1,4 +1,4 @@
-"""The tables of a recording: a row a second, a row a request, a row an event.
+"""The tables of a recording: a row a second, a row a request, a row an event, a row a bookmark or an alarm.
 
 Owns their columns, types and units. Times bear two columns: `…_ns` by the wall clock, and seconds of the recording.
 """
@@ -12,14 +12,16 @@ import numpy as np
 
 from kvscope_telemetry.exports.digest import rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
+from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
 from kvscope_telemetry.summaries.summary import TimedEvent
 
-KINDS: Final = ("metrics", "requests", "events")
+KINDS: Final = ("metrics", "requests", "events", "bookmarks")
 """What there is a table of."""
 _STATES: Final[dict[int, str]] = {RequestState.RUNNING: "running", RequestState.PREEMPTED: "preempted"}
 _SHARES: Final = ("utilization",)
@@ -127,6 +129,22 @@ def events_table(recording: Exported, course: Course, span: Span) -> Table:
         Column("cause", "text", [cause_text(timed.event) for timed in found], "", "why, in words"),
     )
     return Table("events", columns, about(recording, span))
+
+
+def bookmarks_table(recording: Exported, marks: Sequence[Bookmark], span: Span) -> Table:
+    """A row a bookmark or an alarm that rang."""
+    times = np.array([mark.time_ns for mark in marks], np.int64)
+    lengths = np.array([end_of(mark) - mark.time_ns for mark in marks], np.float64) / 1e9
+    columns = (
+        Column("time_ns", "time", times, "ns", "since 1970"),
+        Column("second_s", "float", (times - span.start_ns) / 1e9, "s", "the same from the recording's start"),
+        Column("length_s", "float", lengths, "s", "how long what it is about lasted, 0 for a moment"),
+        Column("kind", "text", [mark.kind for mark in marks], "", "note: a person's; else the rule of an alarm"),
+        Column("name", "text", [name_of(mark) for mark in marks], "", "what it is about"),
+        Column("text", "text", [mark.text for mark in marks], "", "a person's words, or how bad it was"),
+        Column("bookmark_id", "text", [mark.bookmark_id for mark in marks], "", "the same wherever it is kept"),
+    )
+    return Table("bookmarks", columns, about(recording, span))
 
 
 def about(recording: Exported, span: Span) -> dict[str, str]:

@@ -259,3 +259,14 @@ def test_what_is_near_the_cursor_is_read_first():
     assert min(begin for begin, _ in order) == 0
     assert max(end for _, end in order) == 130 * SECOND_NS
     assert list(reading_order(5, 5, 5)) == [(5, 5)]
+
+
+def test_in_the_end_all_is_read_in_slices_that_touch():
+    order = list(reading_order(700 * SECOND_NS, 0, 7_200 * SECOND_NS))
+    known = (700 * SECOND_NS, 700 * SECOND_NS)
+    for begin_ns, end_ns in order:
+        assert 0 < end_ns - begin_ns <= 480 * SECOND_NS
+        assert end_ns == known[0] or begin_ns == known[1]
+        known = min(begin_ns, known[0]), max(end_ns, known[1])
+    assert known == (0, 7_200 * SECOND_NS)
+    assert len(order) < 30

@@ -6,18 +6,20 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from timed_fakes import EPOCH, START_NS, small_course, timed
+from timed_fakes import EPOCH, START_NS, second, small_course, timed
 
 from kvscope_app.views.timeline.course_follower import CourseFollower
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLanes, Turned
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import EventIndex
-from kvscope_telemetry.summaries.summary import SECOND_NS
+from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
+from kvscope_telemetry.summaries.turns import TURN, TurnKind
 
 KINDS = ("admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note")
 
@@ -170,3 +172,104 @@ def test_an_engine_that_ended_ends_its_requests_when_it_was_last_seen():
     course.extend((), (timed(300, "admitted", 1, epoch=EPOCH + 1),))
     follower.follow(course)
     assert (EPOCH, 2, Phase.RUNNING, START_NS + 12 * SECOND_NS, START_NS + 100 * SECOND_NS) in spans_of(follower.lanes)
+
+
+def turn(at, number, kind, epoch=EPOCH):
+    return Turned(START_NS + round(at * SECOND_NS), epoch, number, kind)
+
+
+def told_by(lanes):
+    """(phase, begin, end) in seconds, of each request, in the order of time."""
+    found = {}
+    for _, number, phase, begin, end in sorted(spans_of(lanes), key=lambda span: span[3:]):
+        ended = None if end == OPEN_NS else (end - START_NS) / SECOND_NS
+        found.setdefault(number, []).append((phase, (begin - START_NS) / SECOND_NS, ended))
+    return found
+
+
+def started(at, number, known=100, kept=0, kind="admitted"):
+    made = timed(at, kind, number, about="started", num_known_tokens=known)
+    return TimedEvent(made.time_ns, made.epoch, replace(made.event, num_tokens=kept))
+
+
+def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
+    lanes = RequestLanes()
+    lanes.tells_turns = True
+    lanes.add([started(1, 5), timed(3, "preempted", 5), started(4, 5, kind="resumed"), timed(9, "finished", 5)])
+    lanes.add([turn(5, 5, TurnKind.DECODE), turn(2, 5, TurnKind.DECODE), turn(2, 5, TurnKind.DECODE)])
+    assert told_by(lanes) == {
+        5: [
+            (Phase.PREFILL, 1.0, 2.0),
+            (Phase.DECODE, 2.0, 3.0),
+            (Phase.PREEMPTED, 3.0, 4.0),
+            (Phase.PREFILL, 4.0, 5.0),
+            (Phase.DECODE, 5.0, 9.0),
+        ]
+    }
+
+
+def test_who_comes_back_with_all_its_blocks_decodes_at_once():
+    lanes = RequestLanes()
+    lanes.tells_turns = True
+    lanes.add([started(1, 5, known=100, kept=99), turn(1.5, 5, TurnKind.DECODE)])
+    assert told_by(lanes) == {5: [(Phase.DECODE, 1.0, None)]}
+
+
+def test_who_waits_has_a_lane_before_it_runs_and_when_it_never_does():
+    lanes = RequestLanes()
+    lanes.tells_turns = True
+    lanes.add([turn(1, 5, TurnKind.WAITS), turn(1, 6, TurnKind.WAITS), turn(0, 7, TurnKind.DECODE)])
+    assert told_by(lanes) == {5: [(Phase.QUEUED, 1, None)], 6: [(Phase.QUEUED, 1, None)], 7: [(Phase.DECODE, 0, None)]}
+    lanes.add([started(4, 5), turn(1, 5, TurnKind.WAITS), timed(6, "aborted", 6)])
+    found = told_by(lanes)
+    assert found[5] == [(Phase.QUEUED, 1, 4), (Phase.PREFILL, 4, None)]
+    assert found[6] == [(Phase.QUEUED, 1, 6), (Phase.ABORTED, 6, 6)]
+    lanes.add([timed(8, "admitted", 1, epoch=EPOCH + 1), turn(7, 9, TurnKind.WAITS), turn(5, 5, TurnKind.DECODE)])
+    assert told_by(lanes)[5] == [(Phase.QUEUED, 1, 4), (Phase.PREFILL, 4, 5), (Phase.DECODE, 5, 8)]
+    assert 9 not in told_by(lanes), "of an engine that ended"
+
+
+def test_without_turns_it_just_runs():
+    lanes = RequestLanes()
+    lanes.add([started(1, 5)])
+    assert told_by(lanes) == {5: [(Phase.RUNNING, 1, None)]}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_however_late_turns_come_lives_are_the_same(data):
+    """Ten requests, one after another; turns are told after their second, forgetting goes on meanwhile."""
+    events, turns, expected = [], [], {}
+    for number in range(1, 11):
+        at = 10.0 * number
+        first, second = sorted(data.draw(st.lists(st.integers(1, 8), min_size=2, max_size=2)))
+        events += [started(at, number), timed(at + 9, "finished", number)]
+        turns.append((at + first, number, TurnKind.DECODE))
+        if second > first:  # it was preempted and went on
+            events[-1:-1] = [timed(at + second, "preempted", number), started(at + second, number, kind="resumed")]
+        spans = [(Phase.PREFILL, at, at + first), (Phase.DECODE, at + first, at + second)]
+        again = [(Phase.PREEMPTED, at + second, at + second), (Phase.PREFILL, at + second, at + 9)]
+        expected[number] = [*spans, *again] if second > first else [spans[0], (Phase.DECODE, at + first, at + 9)]
+    late = data.draw(st.permutations(turns))
+    lanes = RequestLanes()
+    lanes.tells_turns = True
+    cut = data.draw(st.integers(0, len(late)))
+    lanes.add(events)
+    lanes.add([turn(*each) for each in late[:cut]])
+    lanes.add([turn(*each) for each in late[cut:]])
+    assert told_by(lanes) == expected
+
+
+def test_a_follower_takes_turns_with_the_seconds_that_tell_them():
+    course, follower = Course(), CourseFollower()
+    packed = np.array([(START_NS + 2 * SECOND_NS, 5, TurnKind.DECODE), (START_NS, 6, TurnKind.WAITS)], TURN).tobytes()
+    course.extend([second(1, turns=b"")], [started(1, 5)])
+    follower.follow(course)
+    assert told_by(follower.lanes) == {5: [(Phase.PREFILL, 1, None)]}
+    course.extend([second(2, turns=packed)])
+    follower.follow(course)
+    follower.follow(course)
+    assert told_by(follower.lanes) == {
+        5: [(Phase.PREFILL, 1, 2), (Phase.DECODE, 2, None)],
+        6: [(Phase.QUEUED, 0, None)],
+    }

@@ -162,26 +162,42 @@ def test_the_wheel_zooms_at_the_pointer(view):
     assert view.canvas.length_ns is None
 
 
-def test_keys_move_and_zoom(view, qtbot):
+def test_keys_move_and_zoom(view, timed_session, qtbot):
     canvas = view.canvas
     for _ in range(2):
         qtbot.keyClick(canvas, Qt.Key.Key_Plus)
     assert canvas.shown.span.length_ns == 25 * SECOND_NS
     qtbot.keyClick(canvas, Qt.Key.Key_Home)
     assert canvas.shown.span.begin_ns == canvas.whole.begin_ns
-    qtbot.keyClick(canvas, Qt.Key.Key_Right)
+    assert timed_session.cursor_ns == canvas.whole.begin_ns
+    qtbot.keyClick(canvas, Qt.Key.Key_Right, Qt.KeyboardModifier.ShiftModifier)
     assert canvas.shown.span.begin_ns == canvas.whole.begin_ns + 2_500_000_000
+    assert timed_session.cursor_ns == canvas.whole.begin_ns
     qtbot.keyClick(canvas, Qt.Key.Key_End)
-    assert canvas.shown.span.end_ns == canvas.whole.end_ns
+    assert canvas.shown.span.end_ns == canvas.whole.end_ns == timed_session.cursor_ns
     qtbot.keyClick(canvas, Qt.Key.Key_Minus)
     qtbot.keyClick(canvas, Qt.Key.Key_Minus)
     assert canvas.shown.span == canvas.whole
 
 
-def test_shift_and_an_arrow_move_the_cursor(view, timed_session, qtbot):
+def test_arrows_move_the_cursor_and_keep_it_in_sight(view, timed_session, qtbot):
     before = timed_session.cursor_ns
-    qtbot.keyClick(view.canvas, Qt.Key.Key_Right, Qt.KeyboardModifier.ShiftModifier)
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
     assert timed_session.cursor_ns == before + 2 * SECOND_NS
+    view.canvas.show_length(10 * SECOND_NS)
+    for _ in range(100):
+        qtbot.keyClick(view.canvas, Qt.Key.Key_Right)
+    span = view.canvas.shown.span
+    assert span.begin_ns <= timed_session.cursor_ns <= span.end_ns
+    assert timed_session.cursor_ns > before + 20 * SECOND_NS
+
+
+def test_brackets_bound_a_loop_at_the_cursor(view, timed_session, qtbot):
+    bounds = []
+    view.canvas.loop_wanted.connect(lambda *bound: bounds.append(bound))
+    for key in (Qt.Key.Key_BracketLeft, Qt.Key.Key_Right, Qt.Key.Key_BracketRight):
+        qtbot.keyClick(view.canvas, key)
+    assert bounds == [(START_NS, True), (START_NS + 2 * SECOND_NS, False)]
 
 
 def test_dragging_moves_and_chooses_nothing(view, timed_session, qtbot):
@@ -212,7 +228,8 @@ def test_following_keeps_the_live_end_in_sight_until_someone_looks_elsewhere(vie
     timed_session.cursor_ns = START_NS + 110 * SECOND_NS
     timed_session.course_changed.emit()
     assert view.canvas.shown.span.end_ns == START_NS + 110 * SECOND_NS
-    qtbot.keyClick(view.canvas, Qt.Key.Key_Home)
+    for _ in range(200):
+        qtbot.keyClick(view.canvas, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     assert not view.follow.isChecked()
     timed_session.course.extend([second(110)])
     timed_session.cursor_ns = START_NS + 111 * SECOND_NS

@@ -1,0 +1,21 @@
+"""Times of day, on every view in one format."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+_SECOND_NS: Final = 1_000_000_000
+
+
+def clock_text(time_ns: int) -> str:
+    """`14:03:27.125`, of a time by the wall clock. Cut off: nothing is said to be later than it was."""
+    local = time.localtime(time_ns // _SECOND_NS)
+    return time.strftime("%H:%M:%S", local) + f".{time_ns // 1_000_000 % 1000:03d}"
+
+
+def wall_text(time_ns: int) -> str:
+    """The same; with the day, where that is not today."""
+    when, today = time.localtime(time_ns // _SECOND_NS), time.localtime()
+    day = "" if when[:3] == today[:3] else time.strftime("%Y-%m-%d ", when)
+    return day + clock_text(time_ns)

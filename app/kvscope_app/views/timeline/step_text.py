@@ -1,0 +1,100 @@
+"""What is painted over the lanes about steps: their words where there is room, and a step's requests set off."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from PySide6.QtCore import QRect, QRectF, Qt
+from PySide6.QtGui import QPainter, QPen
+
+from kvscope_app.look.number_text import count, seconds
+from kvscope_app.look.theme import Theme
+from kvscope_app.views.timeline.lane_layout import STEPS, LaneLayout, axis_height, gutter, row_height
+from kvscope_app.views.timeline.lane_picture import Shown
+from kvscope_app.views.timeline.steps import Steps
+
+_NAMED_FROM_PX: Final = 46
+_MOST_NAMED: Final = 200
+
+
+def paint(
+    painter: QPainter,
+    shown: Shown,
+    layout: LaneLayout,
+    theme: Theme,
+    pointed: int | None,
+    batch: tuple[int, tuple[int, ...]],
+) -> None:
+    """All of it; `pointed` is the place of a step, `batch` the epoch and the requests that are selected."""
+    steps = shown.steps
+    painter.save()
+    painter.setClipRect(QRect(gutter(), axis_height(), layout.chart_width, layout.height))
+    if steps is not None and len(steps):
+        _words(painter, steps, shown, layout, theme)
+        if pointed is not None and pointed < len(steps):
+            _band(painter, steps, pointed, shown, layout, theme)
+            _outline(painter, int(steps.epoch[pointed]), steps.batch(pointed).numbers.tolist(), shown, layout, theme)
+    if batch[1]:
+        _outline(painter, batch[0], batch[1], shown, layout, theme)
+    painter.restore()
+
+
+def _words(painter: QPainter, steps: Steps, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
+    top, height = next((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS)
+    seen = steps.within(shown.span.begin_ns, shown.span.end_ns)
+    if seen.stop - seen.start > _MOST_NAMED:
+        return
+    for place in range(seen.start, seen.stop):
+        left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[place], steps.end_ns[place]))
+        left, right = max(left, gutter()), min(right, gutter() + layout.chart_width)
+        if right - left < _NAMED_FROM_PX:
+            continue
+        metrics = painter.fontMetrics()
+        texts = _texts(steps, place)
+        text = next((text for text in texts if metrics.horizontalAdvance(text) + 8 <= right - left), texts[-1])
+        width = metrics.horizontalAdvance(text) + 6
+        if width + 2 > right - left:
+            continue
+        chip = QRectF(left + 2, top + 1, width, min(metrics.height(), height - 2))
+        painter.fillRect(chip, theme.color("raised", 225))
+        painter.setPen(theme.color("text"))
+        painter.drawText(chip, Qt.AlignmentFlag.AlignCenter, text)
+
+
+def _texts(steps: Steps, place: int) -> tuple[str, ...]:
+    """Of a step, the longest first."""
+    tokens = f"{count(int(steps.prefill[place] + steps.decode[place]))} tok"
+    who = f"{count(steps.batch(place).numbers.size)} req · {tokens}"
+    return f"{who} · {seconds(float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9)}", who, tokens
+
+
+def _band(painter: QPainter, steps: Steps, place: int, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
+    left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[place], steps.end_ns[place]))
+    band = QRectF(left, axis_height(), max(right - left, 1.0), layout.height - axis_height())
+    painter.fillRect(band, theme.color("selection", 34))
+    painter.setPen(QPen(theme.color("selection", 150), 1))
+    painter.drawRect(band)
+
+
+def _outline(
+    painter: QPainter, epoch: int, numbers: tuple[int, ...] | list[int], shown: Shown, layout: LaneLayout, theme: Theme
+) -> None:
+    """A line along the left of each of the requests, and around those in sight."""
+    lives, span = shown.lanes.lives, shown.span
+    painter.setPen(QPen(theme.color("selection"), 1))
+    for number in numbers:
+        life = shown.lanes.life_of(epoch, number)
+        if life is None or life >= shown.rows.size or shown.rows[life] < 0:
+            continue
+        row = int(shown.rows[life]) - shown.first_row
+        if not 0 <= row <= layout.num_rows:
+            continue
+        begin, end = (int(np.clip(lives[name][life], span.begin_ns, span.end_ns)) for name in ("begin", "end"))
+        left, right = _x(begin, shown, layout), _x(min(end, max(shown.until_ns, begin)), shown, layout)
+        top = layout.requests_top + row * row_height()
+        painter.drawRect(QRectF(left, top - 1, max(right - left - 1, 2), row_height() - 2))
+
+
+def _x(time_ns: int, shown: Shown, layout: LaneLayout) -> float:
+    return gutter() + shown.span.share_at(time_ns) * layout.chart_width

@@ -1,0 +1,136 @@
+"""The steps of a stretch of time: when each was, and with how many tokens of whom. Read from frames; knows no Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.recorded import Recorded
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+
+IntArray = npt.NDArray[np.int64]
+MAX_STEPS: Final = 12_000
+"""Read at a time; what is further is not drawn as steps."""
+_LOOK_EVERY: Final = 64
+_NUM_COLUMNS: Final = 6
+_NOBODY: Final = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Of one step: who ran, with how many tokens each."""
+
+    numbers: IntArray
+    tokens: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Columns of shape (n,), oldest first, all that were between `first_ns` and `last_ns`; times are wall clock."""
+
+    first_ns: int
+    last_ns: int
+    begin_ns: IntArray
+    end_ns: IntArray
+    epoch: IntArray
+    step: IntArray
+    prefill: IntArray
+    """Tokens; so is the next."""
+    decode: IntArray
+    starts: IntArray
+    """Where each one's requests begin in the next two, shape (n + 1,)."""
+    numbers: IntArray
+    tokens: IntArray
+
+    def __len__(self) -> int:
+        return self.step.size
+
+    def covers(self, begin_ns: int, end_ns: int) -> bool:
+        """Whether no step of this time is missing."""
+        return self.first_ns <= begin_ns and end_ns <= self.last_ns
+
+    def within(self, begin_ns: int, end_ns: int) -> slice:
+        """Steps that reach into this time."""
+        first = int(np.searchsorted(self.end_ns, begin_ns, "left"))
+        return slice(first, max(first, int(np.searchsorted(self.begin_ns, end_ns, "right"))))
+
+    def at(self, time_ns: int, reach_ns: int = 0) -> int | None:
+        """The step that ran then; else the nearest that is at most `reach_ns` away."""
+        place = int(np.searchsorted(self.end_ns, time_ns, "left"))
+        near = [at for at in (place - 1, place) if 0 <= at < len(self)]
+        away = {at: max(int(self.begin_ns[at]) - time_ns, time_ns - int(self.end_ns[at]), 0) for at in near}
+        best = min(near, key=lambda at: away[at], default=None)
+        return best if best is not None and away[best] <= reach_ns else None
+
+    def next_to(self, time_ns: int, sign: int) -> int | None:
+        """The first step that ended after `time_ns`; with a negative sign, the one before the last that ended then."""
+        ended = int(np.searchsorted(self.end_ns, time_ns, "right"))
+        place = ended if sign > 0 else ended - 2
+        return place if 0 <= place < len(self) else None
+
+    def batch(self, place: int) -> Batch:
+        """Of the step at `place`."""
+        part = slice(int(self.starts[place]), int(self.starts[place + 1]))
+        return Batch(self.numbers[part], self.tokens[part])
+
+
+NO_STEPS: Final = Steps(
+    0, 0, _NOBODY, _NOBODY, _NOBODY, _NOBODY, _NOBODY, _NOBODY, np.zeros(1, np.int64), _NOBODY, _NOBODY
+)
+
+
+def read_steps(recorded: Recorded, begin_ns: int, end_ns: int, watch: Watch) -> Steps:
+    """All that were recorded in this time, as far as they are not too many. A frame is told at the end of its step.
+
+    Raises OpeningCancelled when `watch` says so.
+    """
+    start_ns = recorded.start_ns
+    rows: list[tuple[int, ...]] = []
+    numbers: list[bytes] = []
+    tokens: list[bytes] = []
+    length_s = max((end_ns - begin_ns) / 1e9, 1e-9)
+    last_ns, told_ns = max(recorded.end_ns, begin_ns), begin_ns
+    from_s, until_s = max((begin_ns - start_ns) / 1e9, 0.0), (end_ns - start_ns) / 1e9
+    for count, (at_s, message) in enumerate(recorded.messages(from_s, until_s)):
+        if count % _LOOK_EVERY == 0 and not watch(min(max((at_s - from_s) / length_s, 0.0), 1.0)):
+            raise OpeningCancelled
+        if not isinstance(message, Frame) or not message.batch.number:
+            continue
+        if len(rows) >= MAX_STEPS:
+            last_ns = told_ns
+            break
+        time_ns = start_ns + round(at_s * 1e9)
+        rows.append(_row(message, time_ns, told_ns))
+        numbers.append(message.batch.number)
+        tokens.append(message.batch.num_tokens)
+        told_ns = time_ns
+    begin, end, epoch, step, prefill, decode = np.array(rows, np.int64).reshape(len(rows), _NUM_COLUMNS).T
+    sizes = [len(each) // 4 for each in numbers]
+    return Steps(
+        begin_ns,
+        min(end_ns, last_ns),
+        begin,
+        end,
+        epoch,
+        step,
+        prefill,
+        decode,
+        np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))),
+        np.frombuffer(b"".join(numbers), "<u4").astype(np.int64),
+        np.frombuffer(b"".join(map(_as_long, tokens, sizes)), "<u4").astype(np.int64),
+    )
+
+
+def _row(frame: Frame, time_ns: int, told_ns: int) -> tuple[int, ...]:
+    took = frame.timings
+    begin_ns = min(max(time_ns - took.schedule_ns - took.run_ns - took.commit_ns, told_ns), time_ns)
+    return begin_ns, time_ns, frame.epoch, frame.step, frame.batch.num_prefill_tokens, frame.batch.num_decode_tokens
+
+
+def _as_long(packed: bytes, size: int) -> bytes:
+    """What a frame lacks is nothing."""
+    return packed[: 4 * size].ljust(4 * size, b"\0")

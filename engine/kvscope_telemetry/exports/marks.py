@@ -1,0 +1,29 @@
+"""Bookmarks and alarms of an exported range: what stands of all that was said, in the order of time.
+
+Owns which belong to a range: those that reach into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvscope_telemetry.alarms.words import title_of
+from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
+
+
+def marks_in(recording: Exported, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
+    """Of the recording, and `more` that is kept elsewhere: bookmarks of a finished file are beside it."""
+    standing = in_order(settled([*recording.bookmarks(), *more]).values())
+    return [mark for mark in standing if mark.time_ns <= span.until_ns and end_of(mark) >= span.from_ns]
+
+
+def end_of(mark: Bookmark) -> int:
+    """When it was over; a moment is over at once."""
+    return max(mark.until_ns, mark.time_ns)
+
+
+def name_of(mark: Bookmark) -> str:
+    """What it is about: a person's words, or an alarm and how bad it was."""
+    name = "" if mark.is_note else title_of(mark.kind)
+    return ": ".join(part for part in (name, mark.text) if part) or "Bookmark"

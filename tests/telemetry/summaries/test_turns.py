@@ -1,0 +1,83 @@
+"""Turns that no event tells: noticed in frames as a plain model would, the same while writing and from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.recordings.overview import computed_part, read_course
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.turns import TURN, TurnKind, TurnLog, numbers_of
+
+
+def plain_turns(recording: Recording) -> set[tuple[int, int, TurnKind]]:
+    """Time, number and kind, said plainly: who is announced waits; whose pieces of a prompt are followed by a single
+    token decodes since the last of them."""
+    turns, pieces, decoding = set(), {}, set()
+    for at_s, message in recording.messages():
+        time_ns = recording.start_ns + round(at_s * 1e9)
+        if isinstance(message, Snapshot):
+            outputs = np.frombuffer(message.requests.num_output_tokens, "<u4") > 0
+            decoding |= set(np.frombuffer(message.requests.number, "<u4")[outputs].tolist())
+        if not isinstance(message, Frame):
+            continue
+        offset_ns = time_ns - message.time_ns
+        turns |= {(info.arrival_ns + offset_ns, info.number, TurnKind.WAITS) for info in message.new_requests}
+        sizes = np.frombuffer(message.batch.num_tokens, "<u4").tolist()
+        for number, size in zip(np.frombuffer(message.batch.number, "<u4").tolist(), sizes, strict=True):
+            if size > 1:
+                decoding.discard(number)
+                pieces[number] = time_ns
+            elif number not in decoding:
+                decoding.add(number)
+                turns.add((pieces.pop(number, time_ns), number, TurnKind.DECODE))
+        for number in (event.number for event in message.events if event.kind in ("preempted", "finished", "aborted")):
+            decoding.discard(number)
+            pieces.pop(number, None)
+    return turns
+
+
+def turns_of(course: Course) -> list[tuple[int, int, TurnKind]]:
+    return [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(course.turns.rows)]
+
+
+def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Callable[..., Any]) -> None:
+    recording = Recording.open(record(700).path)
+    course, computed = read_course(recording), Course()
+    computed_part(recording, recording.start_ns).into(computed)
+    assert course.turns.is_told
+    assert turns_of(course) == turns_of(computed)
+    found = set(turns_of(course))
+    plain = plain_turns(recording)
+    assert plain <= found
+    assert {kind for *_, kind in found} >= {TurnKind.WAITS, TurnKind.DECODE}
+    first_ns = min(int(course.time_ns[0]), recording.start_ns)
+    assert all(time_ns <= first_ns + 10**9 for time_ns, *_ in found - plain), "only the first snapshot tells more"
+
+
+def test_a_log_keeps_the_newest_and_says_how_many_went() -> None:
+    log = TurnLog(max_turns=100)
+    log.add(None, 1)
+    assert not log.is_told
+    assert not len(log)
+    for second in range(30):
+        log.add(np.array([(second * 10 + place, place + 1, 2) for place in range(10)], TURN).tobytes(), second)
+    assert log.is_told
+    assert log.num_forgotten + len(log) == 300
+    assert len(log) <= 100
+    assert log.rows["time_ns"].tolist() == list(range(300 - len(log), 300))
+    log.forget_before(295)
+    assert log.rows["time_ns"].tolist() == [295, 296, 297, 298, 299]
+    assert log.rows["epoch"].tolist() == [29] * 5
+
+
+def test_what_a_file_claims_is_taken_as_far_as_it_can_be() -> None:
+    """Cut within a turn, a time beyond all times, a kind of a later version."""
+    packed = np.array([(-5, 1, 0), ((1 << 63) - 1, 2, 2), (7, 3, 99)], TURN).tobytes() + b"\1\2\3"
+    log = TurnLog()
+    log.add(packed, 4)
+    assert numbers_of(log.rows) == [(0, 4, 1, TurnKind.WAITS), ((1 << 62) - 1, 4, 2, TurnKind.DECODE)]
