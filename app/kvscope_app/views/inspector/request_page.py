@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kvscope_app.look.number_text import count
@@ -21,8 +21,8 @@ from kvscope_telemetry.state.mirror import Mirror
 _MAX_EVENTS: Final = 50
 
 
-def request_page(mirror: Mirror, history: History, number: int) -> Page | None:
-    """Of request `number`; None when it is not known (any more)."""
+def request_page(mirror: Mirror, history: History, number: int, texts: Iterable[Fact] = ()) -> Page | None:
+    """Of request `number`; None when it is not known (any more). `texts`: what there is to read of it."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return None
@@ -33,6 +33,7 @@ def request_page(mirror: Mirror, history: History, number: int) -> Page | None:
         ("Times", _times(mirror, history, mirror.hello, row)),
         ("Blocks", _blocks(mirror, mirror.hello, number)),
         ("Prefix", _reuse(mirror, number, events)),
+        ("Text", texts),
         ("Events, newest first", _events(history, events)),
     )
 

@@ -20,14 +20,13 @@ from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Goal, Link, Page
 from kvscope_app.views.inspector.life_panel import LifePanel
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
+from kvscope_app.views.inspector.request_text import text_blocks, text_facts
 from kvscope_app.views.inspector.step_page import Series, step_page
 from kvscope_app.views.inspector.step_reader import StepReader
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.page_map.block_texts import BlockTexts
 from kvscope_telemetry.source import Update
 
 BLOCK, REQUEST, STEP = range(3)
-_FIRST_TAG: Final = 1 << 41
 EMPTY_TEXTS: Final = (
     "No block is selected.\nClick one in the page map, or find it by its number (Ctrl+F).",
     "No request is selected.\nClick one in the table, on the timeline or in the page map, or find it (Ctrl+F).",
@@ -58,7 +57,6 @@ class InspectorView(View):
         self.table = FactTable()
         self.life = LifePanel(session)
         self.steps = StepReader(session, self)
-        self._texts = BlockTexts(session, self, _FIRST_TAG)
         self._swatch = label()
         self._nothing = empty_state(EMPTY_TEXTS[BLOCK])
         self._newest: Series = {}
@@ -112,11 +110,28 @@ class InspectorView(View):
         if mirror.hello is None:
             return None
         if self.subject == BLOCK and block is not None and block < mirror.num_rows:
-            stamp = block_facts(mirror, block, mirror.hello.cache.block_size).stamp
-            return block_page(mirror, block, None if stamp is None else self._texts.get(block, stamp))
+            return self._block_page(block)
         if self.subject == REQUEST and number is not None:
-            return request_page(mirror, session.history, number)
+            return self._request_page(number)
+        session.texts.want(self, ())
         return self._step_page() if self.subject == STEP else None
+
+    def _block_page(self, block: int) -> Page:
+        mirror, texts = self.session.mirror, self.session.texts
+        assert mirror.hello is not None, "there are blocks only once there is an engine"
+        asked = block_facts(mirror, block, mirror.hello.cache.block_size).asked
+        texts.want(self, () if asked is None else (asked,))
+        if asked is None:
+            return block_page(mirror, block)
+        return block_page(mirror, block, texts.get(asked), texts.why_not(asked) or "…")
+
+    def _request_page(self, number: int) -> Page | None:
+        mirror, texts = self.session.mirror, self.session.texts
+        blocks = text_blocks(mirror, number)
+        texts.want(self, [block.asked for block in blocks])
+        reasons = [texts.why_not(block.asked) for block in blocks]
+        why_not = reasons[0] if all(reasons) and reasons else ""
+        return request_page(mirror, self.session.history, number, text_facts(blocks, texts.get, why_not))
 
     def _step_page(self) -> Page:
         session, mirror = self.session, self.session.mirror
@@ -191,7 +206,7 @@ class InspectorView(View):
         self.session.shown.connect(self._remember)
         self.life.history.changed.connect(self._refresh_if_seen)
         self.steps.found.connect(self._refresh_if_seen)
-        self._texts.arrived.connect(lambda block: self._refresh_if_seen())
+        self.session.texts.arrived.connect(self._refresh_if_seen)
 
     def _lay_out(self) -> None:
         self.subjects.set_tip(STEP, "The step that is shown: how long it took, who ran in it, what it changed")

@@ -10,6 +10,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import THEMES
+from kvscope_app.session.texts.session_texts import FOR_OPERATORS
 from kvscope_app.views.page_map.view import PageMapView
 from kvscope_app.views.prefixes import tree_keeper
 from kvscope_app.views.prefixes.columns import COLUMNS
@@ -18,6 +19,7 @@ from kvscope_app.views.prefixes.view import NO_CACHE, NO_PARENTS, NOTHING_YET, P
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.texts.block_texts import Asked
 
 WORDS = {4: "You are", 9: " a helpful", 17: " poet.\nSing", 18: " cook.", 19: " Stir", 30: "Once upon"}
 
@@ -224,9 +226,11 @@ def test_no_text_of_another_prefix_in_the_same_row(view, engine, session, poll, 
 
 def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
     session.status = replace(session.status, role=Role.VIEWER)
-    view.texts.want([(118, 18)])
-    view.texts._ask()
+    session.texts.want(view, [Asked(7, 18, 0, 0, 118)])
+    session.texts.look()
     assert engine.source.sent == []
+    view.refresh()
+    assert view.note.text() == FOR_OPERATORS
 
 
 @pytest.mark.parametrize(
