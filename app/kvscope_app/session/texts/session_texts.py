@@ -110,6 +110,11 @@ class SessionTexts(QObject):
         return (self.why_none or NOT_OF_BLOCK) if is_missing else ""
 
     @property
+    def is_reading(self) -> bool:
+        """Whether a recording is being read."""
+        return self._looking is not None
+
+    @property
     def why_none(self) -> str:
         """Why there are no texts of the time that is shown, in a sentence; "" where there are, or may be."""
         session = self._session
