@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QTa
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.inspector.fact_model import FactModel
-from kvscope_app.views.inspector.facts import Fact, Page, as_text
+from kvscope_app.views.inspector.facts import Fact, Page, as_json, as_text
 
 _NAME_SHARE: Final = 0.36
 _NAME_MOST: Final = 190
@@ -64,13 +64,11 @@ class FactTable(QTableView):
 
     def copy(self, *, all_rows: bool = False) -> str:
         """Put the selected rows, or all where none are, on the clipboard as tab separated lines; what that is."""
-        rows = sorted({index.row() for index in self.selectedIndexes()})
-        wanted = range(self.facts.rowCount()) if all_rows or not rows else rows
-        facts: list[Fact] = [fact for row in wanted if (fact := self.facts.fact_at(row)) is not None]
-        text = as_text(facts)
-        if text:
-            QGuiApplication.clipboard().setText(text)
-        return text
+        return _put(as_text(self._chosen(all_rows=all_rows)))
+
+    def copy_json(self) -> str:
+        """The same of all rows, as a JSON object."""
+        return _put(as_json(self._chosen(all_rows=True)))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(60, 40)
@@ -125,9 +123,21 @@ class FactTable(QTableView):
         if fact is not None and fact.link is not None:
             self.followed.emit(fact.link)
 
+    def _chosen(self, *, all_rows: bool) -> list[Fact]:
+        rows = sorted({index.row() for index in self.selectedIndexes()})
+        wanted = range(self.facts.rowCount()) if all_rows or not rows else rows
+        return [fact for row in wanted if (fact := self.facts.fact_at(row)) is not None]
+
     def _show_menu(self, position: QPoint) -> None:
         menu = QMenu(self)
         menu.addAction("Copy", self.copy)
         menu.addAction("Copy all", lambda: self.copy(all_rows=True))
+        menu.addAction("Copy all as JSON", self.copy_json)
         menu.exec(self.viewport().mapToGlobal(position))
         menu.deleteLater()
+
+
+def _put(text: str) -> str:
+    if text:
+        QGuiApplication.clipboard().setText(text)
+    return text

@@ -14,6 +14,7 @@ from kvscope_app.views.places import place_of
 from kvscope_app.views.requests.blocks_words import blocks_sentence
 from kvscope_app.views.requests.columns import read_columns
 from kvscope_app.views.requests.model import COLUMNS
+from kvscope_app.views.requests.phase_words import phases
 from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.state.mirror import Mirror
@@ -30,6 +31,7 @@ def request_page(mirror: Mirror, history: History, number: int, texts: Iterable[
     return page(
         f"Request #{count(number)}",
         ("Request", _columns(mirror, history, row)),
+        ("Phases", _phases(mirror, history, events, number)),
         ("Times", _times(mirror, history, mirror.hello, row)),
         ("Blocks", _blocks(mirror, mirror.hello, number)),
         ("Prefix", _reuse(mirror, number, events)),
@@ -55,6 +57,11 @@ def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
         yield Fact("Priority", str(priority))
     if index := int(requests.index[row]):
         yield Fact("Completion", f"{index + 1} of the same prompt")
+
+
+def _phases(mirror: Mirror, history: History, events: list[LoggedEvent], number: int) -> Iterator[Fact]:
+    for name, value in phases(mirror, history.request_times, [entry.event for entry in events], number):
+        yield Fact(name, value)
 
 
 def _times(mirror: Mirror, history: History, hello: Hello, row: int) -> Iterator[Fact]:
