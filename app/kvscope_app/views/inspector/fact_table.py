@@ -17,6 +17,8 @@ _NAME_MOST: Final = 190
 _SHORT: Final = 22
 """Values of so few letters take one line."""
 _HEADING_PAD: Final = 14
+_NAME_PAD: Final = 10
+"""What of the first column is not for letters."""
 
 
 class FactTable(QTableView):
@@ -104,12 +106,16 @@ class FactTable(QTableView):
         self._fit_rows(list(range(self.facts.rowCount())))
 
     def _fit_rows(self, rows: list[int]) -> None:
-        line = self.fontMetrics().height()
+        line, room = self.fontMetrics().height(), self.columnWidth(0) - _NAME_PAD
         for row in rows:
             fact = self.facts.fact_at(row)
             if fact is None:
                 self.setRowHeight(row, line + _HEADING_PAD)
-            elif len(fact.value) <= _SHORT and len(fact.name) <= _SHORT and "\n" not in fact.value:
+            elif (
+                len(fact.value) <= _SHORT
+                and self.fontMetrics().horizontalAdvance(fact.name) <= room
+                and "\n" not in fact.value
+            ):
                 self.setRowHeight(row, line + 6)
             else:
                 self.setRowHeight(row, max(self.sizeHintForRow(row), line + 6))

@@ -117,17 +117,24 @@ class TextSearch(QObject):
             self._read_more()
 
     def _match(self, place: Place, text: str) -> None:
-        """In the block's text, and in the end of the one before it in the same table."""
+        """In the block's text, and where it goes on from the one before it in the same table."""
         block = place.asked.block
         before_run, before_block, tail = self._before
         tail = tail if place.run and place.run == before_run else ""
         whole = tail + text
-        at = whole.casefold().find(self._text)
+        folded = whole.casefold()
+        at = folded.find(self._text)
+        if 0 <= at < len(tail):
+            self._tell(before_block, whole, at)
+            at = folded.find(self._text, len(tail))
         if at >= 0:
-            self._num_found += 1
-            self.found.emit(self._finding(before_block if at < len(tail) else block, whole, at))
+            self._tell(block, whole, at)
         keep = len(self._text) - 1
         self._before = (place.run, block, text[-keep:] if at < 0 else "")
+
+    def _tell(self, block: int, text: str, at: int) -> None:
+        self._num_found += 1
+        self.found.emit(self._finding(block, text, at))
 
     def _finding(self, block: int, text: str, at: int) -> Finding:
         hello = self._session.mirror.hello

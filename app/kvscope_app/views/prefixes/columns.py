@@ -142,7 +142,7 @@ COLUMNS: Final = (
     Column(
         "Idle",
         "How long nobody has held or used it",
-        "over 00 min 00 s",
+        "over 00 min",
         text=idle_words,
         plain=lambda m, n: str(m.idle_s(n)),
         sort_by=lambda m: np.where(m.tree.holders > 0, -(1 << 40), -m.tree.last_used_step),

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state
+from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
@@ -82,9 +82,8 @@ class PrefixesView(View):
         self.search.setClearButtonEnabled(True)
         self.count = ElidedLabel()
         self._empty = empty_state(NOTHING_YET)
-        self.note = ElidedLabel()
+        self.note = label(look="muted", wraps=True, elastic=True)
         """Why there are no texts."""
-        self.note.setProperty("look", "muted")
         self._told_time = (-1, -1)
         self._reorder_soon = QTimer(self, singleShot=True, interval=_REORDER_MS)
         self._reorder_soon.timeout.connect(self.model.reorder)

@@ -182,12 +182,13 @@ class RequestModel(QAbstractTableModel):
         """All that is held of a view row as a JSON object; what is not known is null."""
         if self._columns is None or not 0 <= row < len(self._rows):
             return ""
-        at, told = int(self._rows[row]), {}
+        at = int(self._rows[row])
+        told: dict[str, object] = {}
         for name in (field.name for field in fields(self._columns)):
             value = getattr(self._columns, name)[at]
             plain = value if isinstance(value, str) else value.item()
             told[name] = None if isinstance(plain, float) and not np.isfinite(plain) else plain
-        told["state"] = RequestState(told["state"]).name.lower()
+        told["state"] = RequestState(int(self._columns.state[at])).name.lower()
         return json.dumps(told, ensure_ascii=False, indent=2)
 
     def row_of(self, number: int) -> int | None:

@@ -48,9 +48,9 @@ def phases(mirror: Mirror, times: RequestTimes, events: Sequence[Event], number:
 
 
 def _started_ns(times: RequestTimes, own: list[Event], number: int) -> int:
-    seen = int(times.started_ns(np.array([number]))[0])
+    """When it was admitted; what was seen is the end of its first step."""
     admitted = next((event.time_ns for event in own if event.kind == "admitted"), -1)
-    return seen if seen >= 0 else admitted
+    return admitted if admitted >= 0 else int(times.started_ns(np.array([number]))[0])
 
 
 def _computed(mirror: Mirror, row: int, started: int, first: int, until: int) -> Iterator[tuple[str, str]]:
