@@ -45,6 +45,16 @@ def answer(collector, ledger, *contents):
     return collector.confirmed(ledger, EPOCH)
 
 
+def test_a_hash_is_found_in_whatever_row_it_was_and_forgotten_with_its_text():
+    index = TextIndex()
+    index.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="moved")])
+    assert index.find(Asked(EPOCH, 70, 9, 16, 0xA2), 99).text == "moved"
+    assert index.find(Asked(EPOCH + 1, 70, 9, 16, 0xA2), 99) is None
+    small = TextIndex(max_bytes=1)
+    small.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="gone")])
+    assert small.find(Asked(EPOCH, 2, 1, 16, 0xA2), 99) is None
+
+
 def test_full_blocks_are_asked_for_once_and_those_that_fill_less_often(ledger):
     collector = TextCollector()
     assert collector.due(ledger, EPOCH, 100) == (2, 3)

@@ -14,7 +14,7 @@ from kvscope_app.views.places import place_of
 from kvscope_app.views.requests.blocks_words import blocks_sentence
 from kvscope_app.views.requests.columns import read_columns
 from kvscope_app.views.requests.model import COLUMNS
-from kvscope_app.views.requests.phase_words import phases
+from kvscope_app.views.requests.phase_words import FindFirst, phases
 from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.state.mirror import Mirror
@@ -22,8 +22,11 @@ from kvscope_telemetry.state.mirror import Mirror
 _MAX_EVENTS: Final = 50
 
 
-def request_page(mirror: Mirror, history: History, number: int, texts: Iterable[Fact] = ()) -> Page | None:
-    """Of request `number`; None when it is not known (any more). `texts`: what there is to read of it."""
+def request_page(
+    mirror: Mirror, history: History, number: int, texts: Iterable[Fact] = (), find_first: FindFirst = lambda _: -1
+) -> Page | None:
+    """Of request `number`; None when it is not known (any more). `texts`: what there is to read of it, `find_first`:
+    see `phases`."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return None
@@ -31,7 +34,7 @@ def request_page(mirror: Mirror, history: History, number: int, texts: Iterable[
     return page(
         f"Request #{count(number)}",
         ("Request", _columns(mirror, history, row)),
-        ("Phases", _phases(mirror, history, events, number)),
+        ("Phases", _phases(mirror, history, events, number, find_first)),
         ("Times", _times(mirror, history, mirror.hello, row)),
         ("Blocks", _blocks(mirror, mirror.hello, number)),
         ("Prefix", _reuse(mirror, number, events)),
@@ -59,8 +62,10 @@ def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
         yield Fact("Completion", f"{index + 1} of the same prompt")
 
 
-def _phases(mirror: Mirror, history: History, events: list[LoggedEvent], number: int) -> Iterator[Fact]:
-    for name, value in phases(mirror, history.request_times, [entry.event for entry in events], number):
+def _phases(
+    mirror: Mirror, history: History, events: list[LoggedEvent], number: int, find_first: FindFirst
+) -> Iterator[Fact]:
+    for name, value in phases(mirror, history.request_times, [entry.event for entry in events], number, find_first):
         yield Fact(name, value)
 
 

@@ -5,6 +5,7 @@ Owns which of the three is told. What is selected is the session's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Final
 
 from PySide6.QtCore import Qt
@@ -14,16 +15,17 @@ from kvscope_app.look.makers import empty_state, label, set_icon, tool_button
 from kvscope_app.look.theme import Theme, owner_color
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
+from kvscope_app.session.texts.request_text import text_blocks, text_parts
 from kvscope_app.views.base import View
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.fact_table import FactTable
-from kvscope_app.views.inspector.facts import Goal, Link, Page
+from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page
 from kvscope_app.views.inspector.life_panel import LifePanel
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
-from kvscope_app.views.inspector.request_text import text_blocks, text_facts
 from kvscope_app.views.inspector.step_page import Series, step_page
 from kvscope_app.views.inspector.step_reader import StepReader
 from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
 from kvscope_telemetry.source import Update
 
 BLOCK, REQUEST, STEP = range(3)
@@ -57,6 +59,7 @@ class InspectorView(View):
         self.table = FactTable()
         self.life = LifePanel(session)
         self.steps = StepReader(session, self)
+        self.first_tokens = FirstTokens(session, self)
         self._swatch = label()
         self._nothing = empty_state(EMPTY_TEXTS[BLOCK])
         self._newest: Series = {}
@@ -101,6 +104,7 @@ class InspectorView(View):
     def shut_down(self) -> None:
         self.life.close_history()
         self.steps.close()
+        self.first_tokens.close()
 
     # private
 
@@ -131,7 +135,9 @@ class InspectorView(View):
         texts.want(self, [block.asked for block in blocks])
         reasons = [texts.why_not(block.asked) for block in blocks]
         why_not = reasons[0] if all(reasons) and reasons else ""
-        return request_page(mirror, self.session.history, number, text_facts(blocks, texts.get, why_not))
+        parts = [Fact(name, value) for name, value in text_parts(blocks, texts.get, why_not)]
+        find = partial(find_first_token, self.session, self.first_tokens, number)
+        return request_page(mirror, self.session.history, number, parts, find)
 
     def _step_page(self) -> Page:
         session, mirror = self.session, self.session.mirror
@@ -206,6 +212,7 @@ class InspectorView(View):
         self.session.shown.connect(self._remember)
         self.life.history.changed.connect(self._refresh_if_seen)
         self.steps.found.connect(self._refresh_if_seen)
+        self.first_tokens.found.connect(self._refresh_if_seen)
         self.session.texts.arrived.connect(self._refresh_if_seen)
 
     def _lay_out(self) -> None:

@@ -1,12 +1,12 @@
 """How long a request waited, computed its prompt and wrote, and what it lost meanwhile, up to the moment shown. No Qt.
 
-Times come from what was seen: the first token of a request that ran before anybody looked is not known, and is not
-told. When it was admitted is known from its event as well.
+Times come from what was seen; of what was before that, the event of its admission and whoever finds its first token
+tell. What nobody knows is not told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,7 +22,13 @@ _MAX_PREEMPTIONS = 4
 """The newest are told."""
 
 
-def phases(mirror: Mirror, times: RequestTimes, events: Sequence[Event], number: int) -> Iterator[tuple[str, str]]:
+FindFirst = Callable[[int], int]
+"""When the first token came of a request that was admitted then, both by the engine's clock; -1: not known (yet)."""
+
+
+def phases(
+    mirror: Mirror, times: RequestTimes, events: Sequence[Event], number: int, find_first: FindFirst = lambda _: -1
+) -> Iterator[tuple[str, str]]:
     """Names and values of what there is to tell. `events`: the request's, oldest first, engine's clock."""
     row = mirror.requests.row_of(number)
     if row is None:
@@ -35,12 +41,13 @@ def phases(mirror: Mirror, times: RequestTimes, events: Sequence[Event], number:
     until = ended if ended >= 0 else max(mirror.time_ns, arrival)
     started = _started_ns(times, own, number)
     first, last = (int(look(np.array([number]))[0]) for look in (times.first_token_ns, times.last_token_ns))
+    if first < 0 <= started and requests.num_output_tokens[row]:
+        first = find_first(started)
+        last = until if last < 0 else last
     if started >= 0:
         yield "Queued", seconds(max(started - arrival, 0) / 1e9)
     elif requests.state[row] == RequestState.WAITING:
         yield "Queued", f"{seconds((until - arrival) / 1e9)} so far"
-    elif ended >= 0 and not own:
-        return
     yield from _computed(mirror, row, started, first, until)
     if first >= 0:
         yield from _written(mirror, row, first, last)

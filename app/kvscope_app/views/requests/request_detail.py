@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabWidget, QVBoxLayout, QWidget
@@ -14,6 +16,7 @@ from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.blocks_words import blocks_sentence
+from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
 from kvscope_app.views.requests.phase_words import phases
 from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
 
@@ -35,6 +38,8 @@ class RequestDetail(QTabWidget):
         """What it need not compute, and why not more."""
         self.phases = label(wraps=True)
         """How long it waited, computed and wrote, and what was in its way."""
+        self.first_tokens = FirstTokens(session, self)
+        self.first_tokens.found.connect(self._show_phases)
         self.strip = BlockStrip()
         offset_ns = session.history.wall_ns(0)
         self.own_events = EventModel(offset_ns, self)
@@ -95,7 +100,8 @@ class RequestDetail(QTabWidget):
         told: list[tuple[str, str]] = []
         if number is not None and session.mirror.epoch is not None:
             events = [entry.event for entry in session.history.events.of_request(session.mirror.epoch, number)]
-            told = list(phases(session.mirror, session.history.request_times, events, number))
+            find = partial(find_first_token, session, self.first_tokens, number)
+            told = list(phases(session.mirror, session.history.request_times, events, number, find))
         text = "\n".join(f"{name}: {value}" for name, value in told)
         if text != self.phases.text():
             self.phases.setText(text)

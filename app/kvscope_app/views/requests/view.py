@@ -94,6 +94,9 @@ class RequestsView(View):
         self._show_count()
         self.detail.refresh()
 
+    def shut_down(self) -> None:
+        self.detail.first_tokens.close()
+
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self._shown_state = ()

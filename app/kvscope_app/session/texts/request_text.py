@@ -12,9 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import plural
 from kvscope_app.session.texts.session_texts import asked_of
-from kvscope_app.views.inspector.facts import Fact
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
@@ -58,17 +56,19 @@ def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
     ]
 
 
-def text_facts(blocks: list[TextBlock], get: Callable[[Asked], BlockContent | None], why_not: str) -> Iterator[Fact]:
-    """The text, a fact a part. `why_not`: what is said where nothing is known, and nothing comes."""
+def text_parts(
+    blocks: list[TextBlock], get: Callable[[Asked], BlockContent | None], why_not: str
+) -> Iterator[tuple[str, str]]:
+    """The text, a name and a value a part. `why_not`: what is said where nothing is known, and nothing comes."""
     if not blocks:
-        yield Fact("Text", NOT_IN_BLOCKS)
+        yield "Text", NOT_IN_BLOCKS
         return
     contents = {block.index: get(block.asked) for block in blocks}
     if why_not and not any(contents.values()):
-        yield Fact("Text", why_not)
+        yield "Text", why_not
         return
     for part, group in groupby(blocks, key=lambda block: block.part):
-        yield Fact(part, _joined([block.index for block in group], contents) or "(no printable text)")
+        yield part, _joined([block.index for block in group], contents) or "(no printable text)"
 
 
 def rows_left(mirror: Mirror, number: int) -> list[int]:
@@ -109,7 +109,7 @@ def _joined(indexes: list[int], contents: dict[int, BlockContent | None]) -> str
     for index in indexes:
         content = contents[index]
         if index != before + 1:
-            parts.append(f"\n… {plural(index - before - 1, 'block')} …\n")
+            parts.append(f"\n… {index - before - 1} blocks between …\n")
         parts.append("…" if content is None or not content.token_ids else content.text)
         before = index
     return "".join(parts).replace("………", "…")
