@@ -148,6 +148,12 @@ def test_the_inspector_tells_a_blocks_text_and_what_it_held_before(play, show, q
     view = show(InspectorView(session))
     session.select_block(table[0])
     qtbot.waitUntil(lambda: facts(view).get("Text") == word(table[0]), timeout=WAIT_MS)
+    life = view.life.model
+
+    def moments():
+        return [str(life.index(row, 1).data()) for row in range(life.rowCount())]
+
+    qtbot.waitUntil(lambda: any(word(table[0]) in moment for moment in moments()), timeout=WAIT_MS)
     session.go_to(session.timeline_range_ns[0])
     qtbot.waitUntil(lambda: session.mirror.seq < 60, timeout=WAIT_MS)
     view.refresh()
