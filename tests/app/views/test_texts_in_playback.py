@@ -10,6 +10,7 @@ import pytest
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.kept.rings import make_ring
+from kvscope_app.session.kept.text_keeping import TextKeeping
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.session_texts import NOT_IN_RECORDING, NOT_KEPT, asked_of
 from kvscope_app.views.inspector.finder import Finder
@@ -25,6 +26,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
+from kvscope_telemetry.texts.block_texts import Asked
 from kvscope_telemetry.texts.published_texts import PublishedTexts
 
 WAIT_MS = 60_000
@@ -203,6 +205,23 @@ def live(settings, tmp_path, qtbot):
         yield session
         session.close()
         session.deleteLater()
+
+
+def test_the_kept_past_tells_what_the_engine_no_longer_has(live, qtbot):
+    keeping = TextKeeping(live)
+    keeping.set_on(True)
+    qtbot.waitUntil(lambda: live.kept.has_texts, timeout=WAIT_MS)
+    keeping.set_on(False)
+    tape = live.kept.read_tape(lambda share: True)
+    text = next(text for text in tape.texts() if text.hash)
+    gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # no row of the engine's
+
+    def tells():
+        live.texts.want("test", [gone])
+        return live.texts.get(gone) is not None
+
+    qtbot.waitUntil(tells, timeout=WAIT_MS)
+    assert live.texts.get(gone).text == text.text
 
 
 def test_the_engine_tells_at_the_live_end_and_of_a_pause_what_is_still_so(live, qtbot):

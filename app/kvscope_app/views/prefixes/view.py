@@ -208,7 +208,8 @@ class PrefixesView(View):
         if (chosen := self.selection.current) is not None:
             wanted += moment.tree.blocks_of(chosen, MAX_BLOCKS)
         if self._is_for_texts():  # and all that may have the words
-            wanted += zip(moment.tree.row_hash.tolist(), moment.tree.rows.tolist(), strict=True)
+            part = slice(MAX_SEARCHED)
+            wanted += zip(moment.tree.row_hash[part].tolist(), moment.tree.rows[part].tolist(), strict=True)
         unique = dict(wanted[:MAX_SEARCHED])
         self.session.texts.want(self, [self._asked(block_hash, row) for block_hash, row in unique.items()])
         self._show_note()
