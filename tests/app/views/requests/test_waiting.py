@@ -122,6 +122,14 @@ def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
     assert "not seen" in told(mirror, 4, events)["Prefill"]
 
 
+def test_when_a_request_was_admitted_is_known_from_its_event():
+    times = RequestTimes()
+    times.skip(rows(4, 9))
+    admitted = Event(kind="admitted", time_ns=77, number=4)
+    times.admit([admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)])
+    assert times.started_ns(np.array([4, 5])).tolist() == [77, -1]
+
+
 def test_the_first_token_is_seen_in_a_frame():
     frame = Frame(epoch=7, seq=1, step=1, time_ns=5, requests=rows(4, 1))
     assert has_first_token(frame, (7, 4))
