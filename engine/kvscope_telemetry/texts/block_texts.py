@@ -125,6 +125,16 @@ class TextIndex:
         before = [text for text in written if text.time_ns <= at_ns]
         return before[-1].content if before else None
 
+    def containing(self, words: str, limit: int) -> list[RecordedText]:
+        """The first `limit` texts with `words` in them, whatever their case, each once, in the order of time."""
+        needle = words.casefold()
+        found: dict[tuple[int, str, int], RecordedText] = {}
+        for text in (text for texts in self._by_block.values() for text in texts):
+            key = (text.epoch, text.hash, -1) if text.hash else (text.epoch, f"of {text.owner}", text.block)
+            if needle in text.text.casefold() and (key not in found or text.time_ns < found[key].time_ns):
+                found[key] = text
+        return sorted(found.values(), key=lambda text: text.time_ns)[:limit]
+
     def _thin_out(self) -> None:
         """The older half of each block's goes."""
         for texts in self._by_block.values():

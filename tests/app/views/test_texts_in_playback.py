@@ -176,6 +176,24 @@ def test_words_are_found_in_playback(play, qtbot):
     finder.deleteLater()
 
 
+def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
+    session = play(with_texts=True)
+    _, table = held(session)
+    session.go_to(session.timeline_range_ns[0])
+    qtbot.waitUntil(lambda: session.mirror.seq < 60, timeout=WAIT_MS)
+    finder = Finder(session)
+    found = []
+    finder.texts.found.connect(found.append)
+    finder.look(word(table[-2]))
+    qtbot.waitUntil(lambda: "were searched" in finder.texts.note, timeout=WAIT_MS)
+    later = [finding for finding in found if finding.time_ns is not None]
+    assert later
+    finder.choose(later[-1])
+    assert session.selected_block == later[-1].block
+    assert abs(session.cursor_ns - later[-1].time_ns) < 1_000_000_000
+    finder.deleteLater()
+
+
 def test_a_recording_without_texts_says_so_everywhere(play, show):
     session = play(with_texts=False)
     number, table = held(session)

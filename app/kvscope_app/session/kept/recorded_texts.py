@@ -61,6 +61,16 @@ class RecordedTexts:
 
         return Background(work, "kvscope-texts")
 
+    def search(self, words: str, limit: int) -> Background[list[RecordedText]]:
+        """The first places of `words` in all that was recorded."""
+
+        def work(watch: Watch) -> list[RecordedText]:
+            with self._lock:
+                self._read(lambda share: watch(share) and not self._is_closed.is_set())
+                return self._index.containing(words, limit)
+
+        return Background(work, "kvscope-texts")
+
     def close(self) -> None:
         """Nobody asks any more."""
         self._is_closed.set()

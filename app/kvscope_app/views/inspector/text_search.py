@@ -1,4 +1,5 @@
-"""Looks for words in what blocks hold at the moment that is shown: blocks of requests first, then cached ones.
+"""Looks for words in what blocks hold at the moment that is shown: blocks of requests first, then cached ones. Where
+texts were recorded, other times are looked at after that.
 
 Owns which blocks are still to be read, some at a time, and what is said of it. Who tells texts is the session's.
 """
@@ -14,13 +15,15 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.look.number_text import count, plural
+from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.session_texts import asked_of
+from kvscope_app.views.events.event_entries import clock_text
 from kvscope_app.views.inspector.findings import Finding
 from kvscope_app.views.places import place_of
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.texts.block_texts import Asked
+from kvscope_telemetry.texts.block_texts import Asked, RecordedText
 
 MAX_BLOCKS: Final = 16_384
 """That are looked at, the newest requests' first."""
@@ -29,6 +32,7 @@ FEWEST_LETTERS: Final = 2
 _AT_A_TIME: Final = 1024
 _TYPING_MS: Final = 250
 _GIVE_UP_MS: Final = 3000
+_LOOK_MS: Final = 60
 _AROUND: Final = 28
 
 
@@ -62,6 +66,9 @@ class TextSearch(QObject):
         self._typing.timeout.connect(self._begin)
         self._give_up = QTimer(self, singleShot=True, interval=_GIVE_UP_MS)
         self._give_up.timeout.connect(self._no_answer)
+        self._elsewhen: Background[list[RecordedText]] | None = None
+        self._looking = QTimer(self, interval=_LOOK_MS)
+        self._looking.timeout.connect(self._look_elsewhen)
         session.texts.arrived.connect(self._go_on)
 
     def search(self, text: str) -> None:
@@ -88,7 +95,7 @@ class TextSearch(QObject):
     def _read_more(self) -> None:
         self._open = list(itertools.islice(self._left, _AT_A_TIME))
         if not self._open:
-            self._end(self._summary())
+            self._search_other_times()
             return
         self._say(f"Searching texts… {plural(self._num_read, 'block')}")
         self._give_up.start()
@@ -116,6 +123,29 @@ class TextSearch(QObject):
         else:
             self._read_more()
 
+    def _search_other_times(self) -> None:
+        recorded = self._session.recorded_texts
+        if recorded is None:
+            self._end(self._summary())
+            return
+        self._say("Searching other times…")
+        self._elsewhen = recorded.search(self._text, MAX_FOUND + _MOST_KNOWN)
+        self._looking.start()
+
+    def _look_elsewhen(self) -> None:
+        """What was found at other times, once it is."""
+        if self._elsewhen is None or not self._elsewhen.is_over:
+            return
+        found, self._elsewhen = self._elsewhen.made or [], None
+        mirror = self._session.mirror
+        there = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
+        other = [text for text in found if text.epoch != mirror.epoch or not _is_there(text, mirror, there)]
+        for text in other[: MAX_FOUND - self._num_found]:
+            at = max(text.text.casefold().find(self._text), 0)
+            self._num_found += 1
+            self.found.emit(self._finding(text.block, text.text, at, text))
+        self._end(self._summary())
+
     def _match(self, place: Place, text: str) -> None:
         """In the block's text, and where it goes on from the one before it in the same table."""
         block = place.asked.block
@@ -136,13 +166,17 @@ class TextSearch(QObject):
         self._num_found += 1
         self.found.emit(self._finding(block, text, at))
 
-    def _finding(self, block: int, text: str, at: int) -> Finding:
+    def _finding(self, block: int, text: str, at: int, recorded: RecordedText | None = None) -> Finding:
         hello = self._session.mirror.hello
         assert hello is not None, "there are blocks only once there is an engine"
         begin, end = max(at - _AROUND, 0), at + len(self._text) + _AROUND
         snippet = " ".join(text[begin:end].split())
         where = f"in {place_of(hello.cache, block).name.lower()}"
-        return Finding(f"“{snippet}”", where, block=block, is_text=True)
+        if recorded is None:
+            return Finding(f"“{snippet}”", where, block=block, is_text=True)
+        when, epoch = recorded.time_ns, recorded.epoch
+        detail = f"{where} at {clock_text(when)[:8]}"
+        return Finding(f"“{snippet}”", detail, block=block, epoch=epoch, time_ns=when, is_text=True)
 
     def _summary(self) -> str:
         told = f"Texts of {plural(self._num_read, 'block')} were searched"
@@ -159,6 +193,10 @@ class TextSearch(QObject):
         self._open, self._left = [], iter(())
         self._typing.stop()
         self._give_up.stop()
+        self._looking.stop()
+        if self._elsewhen is not None:
+            self._elsewhen.cancel()
+            self._elsewhen = None
         self._session.texts.want(self, ())
         self._say(note)
 
@@ -169,6 +207,15 @@ class TextSearch(QObject):
 
 
 _HOW_NEXT: Final = "Enter goes to the next, Shift+Enter to the one before."
+_MOST_KNOWN: Final = 256
+"""Places that may be there now as well, and are told already."""
+
+
+def _is_there(text: RecordedText, mirror: Mirror, there: set[int]) -> bool:
+    """Whether the text is in a block at the moment that is shown, and was searched with it."""
+    if text.hash:
+        return int(text.hash, 16) in there
+    return text.block < mirror.num_rows and int(mirror.ledger.owner[text.block]) == text.owner
 
 
 def blocks_in_order(mirror: Mirror) -> Iterator[tuple[int, int]]:
