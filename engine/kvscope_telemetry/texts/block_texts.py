@@ -133,7 +133,9 @@ class TextIndex:
             key = (text.epoch, text.hash, -1) if text.hash else (text.epoch, f"of {text.owner}", text.block)
             if needle in text.text.casefold() and (key not in found or text.time_ns < found[key].time_ns):
                 found[key] = text
-        return sorted(found.values(), key=lambda text: text.time_ns)[:limit]
+        full = {(text.epoch, text.block, text.owner) for text in found.values() if text.hash}
+        once = (text for text in found.values() if text.hash or (text.epoch, text.block, text.owner) not in full)
+        return sorted(once, key=lambda text: text.time_ns)[:limit]
 
     def _thin_out(self) -> None:
         """The older half of each block's goes."""

@@ -55,6 +55,25 @@ def test_a_hash_is_found_in_whatever_row_it_was_and_forgotten_with_its_text():
     assert small.find(Asked(EPOCH, 2, 1, 16, 0xA2), 99) is None
 
 
+def test_words_are_found_once_a_text_in_the_order_of_time():
+    def written(time_ns, block, text, hash_="", owner=1):
+        return RecordedText(time_ns=time_ns, epoch=EPOCH, block=block, owner=owner, hash=hash_, text=text)
+
+    index = TextIndex()
+    index.extend(
+        [
+            written(5, 2, "The blue s"),
+            written(7, 2, "The blue sky", "a2"),
+            written(9, 70, "The blue sky", "a2"),
+            written(3, 4, "BLUE", owner=8),
+            written(1, 5, "red", "a5"),
+        ]
+    )
+    assert [(text.time_ns, text.text) for text in index.containing("blue", 9)] == [(3, "BLUE"), (7, "The blue sky")]
+    assert [text.block for text in index.containing("blue", 1)] == [4]
+    assert index.containing("green", 9) == []
+
+
 def test_full_blocks_are_asked_for_once_and_those_that_fill_less_often(ledger):
     collector = TextCollector()
     assert collector.due(ledger, EPOCH, 100) == (2, 3)
