@@ -62,7 +62,7 @@ class SessionTexts(QObject):
         self._kept: OrderedDict[Key, BlockContent] = OrderedDict()
         self._filling: dict[tuple[int, int, int], BlockContent] = {}  # epoch, block, owner
         self._missing: dict[Key, float] = {}  # and when that was seen
-        self._wanted: dict[object, dict[Key, Asked]] = {}
+        self._wanted: dict[int, dict[Key, Asked]] = {}  # by who: told by identity, for views come and go
         self._asked: list[Asked] = []
         self._tag = 0
         self._tags = itertools.count(_FIRST_TAG)
@@ -87,9 +87,9 @@ class SessionTexts(QObject):
     def want(self, who: object, wanted: Iterable[Asked]) -> None:
         """`who` looks at these, and at nothing else any more; `arrived` tells."""
         unknown = {key: asked for asked in wanted if (key := _key(asked)) not in self._kept}
-        self._wanted.pop(who, None)
+        self._wanted.pop(id(who), None)
         if unknown:
-            self._wanted[who] = unknown
+            self._wanted[id(who)] = unknown
             if not self._timer.isActive() and not self._asked:
                 self._timer.start()
 

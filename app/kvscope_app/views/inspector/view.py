@@ -102,6 +102,8 @@ class InspectorView(View):
             self.refresh()
 
     def shut_down(self) -> None:
+        self.session.texts.want(self, ())
+        self.session.texts.want(self.life, ())
         self.life.close_history()
         self.steps.close()
         self.first_tokens.close()

@@ -107,6 +107,7 @@ class PrefixesView(View):
         self._want_texts()
 
     def shut_down(self) -> None:
+        self.session.texts.want(self, ())
         self._again.stop()
         self._reorder_soon.stop()
         self.keeper.close()
