@@ -27,6 +27,9 @@ PICTURE_CAPTION: Final = "picture/caption"
 THROUGHPUT_RANGE: Final = "throughput/range"
 MEMORY_RANGE: Final = "memory/range"
 """The word of the button, one of `time_bar.RANGES_S`."""
+PREFIX_FILTER: Final = "prefixes/filter"
+PREFIX_ORDER: Final = "prefixes/order"
+"""Which rows of the prefix tree, a word of its box, and by which column: `With_below descending`."""
 LAYOUT_VERSION: Final = 3
 """Of a window's docks. A saved layout of another version is not restored, but for those before that are named here."""
 LAYOUT_BEFORE_TIMELINE: Final = 2

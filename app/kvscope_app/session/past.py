@@ -87,8 +87,9 @@ def _sample_at(course: Course, place: int) -> DeviceSample | None:
 def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) -> None:
     wall_ns = history.wall_ns(0)
     places = course.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
-    told = (course.events[place] for place in places)
+    told = [course.events[place] for place in places]
     history.events.put_before(
         [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in told], history.num_past_events
     )
     history.num_past_events = len(places)
+    history.request_times.admit(timed.event for timed in told if timed.epoch == history.epoch)

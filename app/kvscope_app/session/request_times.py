@@ -6,11 +6,13 @@ newest `capacity` requests of the epoch; times are the engine's clock, as fine a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.telemetry import RequestRows
+from kvscope_telemetry.messages.telemetry import Event, RequestRows
 
 IntArray = npt.NDArray[np.int64]
 _UNSEEN = -2
@@ -54,6 +56,13 @@ class RequestTimes:
         self._last_ns[grown] = time_ns
         self._first_ns[grown] = np.where(self._first_ns[grown] < 0, time_ns, self._first_ns[grown])
         self._num_tokens[slots] = tokens
+
+    def admit(self, events: Iterable[Event]) -> None:
+        """Take in when requests were admitted: exactly, and of those as well whose first step nobody saw."""
+        for event in events:
+            slot = event.number % self._capacity
+            if event.kind == "admitted" and self._number[slot] == event.number:
+                self._started_ns[slot] = event.time_ns
 
     def skip(self, rows: RequestRows) -> None:
         """Take in a snapshot's requests: the tokens they have came at times nobody saw."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kvscope_app.session.kept.kept_timeline import KeptTimeline
     from kvscope_app.session.kept.recorded_texts import RecordedTexts
     from kvscope_app.session.kept.recorder import Recorder
+    from kvscope_app.session.texts.session_texts import SessionTexts
 
 FRAME_MS: Final = 16
 IDLE_MS: Final = 100
@@ -79,7 +80,8 @@ class Session(QObject):
         self.bookmarks.failed.connect(self.noticed)
         self.loop = Loop(self, self)
         self.kept: KeptTimeline | None = None
-        self._texts: RecordedTexts | None = None
+        self._texts: SessionTexts | None = None
+        self._recorded_texts: RecordedTexts | None = None
         self._link = link_of(source)
         player = player_of(source)
         other_end = self._link or player
@@ -127,6 +129,8 @@ class Session(QObject):
             self._reading.close()
         if self._texts is not None:
             self._texts.close()
+        if self._recorded_texts is not None:
+            self._recorded_texts.close()
         kept, self.kept = self.kept, None
         self.source.close()
         if kept is not None:
@@ -228,10 +232,19 @@ class Session(QObject):
     @property
     def recorded_texts(self) -> RecordedTexts | None:
         """What blocks held, as the recording or the kept past tells it; None where there is nothing that could."""
-        if self._texts is None and (self.is_file or (self.kept is not None and self.kept.has_texts)):
+        if self._recorded_texts is None and (self.is_file or (self.kept is not None and self.kept.has_texts)):
             from kvscope_app.session.kept.recorded_texts import recorded_texts  # most windows need none of it
 
-            self._texts = recorded_texts(self._end.player, self.kept)
+            self._recorded_texts = recorded_texts(self._end.player, self.kept)
+        return self._recorded_texts
+
+    @property
+    def texts(self) -> SessionTexts:
+        """What blocks hold as text at the time that is shown, as the engine or a recording tells it."""
+        if self._texts is None:
+            from kvscope_app.session.texts.session_texts import SessionTexts
+
+            self._texts = SessionTexts(self, self)
         return self._texts
 
     # Moving in time

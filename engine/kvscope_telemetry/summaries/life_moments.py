@@ -67,6 +67,8 @@ class Moment:
     ref_count: int = 0
     filled: int = 0
     epoch: int = 0
+    hash: int = 0
+    """Of what it held; 0: it was not full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +188,13 @@ def _moment(row: dict[str, Any], kind: Kind) -> Moment:
     if kind in (Kind.LEFT, Kind.LOST, Kind.EVICTED, Kind.IDLE, Kind.FREED):
         request = NO_OWNER
     return Moment(
-        row["time_ns"], row["step"], kind, request, row["state"], row["ref_count"], row["filled"], row["epoch"]
+        row["time_ns"],
+        row["step"],
+        kind,
+        request,
+        row["state"],
+        row["ref_count"],
+        row["filled"],
+        row["epoch"],
+        row["hash"],
     )

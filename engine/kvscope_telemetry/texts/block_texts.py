@@ -89,6 +89,7 @@ class TextIndex:
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._by_block: defaultdict[int, list[RecordedText]] = defaultdict(list)
+        self._by_hash: dict[tuple[int, str], RecordedText] = {}
         self._max_bytes = max_bytes
         self._num_bytes = 0
 
@@ -97,6 +98,8 @@ class TextIndex:
         newest_ns = -1
         for text in texts:
             self._by_block[text.block].append(text)
+            if text.hash:
+                self._by_hash.setdefault((text.epoch, text.hash), text)
             self._num_bytes += _num_bytes(text)
             newest_ns = max(newest_ns, text.time_ns)
             if self._num_bytes > self._max_bytes:
@@ -104,26 +107,44 @@ class TextIndex:
         return newest_ns
 
     def find(self, asked: Asked, at_ns: int) -> BlockContent | None:
-        """What the block held: of one that was filling, as it was soon after `at_ns`, which may be some tokens more."""
+        """What the block held: of one that was filling, as it was soon after `at_ns`, which may be some tokens more.
+
+        A hash names a text wherever it was: a block that moved to another tier holds what it held before.
+        """
+        if asked.hash:
+            same = self._by_hash.get((asked.epoch, hash_text(asked.hash)))
+            return None if same is None else same.content
         written = [
             text
             for text in self._by_block.get(asked.block, ())
             if (text.epoch, text.owner) == (asked.epoch, asked.owner)
         ]
-        if asked.hash:
-            same = [text for text in written if text.hash == hash_text(asked.hash)]
-            return same[0].content if same else None
         enough = [text for text in written if len(text.token_ids) >= asked.filled]
         if enough:
             return min(enough, key=lambda text: (text.time_ns < at_ns, abs(text.time_ns - at_ns))).content
         before = [text for text in written if text.time_ns <= at_ns]
         return before[-1].content if before else None
 
+    def containing(self, words: str, limit: int) -> list[RecordedText]:
+        """The first `limit` texts with `words` in them, whatever their case, each once, in the order of time."""
+        needle = words.casefold()
+        found: dict[tuple[int, str, int], RecordedText] = {}
+        for text in (text for texts in self._by_block.values() for text in texts):
+            key = (text.epoch, text.hash, -1) if text.hash else (text.epoch, f"of {text.owner}", text.block)
+            if needle in text.text.casefold() and (key not in found or text.time_ns < found[key].time_ns):
+                found[key] = text
+        full = {(text.epoch, text.block, text.owner) for text in found.values() if text.hash}
+        once = (text for text in found.values() if text.hash or (text.epoch, text.block, text.owner) not in full)
+        return sorted(once, key=lambda text: text.time_ns)[:limit]
+
     def _thin_out(self) -> None:
         """The older half of each block's goes."""
         for texts in self._by_block.values():
             gone = texts[: (len(texts) + 1) // 2]
             del texts[: len(gone)]
+            for text in gone:
+                if self._by_hash.get((text.epoch, text.hash)) is text:
+                    del self._by_hash[text.epoch, text.hash]
             self._num_bytes -= sum(_num_bytes(text) for text in gone)
 
 

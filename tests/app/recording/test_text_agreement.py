@@ -15,7 +15,6 @@ from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.kept.text_keeping import TextKeeping, texts_agreed
 from kvscope_app.session.session import Session
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.page_map.block_texts import BlockTexts
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
@@ -120,16 +119,16 @@ def played(tmp_path, qtbot):
 
 
 def test_a_played_block_tells_its_text_from_the_file(played, qtbot):
-    texts = BlockTexts(played)
+    texts = played.texts
     ledger = played.mirror.ledger
     full = np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
     block = int(full[0])
-    stamp = block_facts(played.mirror, block, 16).stamp
-    assert texts.get(block, stamp) is None
-    assert texts.may_ask(block, stamp)
-    qtbot.waitUntil(lambda: texts.get(block, stamp) is not None, timeout=WAIT_MS)
-    assert texts.get(block, stamp).text == f"words of block {block}"
-    texts.deleteLater()
+    asked = block_facts(played.mirror, block, 16).asked
+    texts.want("card", [asked])
+    assert texts.get(asked) is None
+    assert texts.is_coming(asked)
+    qtbot.waitUntil(lambda: texts.get(asked) is not None, timeout=WAIT_MS)
+    assert texts.get(asked).text == f"words of block {block}"
 
 
 def test_a_file_without_texts_is_not_asked(tmp_path, qtbot):

@@ -45,6 +45,35 @@ def answer(collector, ledger, *contents):
     return collector.confirmed(ledger, EPOCH)
 
 
+def test_a_hash_is_found_in_whatever_row_it_was_and_forgotten_with_its_text():
+    index = TextIndex()
+    index.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="moved")])
+    assert index.find(Asked(EPOCH, 70, 9, 16, 0xA2), 99).text == "moved"
+    assert index.find(Asked(EPOCH + 1, 70, 9, 16, 0xA2), 99) is None
+    small = TextIndex(max_bytes=1)
+    small.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="gone")])
+    assert small.find(Asked(EPOCH, 2, 1, 16, 0xA2), 99) is None
+
+
+def test_words_are_found_once_a_text_in_the_order_of_time():
+    def written(time_ns, block, text, hash_="", owner=1):
+        return RecordedText(time_ns=time_ns, epoch=EPOCH, block=block, owner=owner, hash=hash_, text=text)
+
+    index = TextIndex()
+    index.extend(
+        [
+            written(5, 2, "The blue s"),
+            written(7, 2, "The blue sky", "a2"),
+            written(9, 70, "The blue sky", "a2"),
+            written(3, 4, "BLUE", owner=8),
+            written(1, 5, "red", "a5"),
+        ]
+    )
+    assert [(text.time_ns, text.text) for text in index.containing("blue", 9)] == [(3, "BLUE"), (7, "The blue sky")]
+    assert [text.block for text in index.containing("blue", 1)] == [4]
+    assert index.containing("green", 9) == []
+
+
 def test_full_blocks_are_asked_for_once_and_those_that_fill_less_often(ledger):
     collector = TextCollector()
     assert collector.due(ledger, EPOCH, 100) == (2, 3)
@@ -171,7 +200,9 @@ def test_a_file_says_whether_it_has_texts_and_reads_the_same_beside_them(tmp_pat
     assert all(recording.start_ns <= text.time_ns <= recording.end_ns for text in texts)
     assert recording.info.num_frames == without.info.num_frames
     assert list(recording.glances())
-    assert recording.state_at(0.5).ledger.equals(without.state_at(0.5).ledger)
+    ends = [each.state_at(each.info.duration_s) for each in (recording, without)]  # clocks are the machine's
+    assert ends[0].seq == ends[1].seq == 200
+    assert ends[0].ledger.equals(ends[1].ledger)
     index = TextIndex()
     index.extend(texts)
     mirror = recording.state_at(recording.info.duration_s)

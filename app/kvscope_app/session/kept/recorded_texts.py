@@ -6,7 +6,7 @@ Owns the recording it reads and what it has read of it. One look-up is done at a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvscope_app.session.background import Background
@@ -41,13 +41,33 @@ class RecordedTexts:
         self._newest_ns = -1
         self._is_closed = threading.Event()
 
-    def look_up(self, asked: Asked, at_ns: int) -> Background[BlockContent]:
-        """What the block held then; nothing where the recording does not tell."""
+    @property
+    def has_any(self) -> bool | None:
+        """Whether there is a text in it; None while nobody has looked."""
+        return None if self._recording is None else self._newest_ns >= 0
 
-        def work(watch: Watch) -> BlockContent:
+    @property
+    def may_grow(self) -> bool:
+        """Whether what is not there now may come."""
+        return self._recording is None or self._recording.may_grow
+
+    def look_up(self, asked: Sequence[Asked], at_ns: int) -> Background[list[BlockContent | None]]:
+        """What each block held then, in their order; None where the recording does not tell."""
+
+        def work(watch: Watch) -> list[BlockContent | None]:
             with self._lock:
                 self._read(lambda share: watch(share) and not self._is_closed.is_set())
-                return self._index.find(asked, at_ns) or BlockContent(block=asked.block)
+                return [self._index.find(each, at_ns) for each in asked]
+
+        return Background(work, "kvscope-texts")
+
+    def search(self, words: str, limit: int) -> Background[list[RecordedText]]:
+        """The first places of `words` in all that was recorded."""
+
+        def work(watch: Watch) -> list[RecordedText]:
+            with self._lock:
+                self._read(lambda share: watch(share) and not self._is_closed.is_set())
+                return self._index.containing(words, limit)
 
         return Background(work, "kvscope-texts")
 

@@ -15,8 +15,9 @@ _MAX_TEXT: Final = 2_000
 _OWNER_ROWS: Final = ("Owner", "Holds")
 
 
-def block_page(mirror: Mirror, block: int, content: BlockContent | None = None) -> Page:
-    """Of `block`, 0 <= block < mirror.num_rows; `content`: what its tokens are, where that is known."""
+def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, instead: str = "") -> Page:
+    """Of `block`, 0 <= block < mirror.num_rows; `content`: what its tokens are, where that is known, `instead`: what
+    there is to read where it is not."""
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     size = mirror.hello.cache.block_size
     facts = block_facts(mirror, block, size)
@@ -25,7 +26,7 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None) 
         ("Block", _state(mirror, facts)),
         ("In block tables", _tables(mirror, facts, size)),
         ("Next to it in memory", _neighbours(mirror, block, size)),
-        ("Text", _text(content)),
+        ("Text", _text(content, instead)),
     )
 
 
@@ -79,8 +80,10 @@ def _brief(mirror: Mirror, block: int, block_size: int) -> str:
     return f"{facts.title}: {facts.state}{owner}"
 
 
-def _text(content: BlockContent | None) -> Iterator[Fact]:
+def _text(content: BlockContent | None, instead: str) -> Iterator[Fact]:
     if content is None or not content.token_ids:
+        if instead:
+            yield Fact("Text", instead)
         return
     yield Fact("Text", content.text[:_MAX_TEXT].replace("\n", "⏎\n") or "(no printable text)")
     yield Fact("Tokens", f"{count(content.start)} to {count(content.start + len(content.token_ids) - 1)}")

@@ -10,13 +10,15 @@ from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QTa
 
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.inspector.fact_model import FactModel
-from kvscope_app.views.inspector.facts import Fact, Page, as_text
+from kvscope_app.views.inspector.facts import Fact, Page, as_json, as_text
 
 _NAME_SHARE: Final = 0.36
 _NAME_MOST: Final = 190
 _SHORT: Final = 22
 """Values of so few letters take one line."""
 _HEADING_PAD: Final = 14
+_NAME_PAD: Final = 10
+"""What of the first column is not for letters."""
 
 
 class FactTable(QTableView):
@@ -64,13 +66,11 @@ class FactTable(QTableView):
 
     def copy(self, *, all_rows: bool = False) -> str:
         """Put the selected rows, or all where none are, on the clipboard as tab separated lines; what that is."""
-        rows = sorted({index.row() for index in self.selectedIndexes()})
-        wanted = range(self.facts.rowCount()) if all_rows or not rows else rows
-        facts: list[Fact] = [fact for row in wanted if (fact := self.facts.fact_at(row)) is not None]
-        text = as_text(facts)
-        if text:
-            QGuiApplication.clipboard().setText(text)
-        return text
+        return _put(as_text(self._chosen(all_rows=all_rows)))
+
+    def copy_json(self) -> str:
+        """The same of all rows, as a JSON object."""
+        return _put(as_json(self._chosen(all_rows=True)))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(60, 40)
@@ -106,12 +106,16 @@ class FactTable(QTableView):
         self._fit_rows(list(range(self.facts.rowCount())))
 
     def _fit_rows(self, rows: list[int]) -> None:
-        line = self.fontMetrics().height()
+        line, room = self.fontMetrics().height(), self.columnWidth(0) - _NAME_PAD
         for row in rows:
             fact = self.facts.fact_at(row)
             if fact is None:
                 self.setRowHeight(row, line + _HEADING_PAD)
-            elif len(fact.value) <= _SHORT and len(fact.name) <= _SHORT and "\n" not in fact.value:
+            elif (
+                len(fact.value) <= _SHORT
+                and self.fontMetrics().horizontalAdvance(fact.name) <= room
+                and "\n" not in fact.value
+            ):
                 self.setRowHeight(row, line + 6)
             else:
                 self.setRowHeight(row, max(self.sizeHintForRow(row), line + 6))
@@ -125,9 +129,21 @@ class FactTable(QTableView):
         if fact is not None and fact.link is not None:
             self.followed.emit(fact.link)
 
+    def _chosen(self, *, all_rows: bool) -> list[Fact]:
+        rows = sorted({index.row() for index in self.selectedIndexes()})
+        wanted = range(self.facts.rowCount()) if all_rows or not rows else rows
+        return [fact for row in wanted if (fact := self.facts.fact_at(row)) is not None]
+
     def _show_menu(self, position: QPoint) -> None:
         menu = QMenu(self)
         menu.addAction("Copy", self.copy)
         menu.addAction("Copy all", lambda: self.copy(all_rows=True))
+        menu.addAction("Copy all as JSON", self.copy_json)
         menu.exec(self.viewport().mapToGlobal(position))
         menu.deleteLater()
+
+
+def _put(text: str) -> str:
+    if text:
+        QGuiApplication.clipboard().setText(text)
+    return text

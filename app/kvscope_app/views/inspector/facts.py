@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -72,6 +73,18 @@ def request_link(number: int) -> Link:
 def time_link(time_ns: int) -> Link:
     """To a moment."""
     return Link(Goal.TIME, time_ns)
+
+
+def as_json(facts: Iterable[Fact]) -> str:
+    """One object; of names that are there several times, a list."""
+    told: dict[str, str | list[str]] = {}
+    for fact in facts:
+        before = told.get(fact.name)
+        if before is None:
+            told[fact.name] = fact.value
+        else:
+            told[fact.name] = [*([before] if isinstance(before, str) else before), fact.value]
+    return json.dumps(told, ensure_ascii=False, indent=2)
 
 
 def as_text(facts: Iterable[Fact]) -> str:

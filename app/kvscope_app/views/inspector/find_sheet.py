@@ -32,6 +32,8 @@ class FindSheet(QFrame):
         self.line, self.list = QLineEdit(), QListWidget()
         self.note = label(_HELP, "muted", wraps=True)
         self._window, self._finder = parent, finder
+        self._entered_row = -1
+        """The place of a text that Enter went to last."""
         self.line.setPlaceholderText("Find a block, a request, a step or text")
         self.line.setAccessibleName("Find")
         self.line.setClearButtonEnabled(True)
@@ -73,12 +75,13 @@ class FindSheet(QFrame):
                 self.list.setCurrentRow((self.list.currentRow() + step) % self.list.count())
                 return True
             if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-                self._choose()
+                self._enter(-1 if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else 1)
                 return True
         return super().eventFilter(watched, event)
 
     def _on_typed(self, typed: str) -> None:
         self.list.clear()
+        self._entered_row = -1
         for finding in self._finder.look(typed):
             self._add(finding)
         self._show_note()
@@ -116,11 +119,28 @@ class FindSheet(QFrame):
         self.list.setFixedHeight(_ROW * min(_MAX_ROWS, max(1, self.list.count())) + 4)
         self.adjustSize()
 
-    def _choose(self) -> None:
-        item = self.list.currentItem()
-        if item is None:
+    def _enter(self, step: int) -> None:
+        """Choose; of several places of a text go on from one to the next, as long as it is open."""
+        row = self.list.currentRow()
+        finding = self._finding_at(row)
+        if finding is None or not finding.is_text or self.list.count() == 1:
+            self._choose()
             return
-        finding = item.data(Qt.ItemDataRole.UserRole)
-        self.close()
-        if isinstance(finding, Finding):
+        if row == self._entered_row:
+            row = (row + step) % self.list.count()
+            self.list.setCurrentRow(row)
+            finding = self._finding_at(row)
+        self._entered_row = row
+        if finding is not None:
             self._finder.choose(finding)
+
+    def _choose(self) -> None:
+        finding = self._finding_at(self.list.currentRow())
+        if finding is not None:
+            self.close()
+            self._finder.choose(finding)
+
+    def _finding_at(self, row: int) -> Finding | None:
+        item = self.list.item(row) if row >= 0 else None
+        finding = None if item is None else item.data(Qt.ItemDataRole.UserRole)
+        return finding if isinstance(finding, Finding) else None

@@ -1,6 +1,6 @@
 """Takes what was found to all views: selects it, and goes to when it was.
 
-Owns the wish to select a request of a time that is not shown yet.
+Owns the wish to select a request or a block of a time that is not shown yet.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class Finder(QObject):
         self.session = session
         self.texts = TextSearch(session, self)
         self._choice = Choice(session)
+        self._wanted_block: tuple[int, int] | None = None
+        """Epoch and block of a time that is perhaps not shown yet."""
         session.shown.connect(self._settle)
 
     def look(self, typed: str) -> list[Finding]:
@@ -31,7 +33,12 @@ class Finder(QObject):
 
     def choose(self, finding: Finding) -> None:
         """Select it in every view."""
-        if finding.block is not None:
+        self._wanted_block = None
+        if finding.block is not None and finding.time_ns is not None:
+            self._wanted_block = (finding.epoch, finding.block)
+            self.session.go_to(finding.time_ns)
+            self._settle(None)
+        elif finding.block is not None:
             self._choose_block(finding.block)
         elif finding.time_ns is not None:
             self._choice.choose(finding.time_ns, finding.epoch, finding.request or 0)
@@ -52,3 +59,7 @@ class Finder(QObject):
 
     def _settle(self, _: object) -> None:
         self._choice.settle()
+        if self._wanted_block is not None and self._wanted_block[0] == self.session.mirror.epoch:
+            block, self._wanted_block = self._wanted_block[1], None
+            self.session.select_request(None)
+            self.session.select_block(block)

@@ -35,6 +35,8 @@ class Finding:
     request: int | None = None
     epoch: int = 0
     time_ns: int | None = None
+    is_text: bool = False
+    """A place of words that were looked for, perhaps one of several."""
 
 
 def findings(typed: str, mirror: Mirror, course: Course) -> list[Finding]:

@@ -16,8 +16,12 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.block_history import BlockHistory, known_text
 from kvscope_app.views.inspector.life_strip import LifeStrip
 from kvscope_app.views.inspector.moment_model import WHAT, MomentModel
+from kvscope_telemetry.summaries.life_moments import Kind, Moment
+from kvscope_telemetry.texts.block_texts import Asked
 
 _ROOM_FOR_STEPS: Final = 380
+_WITH_TEXT: Final = (Kind.FILLED, Kind.KNOWN, Kind.REUSED, Kind.LOADED, Kind.IDLE)
+"""After these it holds a text that is worth telling."""
 
 
 class MomentTable(QTableView):
@@ -81,6 +85,8 @@ class LifePanel(QWidget):
         self.history = BlockHistory(session, self)
         self.strip = LifeStrip()
         self.model = MomentModel(self)
+        self.model.text_of = self._text_of
+        session.texts.arrived.connect(self._on_texts)
         self.table = MomentTable(self.model)
         self.heading = label("Life of the block", "heading")
         self.note = ElidedLabel()
@@ -89,12 +95,14 @@ class LifePanel(QWidget):
         for part in (self.strip, self.table):
             part.chosen.connect(self._go)
         self.fit.clicked.connect(self.strip.fit)
+        self.table.verticalScrollBar().valueChanged.connect(self._want_texts)
         self._lay_out()
 
     def show_block(self, block: int | None) -> None:
         """Whose life is told."""
         if block != self.history.block:
             self.strip.fit()
+            self._session.texts.want(self, ())
         self.history.show(block)
 
     def refresh(self) -> None:
@@ -109,6 +117,7 @@ class LifePanel(QWidget):
         if self.model.show_cursor(cursor_ns) and not self.table.hasFocus():
             self.table.scrollTo(self.model.index(self.model.now_row, 0))
         self.note.setText(self._note())
+        self._want_texts()
 
     def apply_theme(self, theme: Theme) -> None:
         """Hand the colours on."""
@@ -124,6 +133,29 @@ class LifePanel(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self.table.setColumnHidden(2, self.width() < _ROOM_FOR_STEPS)
+
+    def _want_texts(self) -> None:
+        """Of the moments that are seen."""
+        first, last = self.table.rowAt(0), self.table.rowAt(self.table.viewport().height() - 1)
+        rows = range(max(first, 0), (self.model.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
+        seen = (self.model.moment_at(row) for row in rows)
+        wanted = (self._asked(moment) for moment in seen if moment is not None)
+        self._session.texts.want(self, [asked for asked in wanted if asked is not None])
+
+    def _asked(self, moment: Moment) -> Asked | None:
+        block = self.history.block
+        if block is None or moment.kind not in _WITH_TEXT or not moment.hash:
+            return None
+        return Asked(moment.epoch, block, moment.request, moment.filled, moment.hash)
+
+    def _text_of(self, moment: Moment) -> str:
+        asked = self._asked(moment)
+        content = None if asked is None else self._session.texts.get(asked)
+        return "" if content is None else content.text
+
+    def _on_texts(self) -> None:
+        if self.isVisible():
+            self.model.tell_texts()
 
     def _note(self) -> str:
         history, part = self.history, self.history.part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Any, Final
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, Qt
@@ -11,6 +12,7 @@ from PySide6.QtGui import QFont
 from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.number_text import count
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.inspector.life_words import KIND_COLORS, moment_text
 from kvscope_telemetry.summaries.life_moments import Moment
@@ -26,6 +28,8 @@ class MomentModel(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
+        self.text_of: Callable[[Moment], str] = lambda moment: ""
+        """What the block held then, as far as it is known."""
         self.now_row = -1
         """Of what happened last by the cursor."""
         self._moments: tuple[Moment, ...] = ()
@@ -89,14 +93,19 @@ class MomentModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.FontRole and index.row() == self.now_row:
             return sans(weight=QFont.Weight.DemiBold)
         if role == Qt.ItemDataRole.ToolTipRole and index.column() == WHAT:
-            return moment_text(moment)
+            return plain_tip(f"{moment_text(moment)}\n{self.text_of(moment)}".strip())
         if role == Qt.ItemDataRole.ForegroundRole:
             return self.theme.color(KIND_COLORS.get(moment.kind, "text") if index.column() == WHAT else "muted")
         return None
 
-    @staticmethod
-    def text(moment: Moment, column: int) -> str:
+    def tell_texts(self) -> None:
+        """More is known of what it held."""
+        if self._moments:
+            self.dataChanged.emit(self.index(0, WHAT), self.index(len(self._moments) - 1, WHAT))
+
+    def text(self, moment: Moment, column: int) -> str:
         """A cell."""
         if column == WHAT:
-            return moment_text(moment)
+            held = " ".join(self.text_of(moment).split())
+            return f"{moment_text(moment)}: “{held}”" if held else moment_text(moment)
         return clock_text(moment.time_ns) if column == 0 else count(moment.step) if moment.step else ""

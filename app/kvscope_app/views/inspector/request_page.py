@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kvscope_app.look.clock_text import clock_text
@@ -15,6 +15,7 @@ from kvscope_app.views.places import place_of
 from kvscope_app.views.requests.blocks_words import blocks_sentence
 from kvscope_app.views.requests.columns import read_columns
 from kvscope_app.views.requests.model import COLUMNS
+from kvscope_app.views.requests.phase_words import FindFirst, phases
 from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.state.mirror import Mirror
@@ -22,8 +23,11 @@ from kvscope_telemetry.state.mirror import Mirror
 _MAX_EVENTS: Final = 50
 
 
-def request_page(mirror: Mirror, history: History, number: int) -> Page | None:
-    """Of request `number`; None when it is not known (any more)."""
+def request_page(
+    mirror: Mirror, history: History, number: int, texts: Iterable[Fact] = (), find_first: FindFirst = lambda _: -1
+) -> Page | None:
+    """Of request `number`; None when it is not known (any more). `texts`: what there is to read of it, `find_first`:
+    see `phases`."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return None
@@ -31,9 +35,11 @@ def request_page(mirror: Mirror, history: History, number: int) -> Page | None:
     return page(
         f"Request #{count(number)}",
         ("Request", _columns(mirror, history, row)),
+        ("Phases", _phases(mirror, history, events, number, find_first)),
         ("Times", _times(mirror, history, mirror.hello, row)),
         ("Blocks", _blocks(mirror, mirror.hello, number)),
         ("Prefix", _reuse(mirror, number, events)),
+        ("Text", texts),
         ("Events, newest first", _events(history, events)),
     )
 
@@ -55,6 +61,13 @@ def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
         yield Fact("Priority", str(priority))
     if index := int(requests.index[row]):
         yield Fact("Completion", f"{index + 1} of the same prompt")
+
+
+def _phases(
+    mirror: Mirror, history: History, events: list[LoggedEvent], number: int, find_first: FindFirst
+) -> Iterator[Fact]:
+    for name, value in phases(mirror, history.request_times, [entry.event for entry in events], number, find_first):
+        yield Fact(name, value)
 
 
 def _times(mirror: Mirror, history: History, hello: Hello, row: int) -> Iterator[Fact]:

@@ -1,36 +1,48 @@
-"""Looks for words in what blocks hold now, by asking the engine: blocks of requests first, then cached ones.
+"""Looks for words in what blocks hold at the moment that is shown: blocks of requests first, then cached ones. Where
+texts were recorded, other times are looked at after that.
 
-Owns the one question that is open, and how many are asked. Only who may read texts is answered.
+Owns which blocks are still to be read, some at a time, and what is said of it. Who tells texts is the session's.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.look.number_text import count
+from kvscope_app.look.number_text import count, plural
+from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
+from kvscope_app.session.texts.session_texts import asked_of
+from kvscope_app.views.events.event_entries import clock_text
 from kvscope_app.views.inspector.findings import Finding
 from kvscope_app.views.places import place_of
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText, Reply
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.texts.block_texts import Asked, RecordedText
 
 MAX_BLOCKS: Final = 16_384
-"""That are asked for, the newest requests' first."""
+"""That are looked at, the newest requests' first."""
 MAX_FOUND: Final = 12
 FEWEST_LETTERS: Final = 2
-_AT_A_TIME: Final = 128
+_AT_A_TIME: Final = 1024
 _TYPING_MS: Final = 250
 _GIVE_UP_MS: Final = 3000
-_FIRST_TAG: Final = 1 << 42
+_LOOK_MS: Final = 60
 _AROUND: Final = 28
-Asked = tuple[int, int]
-"""A block, and the request in whose table it follows the one before; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A block that holds text."""
+
+    asked: Asked
+    run: int
+    """The request in whose table it follows the one before; 0: none."""
 
 
 class TextSearch(QObject):
@@ -46,88 +58,146 @@ class TextSearch(QObject):
         self.note = ""
         self._session = session
         self._text = ""
-        self._left: Iterator[Asked] = iter(())
-        self._open: list[Asked] = []
-        self._num_asked = self._num_found = 0
-        self._before = (0, 0, "")
-        self._tag = 0
-        self._tags = itertools.count(_FIRST_TAG)
+        self._left: Iterator[Place] = iter(())
+        self._open: list[Place] = []
+        self._num_read = self._num_without = self._num_found = 0
+        self._before: tuple[int, int, str] = (0, 0, "")
         self._typing = QTimer(self, singleShot=True, interval=_TYPING_MS)
         self._typing.timeout.connect(self._begin)
         self._give_up = QTimer(self, singleShot=True, interval=_GIVE_UP_MS)
-        self._give_up.timeout.connect(lambda: self._end("The engine does not answer about texts"))
-        session.replies.connect(self._take)
+        self._give_up.timeout.connect(self._no_answer)
+        self._elsewhen: Background[list[RecordedText]] | None = None
+        self._looking = QTimer(self, interval=_LOOK_MS)
+        self._looking.timeout.connect(self._look_elsewhen)
+        session.texts.arrived.connect(self._go_on)
 
     def search(self, text: str) -> None:
         """Look for this from now on, once typing has stopped; for nothing, where it is too short."""
         self._end("")
         self._text = text.strip().casefold()
-        if len(self._text) < FEWEST_LETTERS or not self._session.takes_commands:
+        if len(self._text) < FEWEST_LETTERS:
             return
-        if not self._session.may_operate:
-            self._say("Texts are for operators: you are a viewer at this engine")
-        elif self._session.paused:
-            self._say("Texts are searched at the live end (End)")
+        if why_none := self._session.texts.why_none:
+            self._say(why_none)
         else:
             self._typing.start()
 
     def _begin(self) -> None:
-        mirror = self._session.live_mirror
-        if mirror.hello is not None:
-            self._left = itertools.islice(blocks_in_order(mirror), MAX_BLOCKS)
-            self._num_asked = self._num_found = 0
-            self._before = (0, 0, "")
-            self._ask()
+        mirror = self._session.mirror
+        if mirror.hello is None:
+            return
+        places = (Place(asked_of(mirror, block), run) for block, run in blocks_in_order(mirror))
+        self._left = itertools.islice(places, MAX_BLOCKS)
+        self._num_read = self._num_without = self._num_found = 0
+        self._before = (0, 0, "")
+        self._read_more()
 
-    def _ask(self) -> None:
+    def _read_more(self) -> None:
         self._open = list(itertools.islice(self._left, _AT_A_TIME))
         if not self._open:
-            self._end(f"Texts of {count(self._num_asked)} blocks were searched")
+            self._search_other_times()
             return
-        self._tag = next(self._tags)
-        self._session.send(GetBlockText(blocks=tuple(block for block, _ in self._open), tag=self._tag))
+        self._say(f"Searching texts… {plural(self._num_read, 'block')}")
         self._give_up.start()
-        self._say(f"Searching texts… {count(self._num_asked)} blocks")
+        self._session.texts.want(self, [place.asked for place in self._open])
+        self._go_on()
 
-    def _take(self, replies: list[Reply]) -> None:
-        for reply in replies:
-            if isinstance(reply, BlockText) and self._open and reply.tag == self._tag:
-                self._read(reply)
-
-    def _read(self, reply: BlockText) -> None:
-        asked, self._open = self._open, []
-        self._num_asked += len(asked)
-        for (block, run), content in zip(asked, reply.contents, strict=False):
+    def _go_on(self) -> None:
+        """More texts are known: when all that are to be had are, they are read."""
+        texts = self._session.texts
+        if not self._open or any(texts.is_coming(place.asked) for place in self._open):
+            return
+        self._give_up.stop()
+        opened, self._open = self._open, []
+        for place in opened:
+            content = texts.get(place.asked)
+            if content is None:
+                self._num_without += 1
+                self._before = (0, 0, "")
+                continue
+            self._num_read += 1
             if self._num_found < MAX_FOUND:
-                self._match(block, run, content)
+                self._match(place, content.text)
         if self._num_found >= MAX_FOUND:
-            self._end(f"The first {MAX_FOUND} places with this text")
+            self._end(f"The first {MAX_FOUND} places with this text. {_HOW_NEXT}")
         else:
-            self._ask()
+            self._read_more()
 
-    def _match(self, block: int, run: int, content: BlockContent) -> None:
-        """In the block's text, and in the end of the one before it in the same table."""
-        before_run, before_block, tail = self._before
-        tail = tail if run and run == before_run else ""
-        whole = tail + content.text
-        at = whole.casefold().find(self._text)
-        if at >= 0:
+    def _search_other_times(self) -> None:
+        recorded = self._session.recorded_texts
+        if recorded is None:
+            self._end(self._summary())
+            return
+        self._say("Searching other times…")
+        self._elsewhen = recorded.search(self._text, MAX_FOUND + _MOST_KNOWN)
+        self._looking.start()
+
+    def _look_elsewhen(self) -> None:
+        """What was found at other times, once it is."""
+        if self._elsewhen is None or not self._elsewhen.is_over:
+            return
+        found, self._elsewhen = self._elsewhen.made or [], None
+        mirror = self._session.mirror
+        there = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
+        other = [text for text in found if text.epoch != mirror.epoch or not _is_there(text, mirror, there)]
+        for text in other[: MAX_FOUND - self._num_found]:
+            at = max(text.text.casefold().find(self._text), 0)
             self._num_found += 1
-            self.found.emit(self._finding(before_block if at < len(tail) else block, whole, at))
-        keep = len(self._text) - 1
-        self._before = (run, block, content.text[-keep:] if at < 0 else "")
+            self.found.emit(self._finding(text.block, text.text, at, text))
+        self._end(self._summary())
 
-    def _finding(self, block: int, text: str, at: int) -> Finding:
-        cache = self._session.live_mirror.hello
-        assert cache is not None, "an engine answered"
+    def _match(self, place: Place, text: str) -> None:
+        """In the block's text, and where it goes on from the one before it in the same table."""
+        block = place.asked.block
+        before_run, before_block, tail = self._before
+        tail = tail if place.run and place.run == before_run else ""
+        whole = tail + text
+        folded = whole.casefold()
+        at = folded.find(self._text)
+        if 0 <= at < len(tail):
+            self._tell(before_block, whole, at)
+            at = folded.find(self._text, len(tail))
+        if at >= 0:
+            self._tell(block, whole, at)
+        keep = len(self._text) - 1
+        self._before = (place.run, block, text[-keep:] if at < 0 else "")
+
+    def _tell(self, block: int, text: str, at: int) -> None:
+        self._num_found += 1
+        self.found.emit(self._finding(block, text, at))
+
+    def _finding(self, block: int, text: str, at: int, recorded: RecordedText | None = None) -> Finding:
+        hello = self._session.mirror.hello
+        assert hello is not None, "there are blocks only once there is an engine"
         begin, end = max(at - _AROUND, 0), at + len(self._text) + _AROUND
         snippet = " ".join(text[begin:end].split())
-        return Finding(f"“{snippet}”", f"in {place_of(cache.cache, block).name.lower()}", block=block)
+        where = f"in {place_of(hello.cache, block).name.lower()}"
+        if recorded is None:
+            return Finding(f"“{snippet}”", where, block=block, is_text=True)
+        when, epoch = recorded.time_ns, recorded.epoch
+        detail = f"{where} at {clock_text(when)[:8]}"
+        return Finding(f"“{snippet}”", detail, block=block, epoch=epoch, time_ns=when, is_text=True)
+
+    def _summary(self) -> str:
+        told = f"Texts of {plural(self._num_read, 'block')} were searched"
+        without = f"; {count(self._num_without)} have none" if self._num_without else ""
+        return f"{told}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
+
+    def _no_answer(self) -> None:
+        if self._session.texts.is_reading:  # a long recording, for the first time
+            self._give_up.start()
+        else:
+            self._end("The engine does not answer about texts")
 
     def _end(self, note: str) -> None:
         self._open, self._left = [], iter(())
         self._typing.stop()
         self._give_up.stop()
+        self._looking.stop()
+        if self._elsewhen is not None:
+            self._elsewhen.cancel()
+            self._elsewhen = None
+        self._session.texts.want(self, ())
         self._say(note)
 
     def _say(self, note: str) -> None:
@@ -136,8 +206,21 @@ class TextSearch(QObject):
             self.changed.emit()
 
 
-def blocks_in_order(mirror: Mirror) -> Iterator[Asked]:
-    """Blocks that hold text, each once: tables of requests, the newest first, then what is cached."""
+_HOW_NEXT: Final = "Enter goes to the next, Shift+Enter to the one before."
+_MOST_KNOWN: Final = 256
+"""Places that may be there now as well, and are told already."""
+
+
+def _is_there(text: RecordedText, mirror: Mirror, there: set[int]) -> bool:
+    """Whether the text is in a block at the moment that is shown, and was searched with it."""
+    if text.hash:
+        return int(text.hash, 16) in there
+    return text.block < mirror.num_rows and int(mirror.ledger.owner[text.block]) == text.owner
+
+
+def blocks_in_order(mirror: Mirror) -> Iterator[tuple[int, int]]:
+    """Blocks that hold text, each once, and the request in whose table it is: tables of requests, the newest first,
+    then what is cached."""
     seen: set[int] = set()
     requests = mirror.requests
     for row in np.flatnonzero(requests.num_blocks > 0)[::-1].tolist():

@@ -5,6 +5,7 @@ Owns which of the three is told. What is selected is the session's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Final
 
 from PySide6.QtCore import Qt
@@ -14,20 +15,20 @@ from kvscope_app.look.makers import empty_state, label, set_icon, tool_button
 from kvscope_app.look.theme import Theme, owner_color
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
+from kvscope_app.session.texts.request_text import text_blocks, text_parts
 from kvscope_app.views.base import View
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.fact_table import FactTable
-from kvscope_app.views.inspector.facts import Goal, Link, Page
+from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page
 from kvscope_app.views.inspector.life_panel import LifePanel
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
 from kvscope_app.views.inspector.step_page import Series, step_page
 from kvscope_app.views.inspector.step_reader import StepReader
 from kvscope_app.views.page_map.block_facts import block_facts
-from kvscope_app.views.page_map.block_texts import BlockTexts
+from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
 from kvscope_telemetry.source import Update
 
 BLOCK, REQUEST, STEP = range(3)
-_FIRST_TAG: Final = 1 << 41
 EMPTY_TEXTS: Final = (
     "No block is selected.\nClick one in the page map, or find it by its number (Ctrl+F).",
     "No request is selected.\nClick one in the table, on the timeline or in the page map, or find it (Ctrl+F).",
@@ -58,7 +59,7 @@ class InspectorView(View):
         self.table = FactTable()
         self.life = LifePanel(session)
         self.steps = StepReader(session, self)
-        self._texts = BlockTexts(session, self, _FIRST_TAG)
+        self.first_tokens = FirstTokens(session, self)
         self._swatch = label()
         self._nothing = empty_state(EMPTY_TEXTS[BLOCK])
         self._newest: Series = {}
@@ -101,8 +102,11 @@ class InspectorView(View):
             self.refresh()
 
     def shut_down(self) -> None:
+        self.session.texts.want(self, ())
+        self.session.texts.want(self.life, ())
         self.life.close_history()
         self.steps.close()
+        self.first_tokens.close()
 
     # private
 
@@ -112,11 +116,30 @@ class InspectorView(View):
         if mirror.hello is None:
             return None
         if self.subject == BLOCK and block is not None and block < mirror.num_rows:
-            stamp = block_facts(mirror, block, mirror.hello.cache.block_size).stamp
-            return block_page(mirror, block, None if stamp is None else self._texts.get(block, stamp))
+            return self._block_page(block)
         if self.subject == REQUEST and number is not None:
-            return request_page(mirror, session.history, number)
+            return self._request_page(number)
+        session.texts.want(self, ())
         return self._step_page() if self.subject == STEP else None
+
+    def _block_page(self, block: int) -> Page:
+        mirror, texts = self.session.mirror, self.session.texts
+        assert mirror.hello is not None, "there are blocks only once there is an engine"
+        asked = block_facts(mirror, block, mirror.hello.cache.block_size).asked
+        texts.want(self, () if asked is None else (asked,))
+        if asked is None:
+            return block_page(mirror, block)
+        return block_page(mirror, block, texts.get(asked), texts.why_not(asked) or "…")
+
+    def _request_page(self, number: int) -> Page | None:
+        mirror, texts = self.session.mirror, self.session.texts
+        blocks = text_blocks(mirror, number)
+        texts.want(self, [block.asked for block in blocks])
+        reasons = [texts.why_not(block.asked) for block in blocks]
+        why_not = reasons[0] if all(reasons) and reasons else ""
+        parts = [Fact(name, value) for name, value in text_parts(blocks, texts.get, why_not)]
+        find = partial(find_first_token, self.session, self.first_tokens, number)
+        return request_page(mirror, self.session.history, number, parts, find)
 
     def _step_page(self) -> Page:
         session, mirror = self.session, self.session.mirror
@@ -193,7 +216,8 @@ class InspectorView(View):
         self.session.shown.connect(self._remember)
         self.life.history.changed.connect(self._refresh_if_seen)
         self.steps.found.connect(self._refresh_if_seen)
-        self._texts.arrived.connect(lambda block: self._refresh_if_seen())
+        self.first_tokens.found.connect(self._refresh_if_seen)
+        self.session.texts.arrived.connect(self._refresh_if_seen)
 
     def _lay_out(self) -> None:
         self.subjects.set_tip(STEP, "The step that is shown: how long it took, who ran in it, what it changed")

@@ -47,8 +47,8 @@ class BlockCard(QFrame):
             f"background: {theme.base}; border: 1px solid {theme.border}; border-radius: 5px; padding: 5px 7px;"
         )
 
-    def show_block(self, facts: BlockFacts, content: BlockContent | None, waiting: bool) -> None:
-        """Fill in a block; `waiting`: its text was asked for."""
+    def show_block(self, facts: BlockFacts, content: BlockContent | None, instead: str = "") -> None:
+        """Fill in a block; `instead`: what there is to read while its text is not known."""
         self._title.setText(facts.title)
         self._state.setText(facts.state)
         color = str(getattr(self._theme, facts.color))
@@ -59,7 +59,7 @@ class BlockCard(QFrame):
             f" border: 1px solid {self._theme.border};"
         )
         self._fill_rows(facts)
-        self._fill_text(content, waiting)
+        self._fill_text(content, instead)
         self._take_height()
 
     def place(self, beside: QRect, within: QRect) -> None:
@@ -106,12 +106,12 @@ class BlockCard(QFrame):
         )
         self._rows.setText(f"<table cellspacing='0' cellpadding='1'>{''.join(lines)}</table>")
 
-    def _fill_text(self, content: BlockContent | None, waiting: bool) -> None:
+    def _fill_text(self, content: BlockContent | None, instead: str) -> None:
         if content is not None and content.token_ids:
             text = content.text if len(content.text) <= _MAX_TEXT else content.text[:_MAX_TEXT] + "…"
             self._text.setText(text.replace("\n", "⏎\n") or "(no printable text)")
         else:
-            self._text.setText("…" if waiting else "")
+            self._text.setText(instead)
         self._text.setVisible(bool(self._text.text()))
 
 

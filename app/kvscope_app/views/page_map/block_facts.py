@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_app.look.number_text import count, plural
-from kvscope_app.views.page_map.block_texts import Stamp, stamp_of
+from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_app.views.places import is_swapped_out, place_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.texts.block_texts import Asked
 
 MAX_HOLDERS_NAMED: Final = 4
 _TIERS: Final = {
@@ -50,8 +51,8 @@ class BlockFacts:
     holders: tuple[int, ...]
     """Requests whose block tables hold it, at most `MAX_HOLDERS_NAMED`."""
     owner: int | None
-    stamp: Stamp | None
-    """None when the block holds nothing that could be asked for."""
+    asked: Asked | None
+    """What its text is asked for by; None when the block holds nothing that could be asked for."""
 
     empty: str
     """What there is to say of one that holds nothing, otherwise ""."""
@@ -84,7 +85,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
         holders=holders,
         owner=None if owner == NO_OWNER or not holds else owner,
-        stamp=stamp_of(mirror, block) if holds else None,
+        asked=asked_of(mirror, block) if holds else None,
         empty="" if holds else _EMPTY_PLACE if place.tier is not Tier.HBM else _EMPTY[state],
     )
 

@@ -20,7 +20,6 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
-from kvscope_app.views.page_map.block_texts import BlockTexts
 from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.headings import headings
@@ -65,7 +64,6 @@ class PageMapView(View):
         super().__init__(session, parent)
         self.scene = Scene()
         self.canvas = Canvas(self.scene, self)
-        self._texts = BlockTexts(session, self)
         self._card = BlockCard(self.canvas)
         self._pending: list[npt.NDArray[np.uint32]] = []
         self._moves = PendingMoves()
@@ -205,7 +203,7 @@ class PageMapView(View):
         self.canvas.chosen.connect(self._choose)
         self.canvas.inspect_wanted.connect(self.inspect_wanted)
         self.canvas.dismissed.connect(self.session.clear_selection)
-        self._texts.arrived.connect(self._text_arrived)
+        self.session.texts.arrived.connect(self._texts_arrived)
 
     def _remember(self, update: Update) -> None:
         if update.snapshot is not None:
@@ -292,16 +290,17 @@ class PageMapView(View):
         if facts is None:
             self._card.hide()
             return
-        content = None if facts.stamp is None else self._texts.get(block, facts.stamp)
-        waiting = facts.stamp is not None and content is None and self._texts.may_ask(block, facts.stamp)
-        self._card.show_block(facts, content, waiting)
+        asked, texts = facts.asked, self.session.texts
+        texts.want(self, () if asked is None else (asked,))
+        content = None if asked is None else texts.get(asked)
+        self._card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
         self._card.place(self.canvas.cell_rect(block), self.canvas.rect())
         if self.canvas.hasFocus():
             self.canvas.announce(facts.sentence)
 
-    def _text_arrived(self, block: int) -> None:
-        if block == self.canvas.pointed_block:
-            self._show_card(block)
+    def _texts_arrived(self) -> None:
+        if self._card.isVisible() and self.canvas.pointed_block is not None:
+            self._show_card(self.canvas.pointed_block)
 
     def _choose(self, block: int) -> None:
         """Select the block and who holds it; another click on a shared block goes on to its next holder."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, plural
+from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.prefixes.tree import PrefixTree
@@ -22,16 +23,32 @@ Cell = Callable[["Moment", int], str]
 
 
 class Moment:
-    """What cells are made of: a tree, when it was so, and the sizes of blocks."""
+    """What cells are made of: a tree, when it was so, when its steps were, and the sizes of blocks."""
 
-    def __init__(self, tree: PrefixTree, step: int, cache: CacheInfo) -> None:
+    def __init__(self, tree: PrefixTree, cache: CacheInfo, times: StepTimes, now_ns: int) -> None:
         self.tree = tree
-        self.step = step
         self.cache = cache
         self.num_tokens: Ints = tree.num_blocks * cache.block_size
         self.num_bytes: Ints = tree.num_in_tier.sum(axis=1) * cache.block_bytes
         """Of all rows: what is in two tiers takes room in both."""
-        self.idle: Ints = np.maximum(step - tree.last_used_step, 0)
+        self.tell_time(times, now_ns)
+
+    def tell_time(self, times: StepTimes, now_ns: int) -> None:
+        """Time goes on while the tree stays as it is, and more may be known of when steps were."""
+        self.now_ns = now_ns
+        """The moment that is shown, by the wall clock."""
+        self.first_ns = times.first_ns
+        self.used_ns: Ints = times.of(self.tree.last_used_step)
+        """When it was used last; `UNKNOWN`: before `first_ns`."""
+
+    def idle_s(self, node: int) -> int:
+        """Whole seconds since it was used last: at least so many, where it `is_before_all`."""
+        used_ns = self.first_ns if self.is_before_all(node) else int(self.used_ns[node])
+        return 0 if self.tree.holders[node] else max(self.now_ns - used_ns, 0) // 1_000_000_000
+
+    def is_before_all(self, node: int) -> bool:
+        """Whether it was used last before anything is known of."""
+        return int(self.used_ns[node]) == UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +89,23 @@ def holder_words(holders: int) -> str:
     return "idle" if not holders else "1 request" if holders == 1 else f"{count(holders)} share"
 
 
-def idle_words(idle: int) -> str:
-    """How long ago it was used."""
-    return "now" if idle == 0 else plural(idle, "step")
+def idle_words(moment: Moment, node: int) -> str:
+    """How long ago it was used: `now`, `12 s`, `3 min`, `2 h 5 min`, `over 12 s`."""
+    seconds = moment.idle_s(node)
+    if moment.tree.holders[node]:
+        return "now"
+    if moment.is_before_all(node):
+        return f"over {_long(seconds)}" if seconds else "not known"
+    return _long(seconds) if seconds else "now"
+
+
+def _long(seconds: int) -> str:
+    minutes, hours = seconds // 60, seconds // 3600
+    if not minutes:
+        return f"{seconds} s"
+    if not hours:
+        return f"{minutes} min" if minutes >= 10 or not seconds % 60 else f"{minutes} min {seconds % 60} s"
+    return f"{count(hours)} h {minutes % 60} min" if minutes % 60 else f"{count(hours)} h"
 
 
 def _number(
@@ -108,7 +139,14 @@ COLUMNS: Final = (
     _number("Blocks", "Blocks of this row, each once", "00 000", lambda m: m.tree.num_blocks),
     _number("Tokens", "Tokens of this row", "000 000", lambda m: m.num_tokens),
     _number("Hits", "How often a prompt found its most wanted block", "00 000", lambda m: m.tree.hits),
-    _number("Idle", "Steps since it was used last", "00 000 steps", lambda m: m.idle, idle_words),
+    Column(
+        "Idle",
+        "How long nobody has held or used it",
+        "over 00 min",
+        text=idle_words,
+        plain=lambda m, n: str(m.idle_s(n)),
+        sort_by=lambda m: np.where(m.tree.holders > 0, -(1 << 40), -m.tree.last_used_step),
+    ),
     _number(
         "Held by",
         "Requests that hold its most held block; what is idle may be evicted",
@@ -127,3 +165,4 @@ COLUMNS: Final = (
 )
 PREFIX: Final = 0
 WITH_BELOW: Final = 1
+IDLE: Final = next(place for place, column in enumerate(COLUMNS) if column.title == "Idle")

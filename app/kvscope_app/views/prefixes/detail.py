@@ -65,7 +65,7 @@ def facts_line(moment: Moment, node: int) -> str:
         f"in {where_words(tree, node)}",
         *([num_bytes(int(moment.num_bytes[node]))] if moment.cache.block_bytes else []),
         holder_words(int(tree.holders[node])),
-        f"used {idle_words(int(moment.idle[node]))}{' ago' if moment.idle[node] else ''}",
+        f"used {idle_words(moment, node)}{' ago' if moment.idle_s(node) else ''}",
         *([plural(int(tree.hits[node]), "hit")] if tree.hits[node] else []),
         *([f"written by request {owner}"] if owner != NO_OWNER and owner else []),
     ]

@@ -22,7 +22,7 @@ _KEPT_BEFORE: Final = 14
 
 
 class Labels:
-    """`text_of` tells what is known of a block's text by its hash."""
+    """`text_of` tells what is known of the text of a hash."""
 
     def __init__(self, text_of: Callable[[int], str | None]) -> None:
         self._text_of = text_of

@@ -13,9 +13,10 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.views.prefixes.columns import COLUMNS, PREFIX, WITH_BELOW, Moment, node_words
+from kvscope_app.views.prefixes.columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, Moment, node_words
 from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
 from kvscope_app.views.prefixes.shown_nodes import Mask, Shown, Which, matches, show
+from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.prefixes.tree import ROOT
 
@@ -131,6 +132,13 @@ class PrefixModel(QAbstractTableModel):
         """Texts came that were not there before."""
         if len(self._shown.nodes):
             self.dataChanged.emit(self.index(0, PREFIX), self.index(len(self._shown.nodes) - 1, PREFIX))
+
+    def tell_time(self, times: StepTimes, now_ns: int) -> None:
+        """It is later, and nothing else changed."""
+        if self.moment is not None:
+            self.moment.tell_time(times, now_ns)
+        if len(self._shown.nodes):
+            self.dataChanged.emit(self.index(0, IDLE), self.index(len(self._shown.nodes) - 1, IDLE))
 
     def line(self, row: int) -> list[str]:
         """A row for a spreadsheet."""

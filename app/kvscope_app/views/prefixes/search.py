@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Set
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from kvscope_telemetry.state.mirror import Mirror
 _MAX_DIGITS = 10
 
 
-def find(moment: Moment, words: str, mirror: Mirror, containing: Mapping[int, int]) -> Mask:
-    """Nodes that match, shape (nodes,). `containing`: hashes by rows of the blocks known to have the words."""
+def find(moment: Moment, words: str, mirror: Mirror, containing: Set[int]) -> Mask:
+    """Nodes that match, shape (nodes,). `containing`: hashes of the blocks known to have the words."""
     tree = moment.tree
     found = np.zeros(len(tree), np.bool_)
     number = words.removeprefix("#").strip()
@@ -27,8 +27,6 @@ def find(moment: Moment, words: str, mirror: Mirror, containing: Mapping[int, in
         return found
     if is_number:
         found[tree.nodes_of(np.array([int(number)]))] = True
-    places = np.flatnonzero(np.isin(tree.rows, np.array(list(containing), np.int64)))
-    told = [containing[row] for row in tree.rows[places].tolist()]
-    same = places[tree.row_hash[places] == np.array(told, np.uint64)]  # the others hold another text now
-    found[tree.nodes_of(tree.rows[same])] = True
+    there = np.isin(tree.row_hash, np.array(list(containing), np.uint64))
+    found[tree.nodes_of(tree.rows[there])] = True
     return found

@@ -84,10 +84,11 @@ class PrefixSelection(QObject):
         self._chosen = keys
         nodes = [] if moment is None else self._nodes(moment)
         was_ours, self._is_ours = self._is_ours, True
-        if moment is None or not nodes:
+        if moment is None or not keys:
             self._session.select_request(None)
-        else:
-            self._session.select_blocks(np.concatenate([moment.tree.rows_of(n) for n in nodes]).astype(np.uint32))
+        else:  # none of them, where the chosen are not there at this moment: they may be at another
+            rows = [np.empty(0, np.int64), *(moment.tree.rows_of(n) for n in nodes)]
+            self._session.select_blocks(np.concatenate(rows).astype(np.uint32))
         self._is_ours = was_ours
         self.changed.emit()
 

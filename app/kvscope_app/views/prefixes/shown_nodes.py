@@ -19,6 +19,7 @@ from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree
 MAX_SHOWN: Final = 20_000
 """Rows of a table that somebody may still scroll through; the first in the order are shown."""
 Mask = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 
 class Which(StrEnum):
@@ -63,29 +64,45 @@ def show(tree: PrefixTree, opened: Set[int], sort_by: npt.NDArray[np.int64], des
     for level in range(int(tree.level.max(initial=0)), 0, -1):
         parents = tree.parent[(tree.level == level) & kept]
         kept[parents] = True
-    values = -sort_by if descending else sort_by
-    rows: list[int] = []
-    left_out = 0
-    waiting = [_sorted(tree, ROOT, values, kept)]
-    while waiting:
-        brothers = waiting[-1]
-        if not brothers:
-            waiting.pop()
-            continue
-        if len(rows) == MAX_SHOWN:
-            left_out += sum(map(len, waiting))
-            break
-        node = brothers.pop()
-        rows.append(node)
-        if int(tree.key[node]) in opened:
-            waiting.append(_sorted(tree, node, values, kept))
-    return Shown(np.array(rows, np.int64), int(passing.sum()), left_out)
+    is_opened = np.isin(tree.key, np.fromiter(opened, np.uint64, len(opened)))
+    is_below_opened = np.where(tree.parent == ROOT, True, is_opened[tree.parent])
+    families = _Families(tree, np.flatnonzero(kept & is_below_opened), -sort_by if descending else sort_by, is_opened)
+    nodes, num_left_out = families.in_order(MAX_SHOWN)
+    return Shown(nodes, int(passing.sum()), num_left_out)
 
 
-def _sorted(tree: PrefixTree, node: int, values: npt.NDArray[np.int64], kept: Mask) -> list[int]:
-    """The children to be shown, the first one last: they are taken from the end."""
-    children = tree.children_of(node)
-    children = children[kept[children]]
-    order = np.lexsort((tree.key[children], values[children]))
-    in_order: list[int] = children[order[::-1]].tolist()
-    return in_order
+class _Families:
+    """Nodes that may be shown, brothers beside each other and sorted. Work is by opened nodes, not by rows."""
+
+    def __init__(self, tree: PrefixTree, nodes: Ints, values: Ints, is_opened: Mask) -> None:
+        self._nodes = nodes[np.lexsort((tree.key[nodes], values[nodes], tree.parent[nodes]))]
+        self._parents = tree.parent[self._nodes]
+        has_below = np.zeros(len(tree), np.bool_)
+        has_below[self._parents[self._parents != ROOT]] = True
+        self._openers = np.flatnonzero((is_opened & has_below)[self._nodes])
+
+    def in_order(self, at_most: int) -> tuple[Ints, int]:
+        """Nodes from the top, each followed by those below it, and how many brothers are left out."""
+        runs: list[Ints] = []
+        room, left_out = at_most, 0
+        waiting = [self._below(ROOT)]
+        while waiting:
+            begin, end = waiting.pop()
+            if not room:
+                left_out += end - begin
+                continue
+            place = int(np.searchsorted(self._openers, begin))
+            opener = int(self._openers[place]) if place < len(self._openers) else end
+            until = min(opener + 1, end, begin + room)
+            runs.append(self._nodes[begin:until])
+            room -= until - begin
+            if until < end:
+                waiting.append((until, end))
+            if until == opener + 1:
+                waiting.append(self._below(int(self._nodes[opener])))
+        return np.concatenate(runs) if runs else np.empty(0, np.int64), left_out
+
+    def _below(self, node: int) -> tuple[int, int]:
+        """Where the children of `node` are."""
+        begin, end = np.searchsorted(self._parents, (node, node + 1)).tolist()
+        return begin, end

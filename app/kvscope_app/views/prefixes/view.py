@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QTimer
+from PySide6.QtCore import QSettings, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QBoxLayout,
@@ -20,29 +20,37 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state
+from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
+from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
 from kvscope_app.views.base import View
-from kvscope_app.views.prefixes.columns import Moment
+from kvscope_app.views.prefixes.columns import COLUMNS, Moment
 from kvscope_app.views.prefixes.detail import MAX_BLOCKS, PrefixDetail
 from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, Labels
 from kvscope_app.views.prefixes.model import PrefixModel
-from kvscope_app.views.prefixes.node_texts import NodeTexts
 from kvscope_app.views.prefixes.search import find
 from kvscope_app.views.prefixes.selection import PrefixSelection
 from kvscope_app.views.prefixes.shown_nodes import Mask, Which
+from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.prefixes.table import PrefixTable
 from kvscope_app.views.prefixes.tree_keeper import TreeKeeper
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.summary import SECOND_NS
+from kvscope_telemetry.texts.block_texts import Asked
 
 _NARROW: Final = 520
 _LOW: Final = 320
 """Below this height the rows need all the room there is."""
 _COME_BACK_MS: Final = 40
 _LATER_MS: Final = 200
+_REORDER_MS: Final = 150
+FEWEST_LETTERS: Final = 2
+MAX_SEARCHED: Final = 8192
+"""Blocks whose texts are asked for when words are looked for."""
+_ORDERS: Final = {"ascending": Qt.SortOrder.AscendingOrder, "descending": Qt.SortOrder.DescendingOrder}
 NOTHING_YET: Final = "No cached prefixes yet.\nWhen a block is full, its text is kept for prompts that begin the same."
 NO_CACHE: Final = "This engine keeps no prefixes: it was started without its prefix cache."
 NO_PARENTS: Final = (
@@ -60,8 +68,7 @@ class PrefixesView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.keeper = TreeKeeper()
-        self.texts = NodeTexts(session, self)
-        self.labels = Labels(self.texts.get)
+        self.labels = Labels(self._text_of)
         self.model = PrefixModel(self.labels, self)
         self.table = PrefixTable(self.model)
         self.selection = PrefixSelection(session, self.model, self.table)
@@ -75,6 +82,11 @@ class PrefixesView(View):
         self.search.setClearButtonEnabled(True)
         self.count = ElidedLabel()
         self._empty = empty_state(NOTHING_YET)
+        self.note = label(look="muted", wraps=True, elastic=True)
+        """Why there are no texts."""
+        self._told_time = (-1, -1)
+        self._reorder_soon = QTimer(self, singleShot=True, interval=_REORDER_MS)
+        self._reorder_soon.timeout.connect(self.model.reorder)
         self._again = QTimer(self, singleShot=True)
         self._again.timeout.connect(self._come_back)
         self._lay_out()
@@ -88,14 +100,34 @@ class PrefixesView(View):
             return
         if self.keeper.follow(mirror):
             self._show_tree(mirror)
+        self._tell_time(mirror)
         if not self.keeper.is_settled:
             self._again.start(_COME_BACK_MS if self.keeper.is_working else _LATER_MS)
         self.selection.show()
         self._want_texts()
 
     def shut_down(self) -> None:
+        self.session.texts.want(self, ())
         self._again.stop()
+        self._reorder_soon.stop()
         self.keeper.close()
+
+    def recall(self, settings: QSettings) -> None:
+        """The filter and the order of last time."""
+        which, order = str(settings.value(PREFIX_FILTER, "")), str(settings.value(PREFIX_ORDER, "")).split()
+        if self.which.findText(which) >= 0:
+            self.which.setCurrentText(which)
+        titles = [column.title.replace(" ", "_") for column in COLUMNS]
+        if len(order) == 2 and order[0] in titles and order[1] in _ORDERS:
+            self.table.sortByColumn(titles.index(order[0]), _ORDERS[order[1]])
+
+    def remember(self, settings: QSettings) -> None:
+        """The filter and the order, for the next time."""
+        header = self.table.horizontalHeader()
+        title = COLUMNS[header.sortIndicatorSection()].title.replace(" ", "_")
+        order = next(name for name, each in _ORDERS.items() if each == header.sortIndicatorOrder())
+        settings.setValue(PREFIX_FILTER, self.which.currentText())
+        settings.setValue(PREFIX_ORDER, f"{title} {order}")
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -116,7 +148,8 @@ class PrefixesView(View):
         assert tree is not None, "there is a tree to show"
         if mirror.hello is None or self.keeper.epoch != mirror.epoch:
             return
-        moment = Moment(tree, self.keeper.step, mirror.hello.cache)
+        times = StepTimes(self.session.course, mirror)
+        moment = Moment(tree, mirror.hello.cache, times, self.session.cursor_ns)
         self.labels.forget(moment)
         self.model.show_moment(moment)
         if not len(tree):
@@ -125,6 +158,23 @@ class PrefixesView(View):
         self._stack.setCurrentIndex(1)
         self.selection.follow()
         self._show_detail()
+
+    def _tell_time(self, mirror: Mirror) -> None:
+        """What is idle is so a second longer."""
+        course, cursor_ns = self.session.course, self.session.cursor_ns
+        told = (course.version, cursor_ns // SECOND_NS)
+        if told != self._told_time:
+            self._told_time = told
+            self.model.tell_time(StepTimes(course, mirror), cursor_ns)
+            if self.detail.isVisible():
+                self._show_detail()
+
+    def _text_of(self, block_hash: int) -> str | None:
+        content = self.session.texts.get(self._asked(block_hash, 0))
+        return None if content is None else content.text or " ".join(map(str, content.token_ids))
+
+    def _asked(self, block_hash: int, row: int) -> Asked:
+        return Asked(self.session.mirror.epoch or 0, row, 0, 0, block_hash)
 
     def _show_empty(self, why: str) -> None:
         if self._empty.text() != why:
@@ -143,6 +193,13 @@ class PrefixesView(View):
             words += f"; the first {count(len(shown.nodes))} rows are shown"
         self.count.setText(words)
 
+    def _show_note(self) -> None:
+        """Why rows have no text."""
+        note = self.session.texts.why_none
+        if note != self.note.text():
+            self.note.setText(note)
+        self.note.setVisible(bool(note))
+
     def _want_texts(self) -> None:
         moment = self.model.moment
         if moment is None or not self.isVisible():
@@ -151,13 +208,27 @@ class PrefixesView(View):
         wanted = [pair for node in nodes for pair in moment.tree.blocks_of(node, LABEL_BLOCKS)]
         if (chosen := self.selection.current) is not None:
             wanted += moment.tree.blocks_of(chosen, MAX_BLOCKS)
-        self.texts.want(wanted)
+        if self._is_for_texts():  # and all that may have the words
+            part = slice(MAX_SEARCHED)
+            wanted += zip(moment.tree.row_hash[part].tolist(), moment.tree.rows[part].tolist(), strict=True)
+        unique = dict(wanted[:MAX_SEARCHED])
+        self.session.texts.want(self, [self._asked(block_hash, row) for block_hash, row in unique.items()])
+        self._show_note()
 
     def _on_texts(self) -> None:
+        if not self.isVisible():
+            return
         self.labels.forget(self.model.moment)
         self.model.tell_texts()
         self._show_detail()
         self._want_texts()
+        if self._is_for_texts() and not self._reorder_soon.isActive():
+            self._reorder_soon.start()
+
+    def _is_for_texts(self) -> bool:
+        """Whether words of texts are looked for."""
+        words = self.search.text().strip()
+        return len(words) >= FEWEST_LETTERS and not words.startswith("#") and not words.isdecimal()
 
     def _on_chosen(self) -> None:
         self._show_detail()
@@ -182,7 +253,9 @@ class PrefixesView(View):
 
     def _found(self, moment: Moment) -> Mask:
         words = self.search.text().strip()
-        return find(moment, words, self.session.mirror, self.texts.containing(words))
+        epoch = self.session.mirror.epoch
+        known = {block_hash for of, block_hash in self.session.texts.containing(words) if of == epoch}
+        return find(moment, words, self.session.mirror, known)
 
     def _come_back(self) -> None:
         if self.isVisible():
@@ -191,7 +264,7 @@ class PrefixesView(View):
     def _connect(self) -> None:
         self.model.reordered.connect(self._on_reordered)
         self.selection.changed.connect(self._on_chosen)
-        self.texts.arrived.connect(self._on_texts)
+        self.session.texts.arrived.connect(self._on_texts)
         self.table.verticalScrollBar().valueChanged.connect(self._want_texts)
         self.which.currentIndexChanged.connect(self._on_filter)
         self.search.textChanged.connect(self._on_filter)
@@ -213,6 +286,10 @@ class PrefixesView(View):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addWidget(head)
+        noted = QHBoxLayout()
+        noted.setContentsMargins(10, 0, 10, 4)
+        noted.addWidget(self.note)
+        column.addLayout(noted)
         column.addWidget(self.table, 1)
         column.addWidget(self.detail)
         self._stack = QStackedLayout(self)

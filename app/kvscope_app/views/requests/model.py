@@ -6,8 +6,9 @@ Rows are positions; a refresh changes what they hold, so scrolling stays put. Wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersisten
 from PySide6.QtGui import QColor
 
 from kvscope_app.look.number_text import NOTHING, count, seconds, short
+from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme, owner_color
 from kvscope_app.views.requests.columns import Filter, RequestColumns, order_rows
 from kvscope_telemetry.messages.request_words import RequestState
@@ -28,7 +30,8 @@ _ALIGNMENT: Final = int(Qt.ItemDataRole.TextAlignmentRole)
 _FOREGROUND: Final = int(Qt.ItemDataRole.ForegroundRole)
 _DECORATION: Final = int(Qt.ItemDataRole.DecorationRole)
 _PROGRESS: Final = int(PROGRESS_ROLE)
-_TOLD_ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS))
+_TIP: Final = int(Qt.ItemDataRole.ToolTipRole)
+_TOLD_ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS, _TIP))
 """As plain integers: comparing with Qt's enumerations costs more than what is told."""
 
 _STATE_COLORS: Final = {
@@ -120,6 +123,8 @@ class RequestModel(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
+        self.why: Callable[[int], str] = lambda number: ""
+        """Why a request waits, in a sentence."""
         self.filter = Filter.ALL
         self.text = ""
         self._sort_column = 0
@@ -173,6 +178,19 @@ class RequestModel(QAbstractTableModel):
         """Whether the request in view row `row` has ended."""
         return self._columns is not None and self._columns.state[self._rows[row]] == RequestState.FINISHED
 
+    def json_at(self, row: int) -> str:
+        """All that is held of a view row as a JSON object; what is not known is null."""
+        if self._columns is None or not 0 <= row < len(self._rows):
+            return ""
+        at = int(self._rows[row])
+        told: dict[str, object] = {}
+        for name in (field.name for field in fields(self._columns)):
+            value = getattr(self._columns, name)[at]
+            plain = value if isinstance(value, str) else value.item()
+            told[name] = None if isinstance(plain, float) and not np.isfinite(plain) else plain
+        told["state"] = RequestState(int(self._columns.state[at])).name.lower()
+        return json.dumps(told, ensure_ascii=False, indent=2)
+
     def row_of(self, number: int) -> int | None:
         """The view row of a request, None when the filter hides it."""
         if self._columns is None:
@@ -212,6 +230,8 @@ class RequestModel(QAbstractTableModel):
             return _ALIGNMENTS[column]
         if role == _FOREGROUND and column == _STATE:
             return self.theme.color(_STATE_COLORS[RequestState(int(self._columns.state[row]))])
+        if role == _TIP:
+            return plain_tip(self.why(int(self._columns.number[row]))) if column == _STATE else None
         if role == _DECORATION and column == 0:
             return self._owner_color(row)
         return self._progress(row) if role == _PROGRESS and column == OUTPUT_COLUMN else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabWidget, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import label
@@ -14,6 +16,8 @@ from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.blocks_words import blocks_sentence
+from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
+from kvscope_app.views.requests.phase_words import phases
 from kvscope_app.views.requests.reuse_words import prompt_of, reuse_text
 
 NOTHING_SELECTED = "Select a request to see its blocks."
@@ -32,6 +36,10 @@ class RequestDetail(QTabWidget):
         self.summary = label(look="muted", wraps=True)
         self.reuse = label(wraps=True)
         """What it need not compute, and why not more."""
+        self.phases = label(wraps=True)
+        """How long it waited, computed and wrote, and what was in its way."""
+        self.first_tokens = FirstTokens(session, self)
+        self.first_tokens.found.connect(self._show_phases)
         self.strip = BlockStrip()
         offset_ns = session.history.wall_ns(0)
         self.own_events = EventModel(offset_ns, self)
@@ -53,6 +61,7 @@ class RequestDetail(QTabWidget):
         """Show the selected request as the mirror has it."""
         self._show_blocks()
         self._show_own_events()
+        self._show_phases()
         self.all_events.follow(self._session.history.events)
 
     def apply_theme(self, theme: Theme) -> None:
@@ -86,6 +95,18 @@ class RequestDetail(QTabWidget):
         self.own_events.show_entries(entries)
         self._show_reuse(number, entries)
 
+    def _show_phases(self) -> None:
+        session, number = self._session, self._session.selected_request
+        told: list[tuple[str, str]] = []
+        if number is not None and session.mirror.epoch is not None:
+            events = [entry.event for entry in session.history.events.of_request(session.mirror.epoch, number)]
+            find = partial(find_first_token, session, self.first_tokens, number)
+            told = list(phases(session.mirror, session.history.request_times, events, number, find))
+        text = "\n".join(f"{name}: {value}" for name, value in told)
+        if text != self.phases.text():
+            self.phases.setText(text)
+        self.phases.setVisible(bool(text))
+
     def _show_reuse(self, number: int | None, entries: list[LoggedEvent]) -> None:
         prompt = None if number is None else prompt_of(self._session.mirror, number)
         text = "" if number is None or prompt is None else reuse_text([e.event for e in entries], number, prompt)
@@ -107,8 +128,11 @@ class RequestDetail(QTabWidget):
         below.setContentsMargins(0, 0, 0, 0)
         below.setSpacing(0)
         self.reuse.setContentsMargins(10, 4, 10, 4)
-        self.reuse.hide()
-        below.addWidget(self.reuse)
+        self.phases.setContentsMargins(10, 2, 10, 2)
+        for text in (self.phases, self.reuse):
+            text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+            text.hide()
+            below.addWidget(text)
         below.addWidget(self.strip)
         below.addStretch(1)
         scroll.setWidget(body)

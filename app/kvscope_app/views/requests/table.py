@@ -6,6 +6,7 @@ from PySide6.QtCore import QItemSelection, QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QAction, QGuiApplication
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QMenu, QTableView
 
+from kvscope_app.look.table_text import as_tsv, chosen_rows
 from kvscope_app.look.theme import Theme
 from kvscope_app.views.requests.delegate import ProgressDelegate
 from kvscope_app.views.requests.model import COLUMNS, OUTPUT_COLUMN, RequestModel
@@ -84,7 +85,11 @@ class RequestTable(QTableView):
         self.abort.triggered.connect(self.abort_wanted)
         self.copy_id = QAction("Copy id", self)
         self.copy_id.triggered.connect(self._copy_id)
-        self.addActions([self.abort, self.copy_id])
+        self.copy_row = QAction("Copy row", self)
+        self.copy_row.triggered.connect(self._copy_row)
+        self.copy_json = QAction("Copy as JSON", self)
+        self.copy_json.triggered.connect(self._copy_json)
+        self.addActions([self.abort, self.copy_id, self.copy_row, self.copy_json])
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)
 
@@ -108,3 +113,11 @@ class RequestTable(QTableView):
         row = self.currentIndex().row()
         if row >= 0:
             QGuiApplication.clipboard().setText(self._requests.request_id_at(row))
+
+    def _copy_row(self) -> None:
+        if rows := chosen_rows(self):
+            QGuiApplication.clipboard().setText(as_tsv(self, rows))
+
+    def _copy_json(self) -> None:
+        if text := self._requests.json_at(self.currentIndex().row()):
+            QGuiApplication.clipboard().setText(text)

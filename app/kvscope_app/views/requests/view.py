@@ -24,12 +24,14 @@ from kvscope_app.look.asking import ask
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.requests.columns import Filter, read_columns
 from kvscope_app.views.requests.model import RequestModel
 from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.table import RequestTable
+from kvscope_app.views.requests.waiting_words import queue_note, why_waits
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import Abort
 from kvscope_telemetry.state.mirror import Mirror
@@ -51,6 +53,7 @@ class RequestsView(View):
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.model = RequestModel(self)
+        self.model.why = self._why
         self.table = RequestTable(self.model)
         self.detail = RequestDetail(session)
         self.filter = QComboBox()
@@ -60,6 +63,10 @@ class RequestsView(View):
         self.search.setPlaceholderText("Find by id or number")
         self.search.setClearButtonEnabled(True)
         self.count = label(look="muted")
+        self.note = ElidedLabel()
+        """Who waits and who was refused, and why."""
+        self.note.setProperty("look", "muted")
+        self.note.hide()
         self._is_reordering = False
         self._was_split_by_hand = False
         self._is_detail_wanted = False
@@ -81,10 +88,14 @@ class RequestsView(View):
         if mirror is self._shown_mirror and state == self._shown_state:
             return
         self._shown_mirror, self._shown_state = mirror, state
-        self.model.show_columns(read_columns(self.session.mirror, history.request_times))
+        self.model.show_columns(read_columns(mirror, history.request_times))
+        self._show_note()
         self._stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
         self._show_count()
         self.detail.refresh()
+
+    def shut_down(self) -> None:
+        self.detail.first_tokens.close()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -194,6 +205,15 @@ class RequestsView(View):
         shown, there = self.model.rowCount(), self.model.num_requests
         self.count.setText(plural(there, "request") if shown == there else f"{shown} of {plural(there, 'request')}")
 
+    def _show_note(self) -> None:
+        note = queue_note(self.session.mirror, self.session.history.events, self.session.history.wall_ns(0))
+        if note != self.note.text():
+            self.note.setText(note)
+        self.note.setVisible(bool(note))
+
+    def _why(self, number: int) -> str:
+        return why_waits(self.session.mirror, number)
+
     def _on_event_chosen(self, epoch: int, number: int) -> None:
         if epoch == self.session.mirror.epoch and self.session.mirror.requests.row_of(number) is not None:
             self.session.select_request(number)
@@ -229,6 +249,10 @@ class RequestsView(View):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         column.addLayout(bar)
+        noted = QHBoxLayout()
+        noted.setContentsMargins(10, 0, 10, 0)
+        noted.addWidget(self.note)
+        column.addLayout(noted)
         column.addWidget(self._splitter, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))

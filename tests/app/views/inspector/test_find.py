@@ -121,6 +121,31 @@ def test_words_are_looked_for_in_blocks_and_across_them(engine, busy, make_windo
     assert busy.selected_block == 7
 
 
+def test_enter_goes_from_one_place_of_a_text_to_the_next(engine, busy, make_window, poll, qtbot):
+    sheet = open_find(make_window(busy))
+    qtbot.keyClicks(sheet.line, "sky")
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=30_000)
+    answer(engine, busy, poll, {7: "blue sky", 8: "no", 30: "the sky again"})
+    assert [f.block for f in shown(sheet)] == [7, 30]
+    for key, modifier, block in (
+        (Qt.Key.Key_Return, Qt.KeyboardModifier.NoModifier, 7),
+        (Qt.Key.Key_Return, Qt.KeyboardModifier.NoModifier, 30),
+        (Qt.Key.Key_Return, Qt.KeyboardModifier.NoModifier, 7),
+        (Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier, 30),
+    ):
+        qtbot.keyClick(sheet.line, key, modifier)
+        assert (sheet.isVisible(), busy.selected_block) == (True, block)
+    sheet.close()
+
+
+def test_a_text_twice_across_two_blocks_is_found_twice(engine, busy, make_window, poll, qtbot):
+    sheet = open_find(make_window(busy))
+    qtbot.keyClicks(sheet.line, "sky")
+    qtbot.waitUntil(lambda: engine.source.sent != [], timeout=30_000)
+    answer(engine, busy, poll, {7: "blue s", 8: "ky, high sky"})
+    assert [f.block for f in shown(sheet)] == [7, 8]
+
+
 def test_a_viewer_is_told_that_texts_are_not_for_them(engine, busy, make_window, qtbot):
     engine.source.status = SourceStatus(SourceState.LIVE, role="viewer")
     busy._status_told_ns = 0

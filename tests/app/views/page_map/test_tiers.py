@@ -226,7 +226,7 @@ def test_facts_of_address_space_without_memory(engine, make_session, show):
     engine.hold([3], state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     session = make_session(engine)
     facts = block_facts(session.mirror, 3, 16)
-    assert (facts.state, facts.color, facts.rows, facts.stamp) == ("unmapped", "block_unmapped", (), None)
+    assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
     assert "no memory" in facts.empty
     view = show(session)
     assert "1 without memory" in view._summary.text()

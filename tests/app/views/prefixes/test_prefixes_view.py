@@ -5,19 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import THEMES
+from kvscope_app.session.texts.session_texts import FOR_OPERATORS
+from kvscope_app.setting_names import PREFIX_ORDER
 from kvscope_app.views.page_map.view import PageMapView
 from kvscope_app.views.prefixes import tree_keeper
 from kvscope_app.views.prefixes.columns import COLUMNS
 from kvscope_app.views.prefixes.shown_nodes import Which
+from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
 from kvscope_app.views.prefixes.view import NO_CACHE, NO_PARENTS, NOTHING_YET, PrefixesView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
+from kvscope_telemetry.texts.block_texts import Asked
 
 WORDS = {4: "You are", 9: " a helpful", 17: " poet.\nSing", 18: " cook.", 19: " Stir", 30: "Once upon"}
 
@@ -224,9 +231,11 @@ def test_no_text_of_another_prefix_in_the_same_row(view, engine, session, poll, 
 
 def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
     session.status = replace(session.status, role=Role.VIEWER)
-    view.texts.want([(118, 18)])
-    view.texts._ask()
+    session.texts.want(view, [Asked(7, 18, 0, 0, 118)])
+    session.texts.look()
     assert engine.source.sent == []
+    view.refresh()
+    assert view.note.text() == FOR_OPERATORS
 
 
 @pytest.mark.parametrize(
@@ -323,6 +332,70 @@ def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, mo
     qtbot.waitUntil(lambda: made.model.rowCount() == 3)
     assert made.keeper.is_settled
     made.shut_down()
+
+
+def test_idle_is_told_in_seconds(view, engine, session, poll, qtbot):
+    now_ns = view.model.moment.now_ns
+    moment = view.model.moment
+    row, held = (next(r for r in range(2) if column(view, "Held by")[r] == words) for words in ("idle", "2 share"))
+    moment.used_ns[view.model.node_at(row)] = now_ns - 12 * SECOND_NS
+    assert column(view, "Idle")[row] == "12 s"
+    for seconds, words in ((60, "1 min"), (75, "1 min 15 s"), (700, "11 min"), (7500, "2 h 5 min"), (0, "now")):
+        moment.used_ns[view.model.node_at(row)] = now_ns - seconds * SECOND_NS
+        assert column(view, "Idle")[row] == words
+    moment.used_ns[view.model.node_at(row)] = UNKNOWN
+    moment.first_ns = now_ns - 30 * SECOND_NS
+    assert column(view, "Idle")[row] == "over 30 s"
+    moment.used_ns[view.model.node_at(held)] = now_ns - 12 * SECOND_NS
+    assert column(view, "Idle")[held] == "now"
+
+
+def test_steps_lie_between_the_seconds_of_the_course(session):
+    course, mirror = Course(), session.mirror
+    mirror.step, mirror.time_ns = 100, 10 * SECOND_NS + 1
+    seconds = [Summary(time_ns=at * SECOND_NS, epoch=7, step=10 * at) for at in range(2, 9)]
+    course.extend([*seconds, Summary(time_ns=9 * SECOND_NS, epoch=8, step=3)])
+    times = StepTimes(course, mirror)
+    assert times.of(np.array([20, 25, 100, 19])).tolist() == [
+        3 * SECOND_NS,
+        int(3.5 * SECOND_NS),
+        times.of(np.array([100]))[0],
+        UNKNOWN,
+    ]
+    assert times.first_ns == 3 * SECOND_NS
+    assert StepTimes(Course(), mirror).of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
+
+
+def test_what_is_chosen_is_chosen_again_where_it_is_there_again(view, engine, session, poll, qtbot):
+    view.model.set_open(0, True)
+    view.table.selectRow(2)
+    assert session.selected_blocks.tolist() == [17]
+    engine.ledger.hash[17], engine.ledger.parent[17] = 0, 0
+    engine.hold([17], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
+    poll(session)
+    view.refresh()
+    qtbot.waitUntil(lambda: session.selected_blocks.size == 0)
+    seal(engine, [(4, 104), (9, 109), (17, 117)], owner=3)
+    poll(session)
+    view.refresh()
+    qtbot.waitUntil(lambda: session.selected_blocks.tolist() == [17])
+    assert view.model.is_open(0)
+
+
+def test_filter_and_order_are_remembered(view, session, settings, qtbot):
+    view.which.setCurrentText(Which.IDLE.value)
+    view.table.sortByColumn(next(i for i, c in enumerate(COLUMNS) if c.title == "Hits"), Qt.SortOrder.AscendingOrder)
+    view.remember(settings)
+    other = PrefixesView(session)
+    qtbot.addWidget(other)
+    other.recall(settings)
+    header = other.table.horizontalHeader()
+    assert other.model.which is Which.IDLE
+    assert COLUMNS[header.sortIndicatorSection()].title == "Hits"
+    assert header.sortIndicatorOrder() == Qt.SortOrder.AscendingOrder
+    settings.setValue(PREFIX_ORDER, "Nonsense sideways")
+    other.recall(settings)
+    other.shut_down()
 
 
 def test_it_shows_the_moment_that_is_shown(view, engine, session, poll, qtbot):

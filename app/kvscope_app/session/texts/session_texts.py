@@ -1,0 +1,240 @@
+"""The texts of a session at the time that is shown. Who looks says which blocks, and is told; from where is known here.
+
+The engine is asked for what a block holds now, some blocks at once and one question at a time. Of any other time, and
+where there is no engine, what was recorded tells, if texts are in it: prompts are private, and are there only where a
+person asked for them. What is known is kept: a hash names a text for as long as an engine runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.session.background import Background
+from kvscope_telemetry.messages.commands import BlockContent, BlockText, Failed, GetBlockText, Reply
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.texts.block_texts import Asked
+
+if TYPE_CHECKING:
+    from kvscope_app.session.kept.recorded_texts import RecordedTexts
+    from kvscope_app.session.texts.telling import Telling
+
+MAX_KEPT: Final = 16_384
+MAX_ASKED: Final = 128
+"""Blocks in one question to the engine; it answers between steps."""
+ASK_EVERY_MS: Final = 60
+GIVE_UP_MS: Final = 2000
+_RETRY_S: Final = 2.0
+"""What was not there is looked for again after so long, where more is still written."""
+_FIRST_TAG: Final = 1 << 40
+"""Tags of ours are above those of other askers on the same socket."""
+
+NOT_IN_RECORDING: Final = "This recording has no texts. Record with texts to have them."
+NOT_TOLD: Final = "The engine does not tell this text."
+NOT_OF_BLOCK: Final = "No text of this was recorded."
+NOT_KEPT: Final = "Texts of this time were not kept. Record with texts to have them."
+FOR_OPERATORS: Final = "Texts are for operators: you are a viewer at this engine."
+NO_ENGINE: Final = "Nobody can be asked for texts here."
+Key = tuple[int, int, int, int]
+
+
+def asked_of(mirror: Mirror, block: int) -> Asked:
+    """What `block` holds now, 0 <= block < mirror.num_rows. When it differs, its text may too."""
+    ledger = mirror.ledger
+    columns = (int(column[block]) for column in (ledger.owner, ledger.filled, ledger.hash))
+    return Asked(mirror.epoch or 0, block, *columns)
+
+
+class SessionTexts(QObject):
+    """Of one session. Contents are by what was asked; of blocks that are full, by their hash alone."""
+
+    arrived = Signal()
+    """More is known, or known not to be there."""
+
+    def __init__(self, session: Telling, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._kept: OrderedDict[Key, BlockContent] = OrderedDict()
+        self._filling: dict[tuple[int, int, int], BlockContent] = {}  # epoch, block, owner
+        self._missing: dict[Key, float] = {}  # and when that was seen
+        self._wanted: dict[int, dict[Key, Asked]] = {}  # by who: told by identity, for views come and go
+        self._asked: list[Asked] = []
+        self._tag = 0
+        self._tags = itertools.count(_FIRST_TAG)
+        self._looked_for: list[Asked] = []
+        self._looking: Background[list[BlockContent | None]] | None = None
+        self._timer = QTimer(self, singleShot=True, interval=ASK_EVERY_MS)
+        self._timer.timeout.connect(self.look)
+        self._give_up = QTimer(self, singleShot=True, interval=GIVE_UP_MS)
+        self._give_up.timeout.connect(self._no_answer)
+        session.replies.connect(self._take)
+
+    def get(self, asked: Asked) -> BlockContent | None:
+        """The content, as far as it is known: of a block that fills perhaps some tokens less."""
+        key = _key(asked)
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+            return found
+        before = None if asked.hash else self._filling.get((asked.epoch, asked.block, asked.owner))
+        return before if before is not None and len(before.token_ids) <= asked.filled else None
+
+    def want(self, who: object, wanted: Iterable[Asked]) -> None:
+        """`who` looks at these, and at nothing else any more; `arrived` tells."""
+        unknown = {key: asked for asked in wanted if (key := _key(asked)) not in self._kept}
+        self._wanted.pop(id(who), None)
+        if unknown:
+            self._wanted[id(who)] = unknown
+            if not self._timer.isActive() and not self._asked:
+                self._timer.start()
+
+    def is_coming(self, asked: Asked) -> bool:
+        """Whether it is not known, and somebody can still tell it."""
+        return _key(asked) not in self._kept and not self.why_not(asked)
+
+    def why_not(self, asked: Asked) -> str:
+        """Why its text is not there, in a sentence; "" where it is, or comes."""
+        key = _key(asked)
+        if key in self._kept:
+            return ""
+        is_missing = self._is_missing(key)
+        if self._is_live(asked):
+            return NOT_TOLD if is_missing else ""
+        if self._recorded is None:
+            return self.why_none or NOT_KEPT
+        return (self.why_none or NOT_OF_BLOCK) if is_missing else ""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a recording is being read."""
+        return self._looking is not None
+
+    @property
+    def why_none(self) -> str:
+        """Why there are no texts of the time that is shown, in a sentence; "" where there are, or may be."""
+        session = self._session
+        recorded = self._recorded
+        if session.mirror.hello is None or (recorded is not None and recorded.has_any is not False):
+            return ""
+        if session.is_file:
+            return NOT_IN_RECORDING
+        if session.is_viewer:
+            return FOR_OPERATORS
+        if not session.takes_commands:
+            return NO_ENGINE
+        return NOT_KEPT if session.mirror.epoch != session.live_mirror.epoch else ""
+
+    def containing(self, words: str) -> set[tuple[int, int]]:
+        """Epochs and hashes of the full blocks with `words` in them, whatever their case, as far as texts are known."""
+        needle = words.casefold()
+        return {(key[0], key[3]) for key, content in self._kept.items() if key[3] and needle in content.text.casefold()}
+
+    def look(self) -> None:
+        """Ask for what is wanted; the timer calls it."""
+        self._take_found()
+        wanted = {key: asked for each in self._wanted.values() for key, asked in each.items()}
+        open_ = [asked for key, asked in wanted.items() if key not in self._kept and not self._is_missing(key)]
+        live = [asked for asked in open_ if self._is_live(asked)]
+        self._ask(live[:MAX_ASKED])
+        recorded = self._recorded
+        rest = [asked for asked in open_ if not self._is_live(asked)]
+        if recorded is not None and rest and self._looking is None:
+            self._looked_for = rest
+            self._looking = recorded.look_up(rest, self._session.cursor_ns)
+        if self._looking is not None:
+            self._timer.start()
+
+    def close(self) -> None:
+        """Nobody looks any more."""
+        self._timer.stop()
+        self._give_up.stop()
+        self._wanted.clear()
+        if self._looking is not None:
+            self._looking.cancel()
+
+    @property
+    def _recorded(self) -> RecordedTexts | None:
+        return self._session.recorded_texts
+
+    def _is_live(self, asked: Asked) -> bool:
+        """Whether there is an engine that may be asked, and its block is what is meant: away from the end it may hold
+        another's text. At the end a block that fills may have some tokens more."""
+        live = self._session.live_mirror
+        if not self._session.may_operate or live.epoch != asked.epoch or asked.block >= live.num_rows:
+            return False
+        now = asked_of(live, asked.block)
+        if asked.hash:
+            return now.hash == asked.hash
+        is_at_end = live is self._session.mirror
+        return now.owner == asked.owner and (now == asked or (is_at_end and now.filled >= asked.filled))
+
+    def _ask(self, wanted: list[Asked]) -> None:
+        if not wanted or self._asked:
+            return
+        tag = next(self._tags)
+        if self._session.send(GetBlockText(blocks=tuple(asked.block for asked in wanted), tag=tag)):
+            self._tag, self._asked = tag, wanted
+            self._give_up.start()
+
+    def _take(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            if isinstance(reply, BlockText | Failed) and self._asked and reply.tag == self._tag:
+                self._keep(reply.contents if isinstance(reply, BlockText) else ())
+
+    def _keep(self, contents: tuple[BlockContent, ...]) -> None:
+        """What the engine answered: believed of a block that is still what was meant."""
+        asked, self._asked = self._asked, []
+        self._give_up.stop()
+        told = dict(zip(asked, contents, strict=False))
+        for each in asked:
+            content = told.get(each)
+            is_told = content is not None and content.block == each.block and content.token_ids
+            self._note(each, content if is_told and self._is_live(each) else None)
+        self.arrived.emit()
+        self.look()
+
+    def _no_answer(self) -> None:
+        self._keep(())
+
+    def _take_found(self) -> None:
+        """What was recorded, once it was read."""
+        if self._looking is None or not self._looking.is_over:
+            return
+        found = self._looking.made or [None] * len(self._looked_for)
+        self._looking = None
+        for asked, content in zip(self._looked_for, found, strict=True):
+            self._note(asked, content)
+        self.arrived.emit()
+
+    def _note(self, asked: Asked, content: BlockContent | None) -> None:
+        key = _key(asked)
+        if content is None:
+            self._missing[key] = time.monotonic()
+            if len(self._missing) > MAX_KEPT:
+                del self._missing[next(iter(self._missing))]
+            return
+        self._missing.pop(key, None)
+        self._kept[key] = content
+        if not asked.hash:
+            self._filling[asked.epoch, asked.block, asked.owner] = content
+            if len(self._filling) > MAX_ASKED:
+                del self._filling[next(iter(self._filling))]
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    def _is_missing(self, key: Key) -> bool:
+        since_s = self._missing.get(key)
+        recorded = self._recorded
+        may_come = not self._session.is_file or recorded is None or recorded.may_grow
+        return since_s is not None and not (may_come and time.monotonic() - since_s > _RETRY_S)
+
+
+def _key(asked: Asked) -> Key:
+    if asked.hash:
+        return asked.epoch, -1, 0, asked.hash
+    return asked.epoch, asked.block, (asked.owner << 32) + asked.filled, 0

@@ -1,0 +1,46 @@
+"""When steps were, by the wall clock: as the seconds of a course tell it, and the step that is shown. numpy alone."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+Ints = npt.NDArray[np.int64]
+UNKNOWN: Final = -1
+
+
+class StepTimes:
+    """Of the engine start that is shown, up to what is shown."""
+
+    def __init__(self, course: Course, mirror: Mirror) -> None:
+        self._steps, self._times_ns = np.array([mirror.step]), np.array([_shown_ns(mirror)])
+        places = np.flatnonzero(course.epoch == (mirror.epoch or 0))
+        steps = course.column("step")[places]
+        known = np.isfinite(steps) & (steps < mirror.step)
+        if known.any():
+            ends_ns = np.minimum(course.time_ns[places][known] + SECOND_NS, self._times_ns[0])
+            self._steps = np.concatenate((steps[known].astype(np.int64), self._steps))
+            self._times_ns = np.concatenate((ends_ns, self._times_ns))
+
+    def of(self, steps: Ints) -> Ints:
+        """When each was, about, shape of `steps`; `UNKNOWN` before the first that is known."""
+        begin_ns = int(self._times_ns[0])
+        since_ns = np.interp(steps, self._steps, (self._times_ns - begin_ns).astype(np.float64))
+        times_ns = begin_ns + since_ns.astype(np.int64)
+        return np.where(steps < self._steps[0], UNKNOWN, times_ns)
+
+    @property
+    def first_ns(self) -> int:
+        """The first moment that is known: what is `UNKNOWN` was before."""
+        return int(self._times_ns[0])
+
+
+def _shown_ns(mirror: Mirror) -> int:
+    hello = mirror.hello
+    return 0 if hello is None else mirror.time_ns + hello.wall_time_ns - hello.time_ns

@@ -1,0 +1,148 @@
+"""Why requests wait, who was refused, and how long each phase took: what a person reads in the Requests dock."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.session.request_times import RequestTimes
+from kvscope_app.views.requests.first_tokens import has_first_token
+from kvscope_app.views.requests.model import COLUMNS
+from kvscope_app.views.requests.phase_words import phases
+from kvscope_app.views.requests.view import RequestsView
+from kvscope_app.views.requests.waiting_words import first_waiting, num_ahead, queue_note, why_waits
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, RequestRows
+
+WAITING, RUNNING, PREEMPTED, FINISHED = range(4)
+SECOND_NS = 1_000_000_000
+
+
+@pytest.fixture
+def busy(engine, session, poll):
+    """All 64 blocks but four are held by request 1; 2 was preempted, 3 waits behind it."""
+    engine.request(2, blocks=(), state=PREEMPTED, num_prompt_tokens=100, num_output_tokens=30)
+    engine.request(3, blocks=(), state=WAITING, num_prompt_tokens=40, num_output_tokens=0)
+    engine.request(1, blocks=range(58), state=RUNNING)
+    engine.hold(range(58), owner=1)
+    engine.hold([58, 59], owner=9, state=BlockState.CACHED, ref_count=0)
+    poll(session)
+    return session
+
+
+@pytest.fixture
+def view(busy, qtbot):
+    made = RequestsView(busy)
+    qtbot.addWidget(made)
+    made.resize(900, 500)
+    made.apply_theme(THEMES["dark"])
+    made.show()
+    made.refresh()
+    yield made
+    made.shut_down()
+
+
+def test_who_waits_is_told_what_it_needs_and_who_is_before_it(busy):
+    mirror = busy.mirror
+    assert first_waiting(mirror) == 2
+    assert num_ahead(mirror, mirror.requests.row_of(3)) == 1
+    assert why_waits(mirror, 2) == (
+        "it needs up to 9 blocks, 4 free and 2 idle in the cache; 1 block is left to those who run"
+    )
+    assert why_waits(mirror, 3).startswith("1 request is ahead of it; it needs up to 3 blocks")
+    assert why_waits(mirror, 1) == ""
+    assert why_waits(mirror, 77) == ""
+
+
+def test_as_many_run_as_may(busy):
+    busy.mirror.limits = (1, 0)
+    assert why_waits(busy.mirror, 2).startswith("1 request runs, which is as many as may")
+
+
+def test_a_line_tells_who_waits_and_who_was_refused(view, engine, busy, poll):
+    assert view.note.text().startswith("2 wait. #2 is next: it needs up to 9 blocks")
+    refused = Event(kind="refused", time_ns=5, cause="the prompt has 5000 tokens: at most 799 are accepted")
+    engine.frame([], events=(refused,))
+    poll(busy)
+    view.refresh()
+    assert "1 was refused at" in view.note.text()
+    assert "at most 799" in view.note.text()
+    state = next(i for i, c in enumerate(COLUMNS) if c.title == "State")
+    row = view.model.row_of(3)
+    assert "1 request is ahead" in view.model.index(row, state).data(Qt.ItemDataRole.ToolTipRole)
+
+
+def test_nobody_waits_and_nothing_is_said(session):
+    assert queue_note(session.mirror, session.history.events, 0) == ""
+    assert first_waiting(session.mirror) is None
+
+
+def test_a_waiting_request_says_why_in_its_details(view, busy):
+    busy.select_request(3)
+    assert "Waits: 1 request is ahead of it" in view.detail.phases.text()
+
+
+def rows(number, tokens):
+    return RequestRows(
+        number=np.array([number], "<u4").tobytes(), num_output_tokens=np.array([tokens], "<u4").tobytes()
+    )
+
+
+def told(mirror, number, events=(), times=None, first=-1):
+    return dict(phases(mirror, times or RequestTimes(), events, number, lambda _: first))
+
+
+def test_phases_come_from_events_and_what_was_seen(engine, session, poll):
+    engine.request(4, blocks=(5, 6), state=RUNNING, num_prompt_tokens=20, num_output_tokens=11)
+    poll(session)
+    mirror = session.mirror
+    row = mirror.requests.row_of(4)
+    mirror.requests.arrival_ns[row] = SECOND_NS
+    mirror.requests.num_preemptions[row] = 1
+    mirror.time_ns = 8 * SECOND_NS
+    cause = EventData(kind="preempted", num_needed=2, num_available=1, choice="newest")
+    events = (
+        Event(kind="admitted", time_ns=3 * SECOND_NS, number=4),
+        Event(kind="preempted", time_ns=4 * SECOND_NS, number=4, other=1, num_blocks=2, num_tokens=20, data=cause),
+        Event(kind="resumed", time_ns=5 * SECOND_NS, number=4, data=EventData(kind="started", waited_ns=SECOND_NS)),
+    )
+    found = told(mirror, 4, events, first=int(3.5 * SECOND_NS))
+    assert found["Queued"] == "2.00 s"
+    assert found["Prefill"] == "500 ms, until its first token: 20 of 20 prompt tokens, 0 cached"
+    assert found["Decode"] == "4.50 s, 11 tokens, 450 ms between tokens"
+    assert found["Preempted"] == "1 time, 1.00 s until it came back"
+    assert found["Because"].startswith(
+        "Request 1 needed 2 blocks and 1 could be had; request 4 was chosen as the newest"
+    )
+    assert "not seen" in told(mirror, 4, events)["Prefill"]
+
+
+def test_when_a_request_was_admitted_is_known_from_its_event():
+    times = RequestTimes()
+    times.skip(rows(4, 9))
+    admitted = Event(kind="admitted", time_ns=77, number=4)
+    times.admit([admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)])
+    assert times.started_ns(np.array([4, 5])).tolist() == [77, -1]
+
+
+def test_the_first_token_is_seen_in_a_frame():
+    frame = Frame(epoch=7, seq=1, step=1, time_ns=5, requests=rows(4, 1))
+    assert has_first_token(frame, (7, 4))
+    assert not has_first_token(frame, (8, 4))
+    assert not has_first_token(frame, (7, 5))
+    assert not has_first_token(Frame(epoch=7, seq=1, step=1, time_ns=5, requests=rows(4, 0)), (7, 4))
+
+
+def test_a_row_is_copied_as_cells_and_as_json(view):
+    view.table.selectRow(view.model.row_of(3))
+    view.table.copy_row.trigger()
+    titles, cells = (line.split("\t") for line in QGuiApplication.clipboard().text().splitlines())
+    assert (titles[0], cells[0]) == ("#", "3")
+    view.table.copy_json.trigger()
+    copied = json.loads(QGuiApplication.clipboard().text())
+    assert (copied["number"], copied["state"], copied["ttft_s"]) == (3, "waiting", None)

@@ -1,0 +1,262 @@
+"""Texts of a recording in the views, at any moment; and what is said where a recording has none. Real recordings."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from kvscope_app.look.theme import DARK
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.rings import make_ring
+from kvscope_app.session.kept.text_keeping import TextKeeping
+from kvscope_app.session.session import Session
+from kvscope_app.session.texts.session_texts import NOT_IN_RECORDING, NOT_KEPT, asked_of
+from kvscope_app.views.inspector.finder import Finder
+from kvscope_app.views.inspector.view import REQUEST, InspectorView
+from kvscope_app.views.prefixes.columns import PREFIX
+from kvscope_app.views.prefixes.view import PrefixesView
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+from kvscope_telemetry.texts.block_texts import Asked
+from kvscope_telemetry.texts.published_texts import PublishedTexts
+
+WAIT_MS = 60_000
+
+
+def word(block):
+    """What block holds, in a word of its own."""
+    return f"word{block}."
+
+
+def make_recording(path, *, with_texts):
+    """Sixty steps of a synthetic engine."""
+    engine = SyntheticEngine(num_blocks=60, num_running=4)
+    with RecordingWriter(path) as writer:
+        texts = PublishedTexts(writer.write_texts)
+        for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(60))):
+            writer.write(message, wait=True)
+            if with_texts and message is not engine.hello:
+                texts.follow(message)
+                texts._next_s = -1.0
+                texts.take(
+                    BlockContent(block=block, token_ids=(1,) * int(engine.ledger.filled[block]), text=word(block))
+                    for block in texts.due()
+                )
+        texts.write()
+
+
+@pytest.fixture
+def play(tmp_path, qtbot):
+    """Plays a recording that is made for it, standing where its state is."""
+    sessions = []
+
+    def make(*, with_texts):
+        path = tmp_path / f"{with_texts}.mcap"
+        make_recording(path, with_texts=with_texts)
+        session = Session(PlaybackSource(Recording.open(path)))
+        sessions.append(session)
+        session.start()
+        qtbot.waitUntil(lambda: session.mirror.hello is not None, timeout=WAIT_MS)
+        session.pause()
+        session.go_to(session.timeline_range_ns[1])
+        qtbot.waitUntil(lambda: session.mirror.seq == 60, timeout=WAIT_MS)
+        return session
+
+    yield make
+    for session in sessions:
+        session.close()
+        session.deleteLater()
+
+
+@pytest.fixture
+def show(qtbot):
+    made = []
+
+    def make(view):
+        qtbot.addWidget(view)
+        view.apply_theme(DARK)
+        view.resize(900, 700)
+        view.show()
+        view.refresh()
+        made.append(view)
+        return view
+
+    yield make
+    for view in made:
+        view.shut_down()
+
+
+def facts(view):
+    model = view.table.facts
+    told = [model.fact_at(row) for row in range(model.rowCount())]
+    return {fact.name: fact.value for fact in told if fact is not None}
+
+
+def held(session):
+    """A request with text in a full block."""
+    requests, ledger = session.mirror.requests, session.mirror.ledger
+    for row in np.flatnonzero(requests.state == RequestState.RUNNING).tolist():
+        number = int(requests.number[row])
+        table = requests.table(number)
+        if len(table) and ledger.hash[table[0]]:
+            return number, table.tolist()
+    raise AssertionError("the synthetic engine runs requests with full blocks")
+
+
+def test_the_prefix_tree_has_texts(play, show, qtbot):
+    session = play(with_texts=True)
+    view = show(PrefixesView(session))
+    model = view.model
+    qtbot.waitUntil(lambda: "word" in str(model.index(0, PREFIX).data()), timeout=WAIT_MS)
+    assert not view.note.isVisible()
+    node = model.node_at(0)
+    first = int(model.moment.tree.rows_of(node)[0])
+    assert view.labels.text(node, 1).startswith(word(first))
+
+
+def test_words_find_rows_that_were_never_looked_at(play, show, qtbot):
+    session = play(with_texts=True)
+    view = show(PrefixesView(session))
+    view.resize(900, 160)
+    tree = view.keeper.tree
+    row = int(tree.rows[-1])
+    view.search.setText(word(row))
+    wanted = tree.node_of(row)
+    qtbot.waitUntil(lambda: view.model.row_of(wanted) is not None or view.model.shown.num_matching > 0, timeout=WAIT_MS)
+    assert view.model.reveal(wanted) is not None
+
+
+def test_the_inspector_tells_prompt_and_output_of_a_request(play, show, qtbot):
+    session = play(with_texts=True)
+    number, table = held(session)
+    view = show(InspectorView(session))
+    session.select_request(number)
+    assert view.subject == REQUEST
+    qtbot.waitUntil(lambda: word(table[0]) in facts(view).get("Prompt", ""), timeout=WAIT_MS)
+
+
+def test_the_inspector_tells_a_blocks_text_and_what_it_held_before(play, show, qtbot):
+    session = play(with_texts=True)
+    _, table = held(session)
+    view = show(InspectorView(session))
+    session.select_block(table[0])
+    qtbot.waitUntil(lambda: facts(view).get("Text") == word(table[0]), timeout=WAIT_MS)
+    life = view.life.model
+
+    def moments():
+        return [str(life.index(row, 1).data()) for row in range(life.rowCount())]
+
+    qtbot.waitUntil(lambda: any(word(table[0]) in moment for moment in moments()), timeout=WAIT_MS)
+    session.go_to(session.timeline_range_ns[0])
+    qtbot.waitUntil(lambda: session.mirror.seq < 60, timeout=WAIT_MS)
+    view.refresh()
+    assert facts(view)["State"]
+
+
+def test_words_are_found_in_playback(play, qtbot):
+    session = play(with_texts=True)
+    _, table = held(session)
+    finder = Finder(session)
+    found = []
+    finder.texts.found.connect(found.append)
+    finder.look(word(table[0]))
+    qtbot.waitUntil(lambda: "were searched" in finder.texts.note, timeout=WAIT_MS)
+    assert table[0] in [finding.block for finding in found]
+    finder.choose(found[0])
+    assert session.selected_block == found[0].block
+    finder.deleteLater()
+
+
+def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
+    session = play(with_texts=True)
+    _, table = held(session)
+    session.go_to(session.timeline_range_ns[0])
+    qtbot.waitUntil(lambda: session.mirror.seq < 60, timeout=WAIT_MS)
+    finder = Finder(session)
+    found = []
+    finder.texts.found.connect(found.append)
+    finder.look(word(table[-2]))
+    qtbot.waitUntil(lambda: "were searched" in finder.texts.note, timeout=WAIT_MS)
+    later = [finding for finding in found if finding.time_ns is not None]
+    assert later
+    finder.choose(later[-1])
+    assert session.selected_block == later[-1].block
+    assert abs(session.cursor_ns - later[-1].time_ns) < 1_000_000_000
+    finder.deleteLater()
+
+
+def test_a_recording_without_texts_says_so_everywhere(play, show):
+    session = play(with_texts=False)
+    number, table = held(session)
+    prefixes, inspector, finder = show(PrefixesView(session)), show(InspectorView(session)), Finder(session)
+    assert prefixes.note.isVisible()
+    assert prefixes.note.text() == NOT_IN_RECORDING
+    session.select_block(table[0])
+    assert facts(inspector)["Text"] == NOT_IN_RECORDING
+    session.select_request(number)
+    assert facts(inspector)["Text"] == NOT_IN_RECORDING
+    finder.look("words")
+    assert finder.texts.note == NOT_IN_RECORDING
+    assert session.texts.why_not(asked_of(session.mirror, table[0])) == NOT_IN_RECORDING
+    finder.deleteLater()
+
+
+@pytest.fixture
+def live(settings, tmp_path, qtbot):
+    """A live session on a real socket that keeps its past, without texts."""
+    endpoint = f"ipc://{tmp_path}/telemetry"
+    with closing(SyntheticServer(SyntheticEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
+        source = LiveSource(endpoint)
+        session = Session(source)
+        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.start()
+        qtbot.waitUntil(lambda: session.may_operate and session.mirror.step > 5, timeout=WAIT_MS)
+        yield session
+        session.close()
+        session.deleteLater()
+
+
+def test_the_kept_past_tells_what_the_engine_no_longer_has(live, qtbot):
+    keeping = TextKeeping(live)
+    keeping.set_on(True)
+    qtbot.waitUntil(lambda: live.kept.has_texts, timeout=WAIT_MS)
+    keeping.set_on(False)
+    tape = live.kept.read_tape(lambda share: True)
+    text = next(text for text in tape.texts() if text.hash)
+    gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # no row of the engine's
+
+    def tells():
+        live.texts.want("test", [gone])
+        return live.texts.get(gone) is not None
+
+    qtbot.waitUntil(tells, timeout=WAIT_MS)
+    assert live.texts.get(gone).text == text.text
+
+
+def test_the_engine_tells_at_the_live_end_and_of_a_pause_what_is_still_so(live, qtbot):
+    def full():
+        ledger = live.live_mirror.ledger
+        return np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
+
+    qtbot.waitUntil(lambda: full().size > 0, timeout=WAIT_MS)
+
+    def tells():
+        asked = asked_of(live.mirror, int(full()[0]))
+        live.texts.want("test", [asked])
+        return live.texts.get(asked) is not None
+
+    qtbot.waitUntil(tells, timeout=WAIT_MS)
+    live.pause()
+    known = [asked_of(live.mirror, row) for row in range(live.mirror.num_rows)]
+    assert any(live.texts.get(asked) is not None for asked in known)
+    gone = type(known[0])(live.mirror.epoch, 3, 999_999, 16, 0x123456789)  # nobody's block
+    assert live.texts.why_not(gone) == NOT_KEPT
