@@ -46,6 +46,7 @@ IDLE_MS: Final = 100
 """How often is looked while nothing comes but signs of life: nobody sees that the first frame came so much later."""
 _BUSY_FOR_NS: Final = 1_000_000_000
 STATUS_EVERY_NS: Final = 250_000_000
+"""How often is told how things stand; at rest with each new second, for what shows one."""
 _AT_END_NS: Final = 50_000_000
 """Who goes so close to the present is live."""
 _CAUGHT_UP_NS: Final = 2_500_000_000
@@ -480,13 +481,24 @@ class Session(QObject):
     def _tell_status(self) -> None:
         status = self.source.status
         now_ns = time.monotonic_ns()
-        before = self.status
-        is_news = (status.state, status.reason, status.role) != (before.state, before.reason, before.role)
-        if is_news or now_ns - self._status_told_ns >= STATUS_EVERY_NS:
+        if self._is_status_due(status, now_ns):
             self.status = status
             self._status_told_ns = now_ns
             self._extend_course()
             self.status_changed.emit()
+
+    def _is_status_due(self, status: SourceStatus, now_ns: int) -> bool:
+        before, told_ns = self.status, self._status_told_ns
+        if (status.state, status.role) != (before.state, before.role):
+            return True
+        if now_ns - told_ns < STATUS_EVERY_NS:
+            return False
+        is_at_rest = self._timer.interval() == IDLE_MS and status.reason == before.reason
+        return not is_at_rest or self._second(now_ns) != self._second(told_ns)
+
+    def _second(self, time_ns: int) -> int:
+        """By the wall clock."""
+        return (time_ns + self._wall_offset_ns) // 1_000_000_000
 
     def _extend_course(self) -> None:
         has_grown = self.kept is not None and self.kept.take_into(self.course)

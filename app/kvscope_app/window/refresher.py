@@ -13,10 +13,10 @@ import time
 from typing import Final
 
 from PySide6.QtCore import QObject, QTimer
-from PySide6.QtWidgets import QWidget
 
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
@@ -96,7 +96,7 @@ class Refresher(QObject):
 
     def _due(self) -> list[View]:
         now_ns = time.monotonic_ns()
-        return [view for view in self._dirty if is_seen(view) and self._wait_ns(view, now_ns) <= 0]
+        return [view for view in self._dirty if in_sight(view) and self._wait_ns(view, now_ns) <= 0]
 
     def _refresh(self, views: list[View]) -> None:
         for view in views:
@@ -112,14 +112,9 @@ class Refresher(QObject):
     def _schedule(self) -> None:
         """Come back when the first of those that wait is due, and not before."""
         now_ns = time.monotonic_ns()
-        waits = [self._wait_ns(view, now_ns) for view in self._dirty if is_seen(view)]
+        waits = [self._wait_ns(view, now_ns) for view in self._dirty if in_sight(view)]
         if not waits:
             return
         wait_ms = max(_TURN_MS, math.ceil(min(waits) / 1e6))
         if not self._later.isActive() or self._later.remainingTime() > wait_ms:
             self._later.start(wait_ms)
-
-
-def is_seen(widget: QWidget) -> bool:
-    """Whether anything of the widget may be on a screen: Qt calls a minimised window's widgets visible."""
-    return widget.isVisible() and not widget.window().isMinimized()

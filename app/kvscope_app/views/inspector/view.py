@@ -15,6 +15,7 @@ from kvscope_app.look.theme import Theme, owner_color
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Goal, Link, Page
@@ -180,7 +181,7 @@ class InspectorView(View):
             self._newest = update.series
 
     def _refresh_if_seen(self) -> None:
-        if self.isVisible():
+        if in_sight(self):
             self.refresh()
 
     def _connect(self) -> None:

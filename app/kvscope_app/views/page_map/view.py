@@ -18,6 +18,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.block_texts import BlockTexts
@@ -260,7 +261,7 @@ class PageMapView(View):
     def _refresh_slowly(self) -> None:
         """What need not follow each frame: words, the bar, ages."""
         mirror = self.session.mirror
-        if mirror.hello is None or not self.isVisible() or self.window().isMinimized():
+        if mirror.hello is None or not in_sight(self):
             return
         self.canvas.show_pins(mirror.pinned)
         told = (mirror, mirror.epoch, mirror.seq, mirror.pinned)

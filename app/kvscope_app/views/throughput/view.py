@@ -25,6 +25,7 @@ from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.curves import gaps
 from kvscope_app.views.chart.panel import ChartPanel
 from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.throughput.panels import (
     PANELS,
     Drawn,
@@ -225,7 +226,7 @@ class ThroughputView(View):
     def _on_status(self) -> None:
         """Without an engine nothing changes but the time: curves move on, and their values go."""
         stands_still = self.session.paused and self.session.player is None
-        if not self.is_following or stands_still or not self.isVisible() or self.window().isMinimized():
+        if not self.is_following or stands_still or not in_sight(self):
             return
         state, now_s = self.session.status.state, time.monotonic()
         silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
@@ -236,7 +237,7 @@ class ThroughputView(View):
 
     def _on_course(self) -> None:
         """A recording's course comes a part at a time, and nothing else happens there."""
-        if self.session.is_file and math.isinf(self._range_s) and self.isVisible():
+        if self.session.is_file and math.isinf(self._range_s) and in_sight(self):
             self.refresh_all()
 
     def _is_elsewhere(self) -> bool:
