@@ -38,15 +38,15 @@ class SteadyLabel(PlainLabel):
         return self.minimumSize() == self.maximumSize()
 
     def _fit(self, *, anew: bool = False) -> None:
-        needed = self._needed()
-        has_room = needed.width() <= self.maximumWidth() <= _TOO_WIDE * needed.width()
-        if anew or not self._is_fixed or not has_room or needed.height() != self.maximumHeight():
+        needed, room = self._needed(), self.maximumSize()
+        if anew or not (needed.width() <= room.width() <= _TOO_WIDE * needed.width()):
             self.setFixedSize(needed)
 
     def _needed(self) -> QSize:
         """Of the text: what Qt proposes is never less than the size that was fixed."""
         self.ensurePolished()
         metrics, margins = self.fontMetrics(), self.contentsMargins()
-        width = max(metrics.horizontalAdvance(text) for text in (self.text(), self._longest))
+        text = self.text() if len(self.text()) > len(self._longest) else self._longest
+        width = metrics.horizontalAdvance(text)
         beside, above = margins.left() + margins.right(), margins.top() + margins.bottom()
         return QSize(width + beside + _SLACK, metrics.height() + above)

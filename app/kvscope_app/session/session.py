@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from kvscope_app.session.kept.recorder import Recorder
 
 FRAME_MS: Final = 16
-IDLE_MS: Final = 100
-"""How often is looked while nothing comes but signs of life: nobody sees that the first frame came so much later."""
+WAITING_MS: Final = 100
+"""How often is looked while nothing comes but signs of life, and requests are under way."""
+IDLE_MS: Final = 250
+"""The same while there are none: nobody sees that the first frame came so much later."""
 _BUSY_FOR_NS: Final = 1_000_000_000
 STATUS_EVERY_NS: Final = 250_000_000
 """How often is told how things stand; at rest with each new second, for what shows one."""
@@ -274,6 +276,7 @@ class Session(QObject):
 
     def play(self) -> None:
         """Go on from here. Never jumps: where nothing is kept in between, the present is what comes next."""
+        self._keep_pace(is_busy=True)
         player = self.player
         if player is not None:
             if not player.is_at_end:
@@ -288,6 +291,7 @@ class Session(QObject):
 
     def go_live(self) -> None:
         """Glue the cursor to the end again; of a recording, go to its end."""
+        self._keep_pace(is_busy=True)
         if self._end.player is not None:
             self._end.player.seek(self._end.player.duration, with_past=False)
         if not self._is_away:
@@ -474,9 +478,14 @@ class Session(QObject):
         now_ns = time.monotonic_ns()
         if is_busy:
             self._busy_ns = now_ns
-        wanted_ms = FRAME_MS if now_ns - self._busy_ns < _BUSY_FOR_NS else IDLE_MS
+        wanted_ms = FRAME_MS if now_ns - self._busy_ns < _BUSY_FOR_NS else self._calm_ms
         if wanted_ms != self._timer.interval():
             self._timer.setInterval(wanted_ms)
+
+    @property
+    def _calm_ms(self) -> int:
+        counters = self._end.mirror.counters
+        return WAITING_MS if counters.num_running + counters.num_waiting else IDLE_MS
 
     def _tell_status(self) -> None:
         status = self.source.status
@@ -493,7 +502,7 @@ class Session(QObject):
             return True
         if now_ns - told_ns < STATUS_EVERY_NS:
             return False
-        is_at_rest = self._timer.interval() == IDLE_MS and status.reason == before.reason
+        is_at_rest = self._timer.interval() != FRAME_MS and status.reason == before.reason
         return not is_at_rest or self._second(now_ns) != self._second(told_ns)
 
     def _second(self, time_ns: int) -> int:
