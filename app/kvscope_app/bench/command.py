@@ -1,4 +1,4 @@
-"""The command `kvscope bench`: a synthetic engine, the real window, a table."""
+"""The command `kvscope bench`: the real window, on a busy synthetic engine or a real one at rest, and a table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvscope_app.bench.startup import Startup, measure_startup
 from kvscope_telemetry.errors import KvscopeError
 
+if TYPE_CHECKING:
+    from kvscope_app.desktop import Desktop
+    from kvscope_app.own_engine.engine_process import EngineProcess
+
 _WARM_UP_S: Final = 2.0
+_BUSY_S: Final = 10.0
+_IDLE_S: Final = 30.0
 _SIZE: Final = (1600, 900)
 
 
@@ -28,14 +34,45 @@ def run_bench(args: argparse.Namespace) -> int:
     require_qt()
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         os.environ["XDG_CONFIG_HOME"] = folder  # nobody's layout is read or written
-        endpoint = f"ipc://{folder}/engine/telemetry"
-        os.mkdir(f"{folder}/engine", mode=0o700)
-        with _synthetic_engine(endpoint, args):
-            startup = measure_startup(endpoint, folder, args.startup_runs) if args.startup_runs else None
-            result = _measure_smoothness(endpoint, args)
-    result = {"blocks": args.blocks, "rate": args.rate, **result, **_startup_result(startup)}
+        result = _rest(args) if args.idle else _busy(args, folder)
     print(json.dumps(result) if args.json else _table(result))
     return 0
+
+
+def _rest(args: argparse.Namespace) -> dict[str, object]:
+    """Percents of a core while nothing happens."""
+    from kvscope_app.bench.rest import measure_rest
+
+    seconds = args.seconds or _IDLE_S
+    with _own_engine(args.attach) as engine, _desktop() as desktop:
+        endpoint = args.attach if engine is None else engine.endpoint
+        return {"seconds_each": seconds, **measure_rest(desktop, endpoint, engine, seconds, _SIZE)}
+
+
+@contextmanager
+def _own_engine(other: str | None) -> Iterator[EngineProcess | None]:
+    """Where no other is named: one as the desktop starts it."""
+    if other is not None:
+        yield None
+        return
+    from kvscope_app.own_engine.engine_process import EngineProcess
+
+    engine = EngineProcess()
+    try:
+        engine.start()
+        yield engine
+    finally:
+        engine.close()
+
+
+def _busy(args: argparse.Namespace, folder: str) -> dict[str, object]:
+    """A pool that changes all the time."""
+    endpoint = f"ipc://{folder}/engine/telemetry"
+    os.mkdir(f"{folder}/engine", mode=0o700)
+    with _synthetic_engine(endpoint, args):
+        startup = measure_startup(endpoint, folder, args.startup_runs) if args.startup_runs else None
+        result = _measure_smoothness(endpoint, args)
+    return {"blocks": args.blocks, "rate": args.rate, **result, **_startup_result(startup)}
 
 
 @contextmanager
@@ -56,49 +93,44 @@ def _synthetic_engine(endpoint: str, args: argparse.Namespace) -> Iterator[None]
 
 
 def _measure_smoothness(endpoint: str, args: argparse.Namespace) -> dict[str, object]:
+    from kvscope_app.bench.event_loop import run_for, run_until
+    from kvscope_app.bench.smoothness import Meter
+
+    with _desktop() as desktop:
+        window = desktop.open_window(endpoint)
+        window.resize(*_SIZE)
+        run_until(window.views_loaded)
+        if args.map_only:
+            for dock in window.docks.values():
+                dock.hide()
+        run_for(_WARM_UP_S)
+        if window.session.mirror.hello is None:
+            raise KvscopeError("no telemetry came from the synthetic engine")
+        meter = Meter(window.page_map.canvas, window.session)
+        run_for(args.seconds or _BUSY_S)
+        result: dict[str, object] = dataclasses.asdict(meter.stop())
+        window.close()
+    return result
+
+
+@contextmanager
+def _desktop() -> Iterator[Desktop]:
+    """Closed at the end."""
     from PySide6.QtCore import QSettings
 
-    from kvscope_app.bench.smoothness import Meter
     from kvscope_app.command_line import Options
     from kvscope_app.desktop import Desktop, make_application
 
     app = make_application()
     settings = QSettings()
     desktop = Desktop(app, Options(theme="dark"), settings)
-    window = desktop.open_window(endpoint)
-    window.resize(*_SIZE)
-    _run_until(window.views_loaded)
-    if args.map_only:
-        for dock in window.docks.values():
-            dock.hide()
-    _run_for(_WARM_UP_S)
-    if window.session.mirror.hello is None:
-        raise KvscopeError("no telemetry came from the synthetic engine")
-    meter = Meter(window.page_map.canvas, window.session)
-    _run_for(args.seconds)
-    result: dict[str, object] = dataclasses.asdict(meter.stop())
-    window.close()
-    desktop.close()
-    settings.sync()  # later it would write into a folder that is gone, and so bring it back
-    return result
-
-
-def _run_for(seconds: float) -> None:
-    from PySide6.QtCore import QEventLoop, QTimer
-
-    loop = QEventLoop()
-    QTimer.singleShot(int(seconds * 1000), loop.quit)
-    loop.exec()
-
-
-def _run_until(signal: object) -> None:
-    from PySide6.QtCore import QEventLoop, QTimer, SignalInstance
-
-    assert isinstance(signal, SignalInstance), "a bound signal"
-    loop = QEventLoop()
-    signal.connect(loop.quit)
-    QTimer.singleShot(15_000, loop.quit)
-    loop.exec()
+    try:
+        yield desktop
+    finally:
+        for window in list(desktop.windows):
+            window.close()
+        desktop.close()
+        settings.sync()  # later it would write into a folder that is gone, and so bring it back
 
 
 def _startup_result(startup: Startup | None) -> dict[str, object]:

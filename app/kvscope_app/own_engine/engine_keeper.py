@@ -10,7 +10,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_telemetry.errors import KvscopeError
 
-_LOOK_MS: Final = 100
+_LOOK_MS: Final = 500
+_RESTARTING_MS: Final = 100
 
 
 class EngineKeeper(QObject):
@@ -39,6 +40,7 @@ class EngineKeeper(QObject):
         """End the engine if it still runs, then start it anew."""
         self.engine.terminate()
         self._kill_at_s = time.monotonic() + self.engine.end_after_s
+        self._timer.start(_RESTARTING_MS)
         self._look()
 
     def forget(self) -> None:
@@ -58,6 +60,7 @@ class EngineKeeper(QObject):
                 self.engine.kill()
             return
         self._kill_at_s = None
+        self._timer.start(_LOOK_MS)
         try:
             self.engine.start()
         except KvscopeError as error:

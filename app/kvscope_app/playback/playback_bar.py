@@ -13,7 +13,8 @@ from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QToolButton, QTool
 
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.icons import icon
-from kvscope_app.look.plain_text import PlainLabel, plain_tip
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.steady_label import SteadyLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.playback.playback import SPEEDS, speed_text, time_text
@@ -38,8 +39,8 @@ class PlaybackBar(QFrame):
         self.slider = TimeSlider(0.0)
         self.slider.setMinimumHeight(ROOM_FOR_SIGNS)
         self.marks = SliderMarks(session, self.slider)
-        self.time = PlainLabel()
-        self.wall = PlainLabel()
+        self.time = SteadyLabel("00:00.0 / 00:00.0 ")
+        self.wall = SteadyLabel("00:00:00 ")
         self.speed = QComboBox()
         self._build(buttons)
         self.slider.valueChanged.connect(self._on_slider)
@@ -132,7 +133,7 @@ class PlaybackBar(QFrame):
         self._set(self.wall, wall_text(origin_ns + round(seconds * 1e9)))
 
     @staticmethod
-    def _set(label: PlainLabel, text: str) -> None:
+    def _set(label: SteadyLabel, text: str) -> None:
         if label.text() != text:
             label.setText(text)
 
@@ -178,9 +179,7 @@ class PlaybackBar(QFrame):
         row.addSpacing(6)
         row.addWidget(self.slider, 1)
         row.addSpacing(8)
-        widths = {self.wall: "00:00:00", self.time: "00:00.0 / 00:00.0"}
-        for label, longest in widths.items():
-            label.setMinimumWidth(label.fontMetrics().horizontalAdvance(longest) + 8)
+        for label in (self.wall, self.time):
             label.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
             row.addWidget(label)
             row.addSpacing(6)

@@ -90,7 +90,8 @@ class EventLog:
                 self._events.append(entry)
             else:
                 self._events[(self.last_serial - 1) % self._max_events] = entry
-        self._write_columns(told[-self._max_events :], epoch, offset_ns)
+        if told:
+            self._write_columns(told[-self._max_events :], epoch, offset_ns)
 
     def since(self, serial: int, limit: int | None = None) -> list[LoggedEvent]:
         """Events after `serial`, oldest first, at most the newest `limit`. Costs as much as there are."""

@@ -43,10 +43,13 @@ if TYPE_CHECKING:
     from kvscope_app.session.texts.session_texts import SessionTexts
 
 FRAME_MS: Final = 16
-IDLE_MS: Final = 100
-"""How often is looked while nothing comes but signs of life: nobody sees that the first frame came so much later."""
+WAITING_MS: Final = 100
+"""How often is looked while nothing comes but signs of life, and requests are under way."""
+IDLE_MS: Final = 250
+"""The same while there are none: nobody sees that the first frame came so much later."""
 _BUSY_FOR_NS: Final = 1_000_000_000
 STATUS_EVERY_NS: Final = 250_000_000
+"""How often is told how things stand; at rest with each new second, for what shows one."""
 _AT_END_NS: Final = 50_000_000
 """Who goes so close to the present is live."""
 _CAUGHT_UP_NS: Final = 2_500_000_000
@@ -288,6 +291,7 @@ class Session(QObject):
 
     def play(self) -> None:
         """Go on from here. Never jumps: where nothing is kept in between, the present is what comes next."""
+        self._keep_pace(is_busy=True)
         player = self.player
         if player is not None:
             if not player.is_at_end:
@@ -302,6 +306,7 @@ class Session(QObject):
 
     def go_live(self) -> None:
         """Glue the cursor to the end again; of a recording, go to its end."""
+        self._keep_pace(is_busy=True)
         if self._end.player is not None:
             self._end.player.seek(self._end.player.duration, with_past=False)
         if not self._is_away:
@@ -494,20 +499,36 @@ class Session(QObject):
         now_ns = time.monotonic_ns()
         if is_busy:
             self._busy_ns = now_ns
-        wanted_ms = FRAME_MS if now_ns - self._busy_ns < _BUSY_FOR_NS else IDLE_MS
+        wanted_ms = FRAME_MS if now_ns - self._busy_ns < _BUSY_FOR_NS else self._calm_ms
         if wanted_ms != self._timer.interval():
             self._timer.setInterval(wanted_ms)
+
+    @property
+    def _calm_ms(self) -> int:
+        counters = self._end.mirror.counters
+        return WAITING_MS if counters.num_running + counters.num_waiting else IDLE_MS
 
     def _tell_status(self) -> None:
         status = self.source.status
         now_ns = time.monotonic_ns()
-        before = self.status
-        is_news = (status.state, status.reason, status.role) != (before.state, before.reason, before.role)
-        if is_news or now_ns - self._status_told_ns >= STATUS_EVERY_NS:
+        if self._is_status_due(status, now_ns):
             self.status = status
             self._status_told_ns = now_ns
             self._extend_course()
             self.status_changed.emit()
+
+    def _is_status_due(self, status: SourceStatus, now_ns: int) -> bool:
+        before, told_ns = self.status, self._status_told_ns
+        if (status.state, status.role) != (before.state, before.role):
+            return True
+        if now_ns - told_ns < STATUS_EVERY_NS:
+            return False
+        is_at_rest = self._timer.interval() != FRAME_MS and status.reason == before.reason
+        return not is_at_rest or self._second(now_ns) != self._second(told_ns)
+
+    def _second(self, time_ns: int) -> int:
+        """By the wall clock."""
+        return (time_ns + self._wall_offset_ns) // 1_000_000_000
 
     def _extend_course(self) -> None:
         has_grown = self.kept is not None and self.kept.take_into(self.course)

@@ -15,7 +15,7 @@ from kvscope_app.session.session import Session
 class View(QWidget):
     """One panel of the window.
 
-    The main window calls `refresh` at most `refresh_hz` times a second, only while the view is visible, the
+    The main window calls `refresh` at most `refresh_hz` times a second, only while the view is in sight, the
     session is not paused and something changed; `apply_theme` once at the start and whenever the theme changes.
     """
 
@@ -40,6 +40,9 @@ class View(QWidget):
 
     def refresh(self) -> None:
         """Paint what the session's mirror and history hold now."""
+
+    def came_in_sight(self) -> None:
+        """It is seen again: its dock was closed, or behind another."""
 
     def recall(self, settings: QSettings) -> None:
         """Take what was chosen last time; once, before it is shown."""

@@ -3,6 +3,8 @@ or that the engine stands still because somebody holds its steps."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QAction, QFont, QFontMetrics
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QWidget
@@ -12,6 +14,11 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_telemetry.source import SourceState
+
+_LOOK_MS: Final = 100
+_LATER_MS: Final = 1000
+"""How often the time behind moves on once nobody reads its tenths any more."""
+_TENTHS_S: Final = 10.0
 
 
 class Corner(QWidget):
@@ -44,7 +51,7 @@ class Corner(QWidget):
         row.addWidget(self._state)
         for action in buttons:
             row.addWidget(_button(action))
-        self._clock = QTimer(self, interval=100)
+        self._clock = QTimer(self, interval=_LOOK_MS)
         self._clock.timeout.connect(self.refresh)
         session.paused_changed.connect(self._paused_changed)
         session.status_changed.connect(self.refresh)
@@ -59,6 +66,7 @@ class Corner(QWidget):
         if self._session.paused:
             word = "PLAYING" if self._session.is_playing else "PAUSED"
             self._show(f"{word}  {_behind(self._session.behind_seconds)}", self._theme.warn)
+            self._keep_pace()
         elif self._session.status.state is SourceState.LIVE:
             self._show("LIVE", self._theme.good)
         elif self._session.status.state is SourceState.PAUSED:
@@ -67,6 +75,12 @@ class Corner(QWidget):
             self._show("PLAYBACK", self._theme.accent)
         else:
             self._show("", self._theme.muted)
+
+    def _keep_pace(self) -> None:
+        is_calm = not self._session.is_playing and self._session.behind_seconds >= _TENTHS_S
+        wanted_ms = _LATER_MS if is_calm else _LOOK_MS
+        if wanted_ms != self._clock.interval():
+            self._clock.setInterval(wanted_ms)
 
     def _paused_changed(self) -> None:
         self._live.setVisible(self._session.paused)
@@ -82,6 +96,7 @@ class Corner(QWidget):
         if color != self._color:
             self._color = color
             self._state.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
+            self._state.setFixedHeight(self._state.sizeHint().height())  # or the window is laid out with each digit
 
 
 def _behind(seconds: float) -> str:

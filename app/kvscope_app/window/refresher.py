@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from PySide6.QtCore import QObject, QTimer
-from PySide6.QtWidgets import QWidget
 
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
@@ -60,7 +61,7 @@ class Refresher(QObject):
     def touch(self, view: View) -> None:
         """Something this view shows may have changed."""
         self._dirty.add(view)
-        self._schedule()
+        self._schedule({view: self._wait_ns(view, time.monotonic_ns())})
 
     def touch_all(self) -> None:
         """Something every view shows may have changed."""
@@ -69,11 +70,10 @@ class Refresher(QObject):
 
     def run(self) -> None:
         """Refresh what is due: the fast ones, and the one of the others that waited longest."""
-        due = self._due()
-        slow = [view for view in due if view.refresh_hz < _FAST_HZ]
-        self._refresh([view for view in due if view.refresh_hz >= _FAST_HZ])
-        self._refresh(sorted(slow, key=lambda view: self._last_ns[view])[:1])
-        self._schedule()
+        waits = self._waits(self._dirty)
+        slow = sorted((view for view in waits if view.refresh_hz < _FAST_HZ), key=lambda view: self._last_ns[view])
+        fast = (view for view in waits if view.refresh_hz >= _FAST_HZ)
+        self._refresh([*fast, *[view for view in slow if waits[view] <= 0][:1]], waits)
 
     def _on_update(self, update: Update | None) -> None:
         if self._is_worth_it(update):
@@ -91,35 +91,35 @@ class Refresher(QObject):
         return True
 
     def _refresh_fast(self) -> None:
-        self._refresh([view for view in self._due() if view.refresh_hz >= _FAST_HZ])
-        self._schedule()
+        waits = self._waits(self._dirty)
+        self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ], waits)
 
-    def _due(self) -> list[View]:
+    def _waits(self, views: Iterable[View]) -> dict[View, float]:
+        """Of those in sight: until each may be refreshed, ns. The others are not asked again before the next update, or
+        before they come in sight: to ask costs more than most refreshes."""
         now_ns = time.monotonic_ns()
-        return [view for view in self._dirty if is_seen(view) and self._wait_ns(view, now_ns) <= 0]
+        seen = [view for view in views if in_sight(view)]
+        self._dirty.intersection_update(seen)
+        return {view: self._wait_ns(view, now_ns) for view in seen}
 
-    def _refresh(self, views: list[View]) -> None:
-        for view in views:
+    def _refresh(self, views: list[View], waits: dict[View, float]) -> None:
+        """Those of `views` that are due, and come back for the rest of `waits`."""
+        for view in [view for view in views if waits[view] <= 0]:
+            del waits[view]
             self._dirty.discard(view)
             self._last_ns[view] = time.monotonic_ns()
             view.refresh()
+        self._schedule(waits)
 
     def _wait_ns(self, view: View, now_ns: int) -> float:
         """Until the view may be refreshed again."""
         # Half a frame of grace: a view of 60 Hz is refreshed on every 16 ms turn.
         return 1e9 / view.refresh_hz - 8_000_000 - (now_ns - self._last_ns[view])
 
-    def _schedule(self) -> None:
+    def _schedule(self, waits: dict[View, float]) -> None:
         """Come back when the first of those that wait is due, and not before."""
-        now_ns = time.monotonic_ns()
-        waits = [self._wait_ns(view, now_ns) for view in self._dirty if is_seen(view)]
         if not waits:
             return
-        wait_ms = max(_TURN_MS, math.ceil(min(waits) / 1e6))
+        wait_ms = max(_TURN_MS, math.ceil(min(waits.values()) / 1e6))
         if not self._later.isActive() or self._later.remainingTime() > wait_ms:
             self._later.start(wait_ms)
-
-
-def is_seen(widget: QWidget) -> bool:
-    """Whether anything of the widget may be on a screen: Qt calls a minimised window's widgets visible."""
-    return widget.isVisible() and not widget.window().isMinimized()

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QWidget
 from kvscope_app.look.model_name import model_name
 from kvscope_app.look.number_text import count, percent, plural, seconds
 from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.steady_label import SteadyLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
 from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
@@ -39,6 +40,7 @@ _COLORS: Final = {
     SourceState.ENDED: "bad",
     SourceState.PLAYBACK: "accent",
 }
+_CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Recorded so far: Time ▸ Stop recording ends it",
     "course": "The charts of this recording are computed once: it has no summaries of its own",
@@ -114,14 +116,14 @@ class StatusBar(QStatusBar):
         self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
         if self._session.is_file and self._session.player is not None:
             note = self._session.player.note
-            self._labels["frames"].setToolTip(self._session.player.note_detail or "Frames of the recording")
+            self._set_frames_tip(self._session.player.note_detail or "Frames of the recording")
             self._set("frames", f"{plural(status.frames_received, 'frame')} recorded" + (f", {note}" if note else ""))
             self._color_frames("warn" if note else "muted")
             return
         lost = f"{count(status.frames_dropped)} lost" if status.frames_dropped else "none lost"
         rejected = f", {count(status.messages_rejected)} unreadable" if status.messages_rejected else ""
         self._set("frames", f"{plural(status.frames_received, 'frame')}, {lost}{rejected}")
-        self._labels["frames"].setToolTip(frames_tip(status))
+        self._set_frames_tip(frames_tip(status))
         self._color_frames("warn" if status.frames_dropped or status.messages_rejected else "muted")
         known = status.latency_ns >= 0 and status.state is SourceState.LIVE
         self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
@@ -147,6 +149,10 @@ class StatusBar(QStatusBar):
         self.addWidget(self._labels["model"])
         for name in ("recording", "course", "device", "rate", "frames", "latency", "display"):
             self.addPermanentWidget(self._labels[name])
+
+    def _set_frames_tip(self, tip: str) -> None:
+        if tip != self._labels["frames"].toolTip():
+            self._labels["frames"].setToolTip(tip)
 
     def _color_frames(self, name: str) -> None:
         color = str(getattr(self._theme, name))
@@ -204,9 +210,11 @@ def _reason(status: SourceStatus) -> str:
 
 
 def _label(name: str) -> QLabel:
-    made = PlainLabel()
+    made = SteadyLabel() if name in _CHANGING else PlainLabel()
     made.setToolTip(_TIPS[name])
     made.setContentsMargins(7, 0, 7, 0)
+    if name in _CHANGING:
+        made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
     if name != "state":
         made.setProperty("look", "muted")  # before it is shown: the stylesheet looks once
     return made

@@ -131,6 +131,7 @@ class WindowBody(QMainWindow):
 
     def _dock_seen(self, name: str, seen: bool) -> None:
         if seen and name in self.views:
+            self.views[name].came_in_sight()
             self.refresher.touch(self.views[name])
 
     def _title(self) -> str:

@@ -34,6 +34,8 @@ def seconds_left(time_s: FloatArray, room: FloatArray, num_blocks: float) -> flo
     time_s, room = time_s[-WINDOW_S:], room[-WINDOW_S:]
     if time_s.size < LEAST_S or np.diff(time_s).max() > _LARGEST_GAP_S or not np.isfinite(room).all():
         return None
+    if (room == room[0]).all():
+        return None
     slope, half = _slope(time_s, room), time_s.size // 2
     if room[-1] <= 0 or slope >= 0:
         return None

@@ -55,9 +55,10 @@ class ClientLine:
             self._connect_anew()
         return messages
 
-    def look(self, now_s: float) -> None:
-        """What became of the connection; connects anew where ZeroMQ gave up, cuts where an engine sends without end."""
-        while self.monitor.poll(0):
+    def look(self, now_s: float, *, is_told: bool = True) -> None:
+        """What became of the connection, where the monitor `is_told`; connects anew where ZeroMQ gave up, cuts where an
+        engine sends without end."""
+        while is_told and self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
             self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
         if self._knock_s is not None and now_s >= self._knock_s and not self._intake.is_skipping:

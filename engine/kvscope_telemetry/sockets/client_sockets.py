@@ -54,22 +54,27 @@ class ClientSockets:
         self._telemetry_line = ClientLine(telemetry, addresses.telemetry, Handshakes(endpoint, key), RECEIVE_HIGH_WATER)
         self._command_line = ClientLine(self._command, addresses.command, Handshakes(endpoint, key), REPLY_HIGH_WATER)
         self._lines = (self._telemetry_line, self._command_line)
+        self._pollers = {replies: self._make_poller(replies=replies) for replies in (False, True)}
         self._big_command: zmq.MessageTracker | None = None
         self.is_ipc = endpoint.startswith("ipc")
 
     def wait(self, timeout_ms: int, *, replies: bool = True) -> None:
         """Return when something arrived, when woken, or after `timeout_ms`; `replies`: also for those."""
+        ready = {source for source, _ in self._pollers[replies].poll(timeout_ms)}
+        if self._wakeup.reader in ready:
+            self._wakeup.clear()
+        now_s = time.monotonic()
+        for line in self._lines:
+            line.look(now_s, is_told=line.monitor in ready)
+
+    def _make_poller(self, *, replies: bool) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._wakeup.reader, zmq.POLLIN)
         for line in self._lines:
             poller.register(line.monitor, zmq.POLLIN)
             if replies or line is not self._command_line:
                 poller.register(line.socket, zmq.POLLIN)
-        poller.poll(timeout_ms)
-        self._wakeup.clear()
-        now_s = time.monotonic()
-        for line in self._lines:
-            line.look(now_s)
+        return poller
 
     def wake(self) -> None:
         """End `wait` now. From any thread."""
@@ -115,7 +120,7 @@ class ClientSockets:
     @property
     def is_connected(self) -> bool:
         """Whether the command socket has a connection that takes messages."""
-        return self._command.poll(0, zmq.POLLOUT) != 0
+        return bool(int(self._command.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def close(self) -> None:
         """Close both sockets and the context; returns within `LINGER_MS` and a little."""

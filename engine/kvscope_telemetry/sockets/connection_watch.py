@@ -19,6 +19,7 @@ import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 HANDSHAKE_S: Final = 2.0
@@ -91,7 +92,7 @@ class Connections:
         connection = self._connections.get(descriptor)
         if connection is not None:
             connection.is_known = True
-            connection.mark_bytes = _received_bytes(descriptor)
+            connection.mark_bytes = self._received_bytes(descriptor)
             connection.num_looks = 0
             connection.mark_resident = 0
 
@@ -108,9 +109,9 @@ class Connections:
 
     def watch(self) -> None:
         """End every connection that sends without end. To be called a few times a second."""
-        now_s, resident = time.monotonic(), _resident_bytes()
+        now_s, resident = time.monotonic(), cache(_resident_bytes)
         for descriptor, connection in list(self._connections.items()):
-            received = _received_bytes(descriptor)
+            received = self._received_bytes(descriptor)
             is_endless = (
                 received - connection.mark_bytes > self._may_send(now_s - connection.accepted_s)
                 if received >= 0
@@ -119,11 +120,16 @@ class Connections:
             if is_endless:
                 self.cut(descriptor)
 
-    def _fills_memory(self, descriptor: int, connection: _Connection, resident: int) -> bool:
-        connection.mark_resident = connection.mark_resident or resident
+    def _received_bytes(self, descriptor: int) -> int:
+        """All that ever came over a connection, -1 where the kernel does not say: of a unix socket it never does."""
+        return -1 if isinstance(self._address, str) else _received_bytes(descriptor)
+
+    def _fills_memory(self, descriptor: int, connection: _Connection, resident: Callable[[], int]) -> bool:
+        """Whoever says nothing is asked nothing: `resident` reads a file."""
+        connection.mark_resident = connection.mark_resident or resident()
         if _unread_bytes(descriptor) > 0:
             connection.num_looks += 1
-        return connection.num_looks >= NUM_LOOKS and resident - connection.mark_resident > MAX_GROWTH_BYTES
+        return connection.num_looks >= NUM_LOOKS and resident() - connection.mark_resident > MAX_GROWTH_BYTES
 
     def _least_wanted(self, newest: int) -> int:
         """One of those that may never say a word, so that a crowd of mute ones displaces itself; else the newest."""

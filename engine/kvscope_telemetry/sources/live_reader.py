@@ -44,6 +44,10 @@ from kvscope_telemetry.state.sync import FIRST_TAG, Sync
 MAX_MESSAGES_A_PASS: Final = 512
 NAP_S: Final = 0.004
 TICK_MS: Final = 100
+CALM_TICK_MS: Final = 250
+"""The same while nothing is waited for: what comes, a connection that ends included, is heard at once all the same."""
+NAP_AFTER_NS: Final = 100_000_000
+"""Who had been silent for so long is not in the middle of much."""
 ASK_STATUS_NS: Final = 500_000_000
 ASK_ROLE_NS: Final = 5_000_000_000
 """How often an engine that is well is asked all the same: our role may have been changed."""
@@ -81,6 +85,7 @@ class LiveReader:
         self._unknowns = Unknowns()
         self._latency_ns = -1
         self._connected_ns = 0
+        self._came_ns = 0
         self._asked_status_ns = 0
         self._failure = ""
         self._num_cut = 0
@@ -143,7 +148,7 @@ class LiveReader:
             self._sockets.close()
 
     def _pass(self) -> None:
-        self._sockets.wait(TICK_MS, replies=self.replies.room > 0)
+        self._sockets.wait(CALM_TICK_MS if self._is_calm else TICK_MS, replies=self.replies.room > 0)
         now_ns = time.monotonic_ns()
         self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
@@ -156,8 +161,14 @@ class LiveReader:
         if messages or num_replies:
             with self.changed:
                 self.changed.notify_all()
-            if len(messages) < MAX_MESSAGES_A_PASS:
+            is_first, self._came_ns = now_ns - self._came_ns > NAP_AFTER_NS, now_ns
+            if len(messages) < MAX_MESSAGES_A_PASS and not is_first:
                 time.sleep(NAP_S)
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether nothing is due but what the other end says."""
+        return self._sync.is_at_rest and self.outgoing.is_empty and self._num_introduced > 0
 
     def _read_replies(self, now_ns: int) -> int:
         """Read what waits, as far as there is room; how many there were."""

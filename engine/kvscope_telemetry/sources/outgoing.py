@@ -31,6 +31,11 @@ class Outgoing:
         self._bytes_gone = 0
         self._lock = threading.Lock()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether none waits."""
+        return not self._commands
+
     def put(self, command: Command) -> None:
         """Append. Raises BadInput for a command above the size limit, EngineDead when too many wait."""
         data = encode(command)

@@ -76,6 +76,11 @@ class Sync:
         """The last frame that was passed on."""
         return self._place.seq
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is missing, and nothing waited for."""
+        return self.in_sync and not self._wants and self._behind is None
+
     def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
         """A frame arrived, as `data`."""
         if frame.epoch != self.epoch:

@@ -282,3 +282,17 @@ def test_frames_held_for_a_snapshot_are_bounded_in_bytes() -> None:
     assert frames[-1][0].seq == 999
     held.hold(frames[0][0], bytes(2 * MAX_BYTES))
     assert held, "one alone is kept whatever its size"
+
+
+def test_at_rest_nothing_is_missing_and_nothing_waited_for() -> None:
+    world = World(random.Random(0))
+    assert not world.sync.is_at_rest
+    world.beat()
+    world.settle()
+    assert world.sync.is_at_rest
+    world.loss = 1.0
+    world.step()
+    world.beat()
+    assert not world.sync.is_at_rest, "a frame is on its way, or lost"
+    world.settle()
+    assert world.sync.is_at_rest

@@ -34,6 +34,7 @@ from kvscope_app.views.events.event_lines import EventExport
 from kvscope_app.views.events.event_search import EventSearch
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.events.index_model import IndexModel
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_telemetry.summaries.event_index import KINDS
 
@@ -177,7 +178,7 @@ class EventsView(View):
             self._timed.course_changed.connect(self._on_course_changed)
 
     def _on_course_changed(self) -> None:
-        if self.isVisible():
+        if in_sight(self):
             self.refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -30,6 +30,7 @@ from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.heatmap.words import cell_words, runs_words
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.places import section_sizes, tier_title
@@ -251,7 +252,7 @@ class HeatmapView(View):
             self.refresh()
 
     def _on_course(self) -> None:
-        if self.isVisible() and not self.window().isMinimized():
+        if in_sight(self):
             self.refresh()
 
     # once

@@ -17,6 +17,7 @@ from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.request_text import text_blocks, text_parts
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page
@@ -205,7 +206,7 @@ class InspectorView(View):
             self._newest = update.series
 
     def _refresh_if_seen(self) -> None:
-        if self.isVisible():
+        if in_sight(self):
             self.refresh()
 
     def _connect(self) -> None:

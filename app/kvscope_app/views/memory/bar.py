@@ -92,8 +92,9 @@ class Swatch(QWidget):
 
     def set_color(self, color: str) -> None:
         """Show `color`, `#rrggbb`."""
-        self._color = QColor(color)
-        self.update()
+        if QColor(color) != self._color:
+            self._color = QColor(color)
+            self.update()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -18,6 +18,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
@@ -260,13 +261,13 @@ class PageMapView(View):
     def _refresh_slowly(self) -> None:
         """What need not follow each frame: words, the bar, ages."""
         mirror = self.session.mirror
-        if mirror.hello is None or not self.isVisible() or self.window().isMinimized():
-            return
-        self.canvas.show_pins(mirror.pinned)
         told = (mirror, mirror.epoch, mirror.seq, mirror.pinned)
         if told == self._told and self.canvas.pointed_block < 0:
             return
+        if mirror.hello is None or not in_sight(self):
+            return
         self._told = told
+        self.canvas.show_pins(mirror.pinned)
         self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
         self._summary.setText(summary(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))

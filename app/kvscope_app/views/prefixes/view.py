@@ -27,6 +27,7 @@ from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.prefixes.columns import COLUMNS, Moment
 from kvscope_app.views.prefixes.detail import MAX_BLOCKS, PrefixDetail
 from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, Labels
@@ -202,7 +203,7 @@ class PrefixesView(View):
 
     def _want_texts(self) -> None:
         moment = self.model.moment
-        if moment is None or not self.isVisible():
+        if moment is None or not in_sight(self):
             return
         nodes = [node for row in self.table.visible_rows() if (node := self.model.node_at(row)) is not None]
         wanted = [pair for node in nodes for pair in moment.tree.blocks_of(node, LABEL_BLOCKS)]
@@ -258,7 +259,7 @@ class PrefixesView(View):
         return find(moment, words, self.session.mirror, known)
 
     def _come_back(self) -> None:
-        if self.isVisible():
+        if in_sight(self):
             self.refresh()
 
     def _connect(self) -> None:

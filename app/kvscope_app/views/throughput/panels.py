@@ -237,6 +237,12 @@ def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, s
     return drawn
 
 
+def is_level(window: HistoryWindow) -> bool:
+    """Whether nothing in it changes. Its newest second may not be known yet."""
+    settled = [column[: -1_000_000_000 // window.bin_ns] for column in window.columns.values()]
+    return all(column.size > 0 and bool((column == column[0]).all() or np.isnan(column).all()) for column in settled)
+
+
 def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
     """The values of each curve nearest to second `x`."""
     if not drawn.time_s.size:

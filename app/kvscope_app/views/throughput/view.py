@@ -25,11 +25,13 @@ from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.curves import gaps
 from kvscope_app.views.chart.panel import ChartPanel
 from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.throughput.panels import (
     PANELS,
     Drawn,
     columns_of,
     draw,
+    is_level,
     marks_of_course,
     preemption_marks,
     values_at,
@@ -42,6 +44,8 @@ SHORTEST_S = min(RANGES_S.values())
 _PANEL_MIN_WIDTH = 310
 _SILENT_EVERY_S = 3.0
 """How often curves move on where there is no engine."""
+_FLAT_EVERY_S = 9.0
+"""The same while all of them are level: moved on, they look as before."""
 _AT_LEISURE_S = 1.0
 """Calls that come more rarely are signs of life: then all panels move on together, or each would show another time."""
 
@@ -62,6 +66,8 @@ class ThroughputView(View):
         self._fixed: tuple[float, float] | None = None
         """First and last second shown while not following."""
         self._hover_s: float | None = None
+        self._is_level = False
+        """Whether the curves that were drawn last look the same as time goes on."""
         self._turn = 0
         self._called_s, self._all_drawn_s = 0.0, 0.0
         self._shown = [spec.key for spec in PANELS if not spec.needs]
@@ -150,7 +156,7 @@ class ThroughputView(View):
         self._reflow()
 
     def _draw_at_leisure(self, now_s: float) -> None:
-        if now_s - self._all_drawn_s >= _SILENT_EVERY_S:
+        if now_s - self._all_drawn_s >= (_FLAT_EVERY_S if self._is_level else _SILENT_EVERY_S):
             self._all_drawn_s = now_s
             self._draw([key for key in self._shown if self._is_in_sight(key)])
 
@@ -160,6 +166,7 @@ class ThroughputView(View):
 
     def _draw(self, keys: list[str]) -> None:
         window, first_s, last_s = self._window(columns_of(keys))
+        self._is_level = is_level(window)
         place_s = self.session.shown_until_ns / 1e9
         is_behind = first_s <= place_s < last_s - 0.5
         now_s = last_s if self.is_following and not is_behind else None
@@ -225,7 +232,7 @@ class ThroughputView(View):
     def _on_status(self) -> None:
         """Without an engine nothing changes but the time: curves move on, and their values go."""
         stands_still = self.session.paused and self.session.player is None
-        if not self.is_following or stands_still or not self.isVisible() or self.window().isMinimized():
+        if not self.is_following or stands_still or not in_sight(self):
             return
         state, now_s = self.session.status.state, time.monotonic()
         silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
@@ -236,7 +243,7 @@ class ThroughputView(View):
 
     def _on_course(self) -> None:
         """A recording's course comes a part at a time, and nothing else happens there."""
-        if self.session.is_file and math.isinf(self._range_s) and self.isVisible():
+        if self.session.is_file and math.isinf(self._range_s) and in_sight(self):
             self.refresh_all()
 
     def _is_elsewhere(self) -> bool:
@@ -248,6 +255,8 @@ class ThroughputView(View):
         return before != self._place
 
     def _on_hover(self, x: float | None) -> None:
+        if self._is_level and self.is_following and self._hover_s is None and x is not None:
+            self.refresh_all()  # it may stand a little behind
         self._hover_s = x
         for panel in self.panels.values():
             panel.show_cursor(x)

@@ -16,6 +16,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.timed_session import Choice, TimedSession
 from kvscope_app.views.timeline.course_follower import CourseFollower
 from kvscope_app.views.timeline.lane_words import Found
@@ -187,7 +188,7 @@ class TimelineView(View):
             self.canvas.show_marks(Marks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
 
     def _on_course_changed(self) -> None:
-        if self.isVisible():
+        if in_sight(self):
             self.refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QPoint, QRect
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
 
@@ -17,6 +16,7 @@ from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.what_if.card_grid import CardGrid
 from kvscope_app.views.what_if.process import Rows, WhatIfProcess
 from kvscope_app.views.what_if.what_if_legend import Legend
@@ -55,8 +55,7 @@ class WhatIfView(View):
         self._lay_out()
 
     def refresh(self) -> None:
-        if not self._is_seen():
-            self._failure = ""
+        if not in_sight(self):
             return
         memory = memory_of(self.session.mirror)
         if memory is None:
@@ -73,14 +72,12 @@ class WhatIfView(View):
         self.process.close()
 
     def showEvent(self, event: QShowEvent) -> None:
-        """What failed is tried again when the view is opened again."""
         super().showEvent(event)
-        self._failure = ""
+        self.came_in_sight()
 
-    def _is_seen(self) -> bool:
-        """Not behind another tab: Qt calls that visible, and has put it outside the window."""
-        window = self.window()
-        return window.rect().intersects(QRect(self.mapTo(window, QPoint()), self.size()))
+    def came_in_sight(self) -> None:
+        """What failed is tried again when the view is opened again."""
+        self._failure = ""
 
     def _ask(self, question: Question) -> None:
         *_, rows = question

@@ -166,7 +166,7 @@ def test_many_events_are_looked_through_some_at_a_time(view, timed_session, qtbo
     timed_session.course.extend((), [timed(200 + at / 100, "evicted", at % 50 + 10, 5) for at in range(20_000)])
     view.text.setText("because #12")
     assert "looking" in view.count.text()
-    qtbot.waitUntil(lambda: view.count.text().startswith("400 of"))
+    qtbot.waitUntil(lambda: view.count.text().startswith("400 of"), timeout=60_000)
 
 
 word_lists = st.sampled_from(("", "evicted", "because 3", "#3", "#3 admitted", "nothing"))

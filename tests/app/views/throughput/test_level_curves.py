@@ -1,0 +1,84 @@
+"""Curves that are level look the same as time goes on: they are drawn more rarely, and anew when somebody looks."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.session.history import HistoryWindow
+from kvscope_app.views.throughput import view as view_module
+from kvscope_app.views.throughput.panels import is_level
+from kvscope_app.views.throughput.view import ThroughputView
+
+
+def window(**columns):
+    (num,) = {column.size for column in columns.values()}
+    return HistoryWindow(np.arange(num) / 10.0, columns, 10**12)
+
+
+def test_what_changes_is_not_level():
+    zeros, unknown = np.zeros(100), np.full(100, np.nan)
+    assert is_level(window(a=zeros, b=unknown, c=zeros + 7))
+    step = zeros.copy()
+    step[50:] = 1
+    assert not is_level(window(a=zeros, b=step))
+    begun = unknown.copy()
+    begun[30:] = 0
+    assert not is_level(window(a=begun))
+
+
+def test_what_came_in_the_newest_second_may_be_missing():
+    late = np.zeros(100)
+    late[-7:] = np.nan
+    assert is_level(window(a=late))
+    late[-30:] = np.nan
+    assert not is_level(window(a=late))
+    assert not is_level(window(a=np.zeros(5)))
+
+
+@pytest.fixture
+def view(session, qtbot):
+    view = ThroughputView(session)
+    qtbot.addWidget(view)
+    view.resize(700, 500)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    return view
+
+
+def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
+    now_ns = [time.monotonic_ns()]
+    clock = SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9, monotonic_ns=lambda: now_ns[0])
+    monkeypatch.setattr(view_module, "time", clock)
+    drawn = []
+    draw = view._draw
+    monkeypatch.setattr(view, "_draw", lambda keys: (drawn.append(keys), draw(keys)))
+
+    def times_in_a_minute(*, level):
+        drawn.clear()
+        for _ in range(30):
+            now_ns[0] += 2_000_000_000
+            view._is_level = level
+            view.refresh()
+        return len(drawn)
+
+    assert 12 <= times_in_a_minute(level=False) <= 16
+    assert 5 <= times_in_a_minute(level=True) <= 8
+
+
+def test_who_points_at_level_curves_sees_them_as_they_are_now(session, view, monkeypatch):
+    view.refresh_all()
+    drawn = []
+    monkeypatch.setattr(view, "refresh_all", lambda: drawn.append(1))
+    view._is_level = True
+    view._on_hover(1.0)
+    view._on_hover(2.0)
+    assert len(drawn) == 1, "when the mouse comes, and not with each of its moves"
+    view._on_hover(None)
+    view._is_level = False
+    view._on_hover(1.0)
+    assert len(drawn) == 1
