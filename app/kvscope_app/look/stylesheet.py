@@ -145,6 +145,7 @@ QLabel[look="accent"] { color: $accent; }
 QLabel[look="heading"] { color: $text; font-weight: 600; }
 QLabel[look="key"] { background: $raised; border: 1px solid $border; border-radius: 4px; padding: 1px 6px; }
 QDialog { background: $panel; }
+QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 """)
 
 

@@ -92,8 +92,8 @@ class Stage:
         self._source.seek(seconds, with_past=False)
         self._wait(lambda: not self._source.is_seeking)
         self._session.poll()
-        end_s = time.monotonic() + _SETTLE_S
-        while time.monotonic() < end_s:
+        begun_s = time.monotonic()
+        while not self._is_drawn(time.monotonic() - begun_s):
             self.view.draw_all()
             self._app.processEvents()
             time.sleep(0.005)
@@ -131,6 +131,10 @@ class Stage:
         self._app.sendPostedEvents(None, 0)
 
     # private
+
+    def _is_drawn(self, so_far_s: float) -> bool:
+        """What another process works out is waited for, however slow the machine is, but not for ever."""
+        return so_far_s >= _SETTLE_S and (self.view.is_settled or so_far_s >= PATIENCE_S)
 
     def _make_view(self, name: str) -> View:
         name = name.replace("-", "_")

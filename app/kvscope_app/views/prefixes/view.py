@@ -93,6 +93,10 @@ class PrefixesView(View):
         self.selection.show()
         self._want_texts()
 
+    @property
+    def is_settled(self) -> bool:
+        return self.keeper.is_settled
+
     def shut_down(self) -> None:
         self._again.stop()
         self.keeper.close()

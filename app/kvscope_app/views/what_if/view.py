@@ -77,6 +77,10 @@ class WhatIfView(View):
         super().showEvent(event)
         self._failure = ""
 
+    @property
+    def is_settled(self) -> bool:
+        return not self.process.is_busy
+
     def _is_seen(self) -> bool:
         """Not behind another tab: Qt calls that visible, and has put it outside the window."""
         window = self.window()
