@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.look.icons import icon
@@ -119,8 +119,9 @@ class AlarmStrip(QWidget):
         words, buttons = QHBoxLayout(), QHBoxLayout()
         words.setSpacing(10)
         words.addWidget(self._sign)
-        words.addWidget(self._text, 3)
-        words.addWidget(self._detail, 2)
+        self._text.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)  # before the detail gets any
+        words.addWidget(self._text)
+        words.addWidget(self._detail, 1)
         buttons.setSpacing(10)
         for widget in (self._more, self.go, self.all):
             buttons.addWidget(widget)

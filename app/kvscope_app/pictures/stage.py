@@ -37,7 +37,7 @@ _MOST_S: Final = 2.0
 _TICK_NS: Final = 100_000_000
 _OF_NO_WINDOW: Final = "This plugin does not support"
 _SETTLE_S: Final = 0.35
-"""For what views work out in turns of the event loop."""
+"""For what views work out in turns of the event loop, after what another process worked out for them."""
 
 
 def offscreen_application(scale: int = 1) -> QApplication:
@@ -92,8 +92,10 @@ class Stage:
         self._source.seek(seconds, with_past=False)
         self._wait(lambda: not self._source.is_seeking)
         self._session.poll()
-        begun_s = time.monotonic()
-        while not self._is_drawn(time.monotonic() - begun_s):
+        begun_s = open_s = time.monotonic()
+        while (now_s := time.monotonic()) - open_s < _SETTLE_S:
+            if not self.view.is_settled and now_s - begun_s < PATIENCE_S:
+                open_s = now_s
             self.view.draw_all()
             self._app.processEvents()
             time.sleep(0.005)
@@ -131,10 +133,6 @@ class Stage:
         self._app.sendPostedEvents(None, 0)
 
     # private
-
-    def _is_drawn(self, so_far_s: float) -> bool:
-        """What another process works out is waited for, however slow the machine is, but not for ever."""
-        return so_far_s >= _SETTLE_S and (self.view.is_settled or so_far_s >= PATIENCE_S)
 
     def _make_view(self, name: str) -> View:
         name = name.replace("-", "_")

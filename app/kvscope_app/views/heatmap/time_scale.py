@@ -14,7 +14,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 MIN_COLUMN_NS: Final = SECOND_NS // 50
 MAX_COLUMN_NS: Final = 3600 * SECOND_NS
-FIRST_COLUMN_NS: Final = SECOND_NS // 8
+FIRST_COLUMN_NS: Final = SECOND_NS // 20
 """A course of few seconds is not drawn wider than this unless the person zooms in."""
 _LADDER: Final = 1.1
 """How a course that grows is fitted: rarely, each time with some room."""
