@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QLayout, QWidget
 
 from kvscope_app.look.zoom import scaled
 
-_ROOM_FOR_WORDS = 330
+_ROOM_FOR_WORDS = 400
 """Beside the buttons, at 100 %."""
 
 

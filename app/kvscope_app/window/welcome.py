@@ -96,6 +96,7 @@ class Welcome(QWidget):
         self._bar.setRange(0, _STEPS if progress.total else 0)
         self._bar.setValue(_STEPS * progress.done // progress.total if progress.total else 0)
         self._bar.show()
+        self._fit()
 
     def minimumSizeHint(self) -> QSize:
         """A small window stays small, and what does not fit goes."""
@@ -111,8 +112,11 @@ class Welcome(QWidget):
         is_narrow = self._buttons_width() > wide - 2 * _WITHIN
         directions = QBoxLayout.Direction
         self._offers.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
-        self._told_list.show()
-        self._told_list.setVisible(self._card.layout().heightForWidth(wide) <= self.height())
+        self._told_list.hide()
+        self._card.layout().invalidate()
+        without = self._card.layout().heightForWidth(wide) + self._card.layout().spacing()
+        listed = self._told_list.layout().heightForWidth(wide - 2 * _WITHIN)
+        self._told_list.setVisible(without + listed <= self.height())
 
     def _buttons_width(self) -> int:
         buttons = self._card.findChildren(QPushButton)
