@@ -56,6 +56,7 @@ class Welcome(QWidget):
         self._signs = [PlainLabel() for _ in _TOLD]
         self._mark = PlainLabel()
         self._card, self._told_list = QFrame(), QWidget()
+        self._column, self._grid = QVBoxLayout(self._card), self._told()
         self._offers = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._build()
         self.show_waiting("Starting the engine", "")
@@ -113,9 +114,9 @@ class Welcome(QWidget):
         directions = QBoxLayout.Direction
         self._offers.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
         self._told_list.hide()
-        self._card.layout().invalidate()
-        without = self._card.layout().heightForWidth(wide) + self._card.layout().spacing()
-        listed = self._told_list.layout().heightForWidth(wide - 2 * _WITHIN)
+        self._column.invalidate()
+        without = self._column.heightForWidth(wide) + self._column.spacing()
+        listed = self._grid.heightForWidth(wide - 2 * _WITHIN)
         self._told_list.setVisible(without + listed <= self.height())
 
     def _buttons_width(self) -> int:
@@ -126,7 +127,7 @@ class Welcome(QWidget):
         card = self._card
         card.setProperty("look", "card")
         card.setMaximumWidth(_WIDEST)
-        column = QVBoxLayout(card)
+        column = self._column
         column.setContentsMargins(_WITHIN, 24, _WITHIN, 24)
         column.setSpacing(10)
         self._title.setFont(sans(1.35))
@@ -146,7 +147,7 @@ class Welcome(QWidget):
         column.addSpacing(4)
         column.addWidget(self._bar)
         column.addSpacing(14)
-        self._told_list.setLayout(self._told())
+        self._told_list.setLayout(self._grid)
         column.addWidget(self._told_list)
         column.addSpacing(12)
         self._offers.setSpacing(8)

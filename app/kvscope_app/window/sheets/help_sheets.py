@@ -177,9 +177,9 @@ def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> No
         grid.addWidget(key, row, 1, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
 
 
-def _wide_enough(sheet: QWidget, body: QWidget) -> int:
+def _wide_enough(sheet: Sheet, body: QWidget) -> int:
     """So that no key is cut: words give way to keys, by a second line, where the screen is narrow."""
-    margins = sheet.layout().contentsMargins()
+    margins = sheet.column.contentsMargins()
     words = sheet.fontMetrics().horizontalAdvance(_WIDE_WORDS)
     keys = max(label.sizeHint().width() for label in body.findChildren(QLabel) if label.property("look") == "key")
     bar = sheet.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent) + scaled(12 + 28)
