@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.commands import Command, Control, Done, Evict, Failed, Pin, Preempt, Reply, SetLimits
+from kvscope_telemetry.messages.commands import (
+    Command,
+    Control,
+    Done,
+    Evict,
+    Failed,
+    Pin,
+    Preempt,
+    Reply,
+    SetLimits,
+    Status,
+)
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
@@ -31,7 +42,7 @@ def test_it_is_held_stepped_and_told_as_a_real_one_is(server: SyntheticServer) -
     with LiveSource(server.sockets.telemetry_endpoint) as source:
 
         def look() -> None:
-            replies.extend(source.take_replies())
+            replies.extend(reply for reply in source.take_replies() if not isinstance(reply, Status))
             update = source.take()
             if update is not None:
                 mirror.apply(update)
