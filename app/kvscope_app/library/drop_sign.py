@@ -40,7 +40,7 @@ class DropSign(QFrame):
         wider = "Each in a window of its own" if len(good) > 1 else "In a window of its own"
         self._more.setText(wider if good else f"{plural(len(others), 'file')} whose name does not end in .mcap")
         around = scaled(_AROUND)
-        self.setGeometry(self.parentWidget().rect().adjusted(around, around, -around, -around))
+        self.setGeometry(self.window().rect().adjusted(around, around, -around, -around))
         self.raise_()
         self.show()
 
