@@ -30,6 +30,7 @@ from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.recording.left_rings import LeftRings
 from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
+from kvscope_app.setting_names import window_group
 from kvscope_app.window import layout
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.window_slots import WindowSlots
@@ -112,11 +113,17 @@ class Desktop(QObject):
     def compare(self, a: Recorded, b: Recorded, beside: MainWindow | None = None) -> CompareWindow:
         """Two timelines in a window; that of `beside` is A, and where it is live the window ends with it."""
         from kvscope_app.compare.compare_window import CompareWindow  # plots: most desktops compare nothing
+        from kvscope_app.compare.kept_place import KIND, restore_place, save_place
         from kvscope_app.compare.pair_marks import named_moments
 
         is_live = beside is not None and not beside.session.is_file
         names = ("live" if is_live else a.path.name, b.path.name)
+        slot = self._slots.take(KIND)
         window = CompareWindow(a, b, names, self._themes, named_moments)
+        group = window_group(KIND, slot)
+        restore_place(window, self._settings, group)
+        window.closing.connect(partial(save_place, settings=self._settings, group=group))
+        window.closing.connect(lambda _: self._slots.give_back(KIND, slot))
         self.comparisons.append(window)
         window.closing.connect(self._comparison_closed)
         if beside is not None and is_live:

@@ -47,6 +47,11 @@ def geometry_name(group: str) -> str:
     return f"{group}/geometry"
 
 
+def splitter_name(group: str, name: str) -> str:
+    """How two parts of a window share it, as Qt packs it."""
+    return f"{group}/splitter-{name}"
+
+
 def layout_name(group: str) -> str:
     """Where its docks are, as Qt packs it, of `LAYOUT_VERSION`."""
     return f"{group}/state"

@@ -54,8 +54,8 @@ def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, se
 def test_an_engine_that_somebody_holds_is_not_live(engine, session, make_window):
     window = make_window(session)
     be(engine, session, SourceState.PAUSED, "by alice")
-    assert window._corner._state.text() == "ENGINE PAUSED"
-    assert window._status._labels["state"].text() == "Engine paused by alice"
+    assert window._corner._state.text() == "ENGINE HELD"
+    assert window._status._labels["state"].text() == "Engine held by alice"
     be(engine, session)
     assert window._corner._state.text() == "LIVE"
 

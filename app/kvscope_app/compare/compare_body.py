@@ -59,11 +59,13 @@ class CompareBody(QMainWindow):
         body.addWidget(self._maps(bar))
         body.addWidget(self._below())
         body.setSizes([500, 500])
+        body.setObjectName("body")
         body.setChildrenCollapsible(False)
         self.setCentralWidget(body)
 
     def _maps(self, bar: QWidget) -> QWidget:
         maps = QSplitter(Qt.Orientation.Horizontal)
+        maps.setObjectName("maps")
         for side in self.sides:
             maps.addWidget(side)
         row = QHBoxLayout()
@@ -84,6 +86,7 @@ class CompareBody(QMainWindow):
         below.addWidget(self.curves)
         below.addWidget(self.figures)
         below.setSizes([460, 540])
+        below.setObjectName("below")
         return below
 
     def _align_frame(self) -> QFrame:

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QDoubleSpinBox, QHBoxLayout, QVBoxLayout, QWidget
 
 from kvscope_app.compare.pair import Side
 from kvscope_app.look.fonts import sans
-from kvscope_app.look.makers import set_look
+from kvscope_app.look.makers import inset, set_look
 from kvscope_app.look.model_name import model_name
 from kvscope_app.look.number_text import count, percent
 from kvscope_app.look.theme import DARK, Theme
@@ -69,6 +69,7 @@ class SideView(QWidget):
         self._about = ElidedLabel()
         self._about.setProperty("look", "muted")
         self.moment = QDoubleSpinBox()
+        inset(self.moment)
         self._set_up_moment()
         self.map = PageMapView(session)
         self._build()

@@ -6,7 +6,7 @@ from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QPushButton, QSpinBox, Q
 from shiboken6 import isValid
 
 from kvscope_app.debugger.debugger import Debugger
-from kvscope_app.look.makers import label, set_look
+from kvscope_app.look.makers import inset, label, set_look
 from kvscope_app.look.number_text import count
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.messages.commands import SetLimits
@@ -30,6 +30,8 @@ class LimitsSheet(Sheet):
             wraps=True,
         )
         self.fields = {name: QSpinBox() for name, _ in _FIELDS}
+        for field in self.fields.values():
+            inset(field)
         self.answer = label("", "muted", wraps=True)
         self.column.addWidget(words)
         self.column.addLayout(self._grid())

@@ -26,7 +26,7 @@ from kvscope_app.load.settings import (
     Mix,
     Pace,
 )
-from kvscope_app.look.makers import label, number_label, set_look
+from kvscope_app.look.makers import inset, label, number_label, set_look
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
@@ -37,8 +37,6 @@ from kvscope_telemetry.source import SourceState
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
 _FEWEST_LETTERS = 6
 _MIN_FIELD_WIDTH = 72
-_TEXT_MARGINS = (7, 0, 0, 0)
-"""A stylesheet's padding stops at a spin box's own field."""
 _FOR_OPERATORS = "You are a viewer at this engine: load is for operators"
 _CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceState.STALE)
 
@@ -62,7 +60,7 @@ class LoadView(View):
         self.rate.setValue(LoadSettings().rate)
         self.rate.setSuffix(" /s")
         self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
-        self.rate.lineEdit().setTextMargins(*_TEXT_MARGINS)
+        inset(self.rate)
         self.rate.setAccessibleName("Requests per second")
         self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Output tokens from")
         self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, " tokens", "Output tokens to")
@@ -232,6 +230,6 @@ def _whole(low: int, high: int, value: int, suffix: str, name: str) -> QSpinBox:
     box.setValue(value)
     box.setSuffix(suffix)
     box.setMinimumWidth(_MIN_FIELD_WIDTH)
-    box.lineEdit().setTextMargins(*_TEXT_MARGINS)
+    inset(box)
     box.setAccessibleName(name)
     return box

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QLabel, QSizePolicy, QToolButton, QWidget
+from PySide6.QtWidgets import QDoubleSpinBox, QLabel, QSizePolicy, QSpinBox, QToolButton, QWidget
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel
@@ -44,6 +44,11 @@ def number_label(text: str = "") -> QLabel:
     made.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
     made.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
     return made
+
+
+def inset(box: QSpinBox | QDoubleSpinBox) -> None:
+    """Begin its number where a line edit begins its text: a stylesheet's padding stops at a spin box's own field."""
+    box.lineEdit().setTextMargins(7, 0, 0, 0)
 
 
 def empty_state(text: str) -> QLabel:

@@ -1,8 +1,8 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
 Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
-QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice` and `playback` for a QFrame,
-`primary` and `danger` for a QPushButton.
+QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice`, `drop` and `playback` for a
+QFrame, `primary` and `danger` for a QPushButton.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ QTabWidget::pane { border: none; border-top: 1px solid $border; }
 QTabBar { background: transparent; }
 QTabBar::tab { background: transparent; color: $muted; padding: 6px 12px; border: none;
                border-bottom: 2px solid transparent; }
+QMainWindow > QTabBar::tab { padding: 6px 9px; }
 QTabBar::tab:hover { color: $text; }
 QTabBar::tab:selected { color: $text; border-bottom-color: $accent; }
 QTabBar::tab:focus { color: $accent; }
@@ -138,6 +139,7 @@ QFrame[look="tip"] { background: $raised; border: 1px solid $border; border-radi
 QFrame[look="playback"] { background: $panel; border: none; border-top: 1px solid $border; }
 QFrame[look="held"] { background: $held; border: 1px solid $warn; border-radius: 8px; }
 QFrame[look="notice"] { background: $notice; border: 1px solid $warn; border-radius: 8px; }
+QFrame[look="drop"] { background: $dropped; border: 2px dashed $accent; border-radius: 12px; }
 QFrame[look="banner"] { background: $banner; border: 1px solid $bad; border-radius: 8px; }
 QLabel[look="muted"] { color: $muted; }
 QLabel[look="warning"] { color: $warn; }
@@ -145,6 +147,7 @@ QLabel[look="accent"] { color: $accent; }
 QLabel[look="heading"] { color: $text; font-weight: 600; }
 QLabel[look="key"] { background: $raised; border: 1px solid $border; border-radius: 4px; padding: 1px 6px; }
 QDialog { background: $panel; }
+QDialogButtonBox { dialogbuttonbox-buttons-have-icons: 0; }
 """)
 
 
@@ -171,6 +174,7 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
         banner=mix(theme.bad, theme.panel, 0.88),
         held=mix(theme.warn, theme.panel, 0.88),
         notice=mix(theme.warn, theme.panel, 0.9),
+        dropped=mix(theme.accent, theme.panel, 0.88),
         chevron=chevron_path(theme.is_dark),
         chevron_up=chevron_path(theme.is_dark, up=True),
     )

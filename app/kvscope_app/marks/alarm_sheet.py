@@ -12,7 +12,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.makers import label
+from kvscope_app.look.makers import inset, label
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, FRAMES_LOST, KINDS, PREEMPTIONS, SECONDS, Rule
@@ -111,7 +111,9 @@ def _row(grid: QGridLayout, place: int, rule: Rule) -> _Row:
 
 def _number(accepted: tuple[float, float], suffix: str, name: str) -> QDoubleSpinBox:
     box = QDoubleSpinBox()
-    box.setDecimals(2 if accepted[0] and accepted[0] < 0.1 else 1)
+    inset(box)
+    is_count = not suffix
+    box.setDecimals(0 if is_count else 2 if accepted[0] and accepted[0] < 0.1 else 1)
     box.setRange(*accepted)
     box.setSuffix(suffix)
     box.setAccessibleName(name)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.clock_text import wall_text
+from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.look.icons import icon
 from kvscope_app.look.mark_signs import sign_pixmap
 from kvscope_app.look.number_text import seconds
@@ -108,8 +109,6 @@ class AlarmStrip(QWidget):
         self.setAccessibleName(f"Alarm: {self.text}")
 
     def _lay_out(self) -> None:
-        frame = QFrame()
-        frame.setProperty("look", "notice")
         self._text.setProperty("look", "heading")
         self._detail.setProperty("look", "muted")
         self._more.setProperty("look", "muted")
@@ -117,14 +116,17 @@ class AlarmStrip(QWidget):
         self.all.setToolTip("The list of bookmarks and alarms")
         self.dismiss.setAccessibleName("Dismiss")
         self.dismiss.setToolTip("Dismiss; the alarm stays in the list")
-        row = QHBoxLayout(frame)
-        row.setContentsMargins(14, 5, 8, 5)
-        row.setSpacing(10)
-        row.addWidget(self._sign)
-        row.addWidget(self._text, 3)
-        row.addWidget(self._detail, 1)
-        for widget in (self._more, self.go, self.all, self.dismiss):
-            row.addWidget(widget)
+        words, buttons = QHBoxLayout(), QHBoxLayout()
+        words.setSpacing(10)
+        words.addWidget(self._sign)
+        self._text.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)  # before the detail gets any
+        words.addWidget(self._text)
+        words.addWidget(self._detail, 1)
+        buttons.setSpacing(10)
+        for widget in (self._more, self.go, self.all):
+            buttons.addWidget(widget)
+        frame = FoldingFrame(words, buttons, self.dismiss)
+        frame.setProperty("look", "notice")
         outer = QVBoxLayout(self)
         outer.setContentsMargins(8, 8, 8, 2)
         outer.addWidget(frame)

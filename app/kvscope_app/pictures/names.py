@@ -7,8 +7,12 @@ from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 
-VIEWS: Final = ("page-map", "heatmap", "timeline", "throughput", "memory", "requests", "events")
-"""As a person types them; a dock's name has `_` for `-`."""
+VIEWS: Final = (
+    *("page-map", "heatmap", "timeline", "throughput", "memory", "requests", "events"),
+    *("prefixes", "what-if"),
+)
+"""As a person types them, a dock's name has `_` for `-`. A recording alone fills these; the others are drawn from the
+window."""
 VIDEO_VIEWS: Final = ("page-map", "heatmap", "timeline", "throughput", "memory", "requests")
 STILLS: Final = (".png", ".svg")
 VIDEOS: Final = (".mp4", ".webp", ".gif", ".apng")

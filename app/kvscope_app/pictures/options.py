@@ -20,7 +20,11 @@ _SPEEDS, _FPS = (0.01, 1000.0), (1.0, 60.0)
 def add_picture_options(parser: argparse.ArgumentParser) -> None:
     """Add them to `parser`."""
     group = parser.add_argument_group("pictures and videos")
-    group.add_argument("--view", choices=VIEWS, help="what to draw (default: page-map)")
+    group.add_argument(
+        "--view",
+        choices=VIEWS,
+        help="what to draw (default: page-map); the console and what is selected: from the window, Ctrl+Shift+S",
+    )
     group.add_argument(
         "--at", dest="at_s", metavar="S", type=moment, help="one picture: seconds from the start (default: the end)"
     )

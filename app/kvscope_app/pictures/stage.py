@@ -37,7 +37,7 @@ _MOST_S: Final = 2.0
 _TICK_NS: Final = 100_000_000
 _OF_NO_WINDOW: Final = "This plugin does not support"
 _SETTLE_S: Final = 0.35
-"""For what views work out in turns of the event loop."""
+"""For what views work out in turns of the event loop, after what another process worked out for them."""
 
 
 def offscreen_application(scale: int = 1) -> QApplication:
@@ -92,8 +92,10 @@ class Stage:
         self._source.seek(seconds, with_past=False)
         self._wait(lambda: not self._source.is_seeking)
         self._session.poll()
-        end_s = time.monotonic() + _SETTLE_S
-        while time.monotonic() < end_s:
+        begun_s = open_s = time.monotonic()
+        while (now_s := time.monotonic()) - open_s < _SETTLE_S:
+            if not self.view.is_settled and now_s - begun_s < PATIENCE_S:
+                open_s = now_s
             self.view.draw_all()
             self._app.processEvents()
             time.sleep(0.005)

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
-from kvscope_app.look.makers import label
+from kvscope_app.look.makers import inset, label
 from kvscope_app.pictures.encoders import is_there
 from kvscope_app.pictures.names import VIDEOS
 from kvscope_app.pictures.video_making import make_video
@@ -134,6 +134,7 @@ def _begin(window: WindowBody, wish: PictureWish, path: str) -> None:
 
 def _seconds(least: float, most: float, value: float, name: str) -> QDoubleSpinBox:
     box = QDoubleSpinBox()
+    inset(box)
     box.setDecimals(1)
     box.setRange(round(least, 1), round(most, 1))
     box.setValue(value)

@@ -24,6 +24,7 @@ from kvscope_app.playback.timeline_control import Timeline
 
 _REFRESH_MS: Final = 50
 _NARROWEST: Final = 240
+_LEAST_SLIDER: Final = 40
 
 
 class PlaybackBar(QFrame):
@@ -38,6 +39,7 @@ class PlaybackBar(QFrame):
         self.setAccessibleName("Timeline")
         self.slider = TimeSlider(0.0)
         self.slider.setMinimumHeight(ROOM_FOR_SIGNS)
+        self.slider.setMinimumWidth(_LEAST_SLIDER)
         self.marks = SliderMarks(session, self.slider)
         self.time = SteadyLabel("00:00.0 / 00:00.0 ")
         self.wall = SteadyLabel("00:00:00 ")
@@ -49,7 +51,7 @@ class PlaybackBar(QFrame):
         self.slider.space_pressed.connect(self._play.trigger)
         self.slider.pointed.connect(self._tell_time)
         self.speed.activated.connect(lambda index: session.set_speed(SPEEDS[index]))
-        self._needs = {self.speed: 330, self.time: 440, self.wall: 560}
+        self._needs = {self.time: 440, self.speed: 540, self.wall: 620}
         """From which width of the bar on there is room."""
         self._is_shown_playing: bool | None = None
         self._goes_on = False
@@ -96,7 +98,7 @@ class PlaybackBar(QFrame):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         for part, width in self._needs.items():
-            part.setVisible(self.width() >= width)
+            part.setVisible(self.width() >= scaled(width))
 
     @property
     def _is_away(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QSpinBox, QVBoxLayout
 
-from kvscope_app.look.makers import label
+from kvscope_app.look.makers import inset, label
+from kvscope_app.look.number_text import num_bytes
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.kept.rings import rings_folder
 from kvscope_app.settings.settings import MEGABYTES, MINUTES
 from kvscope_app.window.window_body import WindowBody
@@ -21,7 +23,7 @@ class KeptDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         chosen = self._settings.values
         self.minutes = _number(chosen.timeline_minutes, MINUTES, " minutes", "Minutes to keep")
-        self.megabytes = _number(chosen.timeline_megabytes, MEGABYTES, " MB", "Megabytes to keep")
+        self.megabytes = _number(chosen.timeline_megabytes, MEGABYTES, " MiB", "Mebibytes to keep")
         form = QFormLayout()
         form.addRow("The last", self.minutes)
         form.addRow("but at most", self.megabytes)
@@ -29,10 +31,12 @@ class KeptDialog(QDialog):
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
         column = QVBoxLayout(self)
+        column.setContentsMargins(22, 20, 22, 18)
         column.setSpacing(12)
         column.addLayout(form)
         column.addWidget(label(self._facts(), "muted", wraps=True))
         column.addWidget(buttons)
+        self.setMinimumWidth(scaled(400))
 
     def accept(self) -> None:
         """Keep so much from now on."""
@@ -43,17 +47,18 @@ class KeptDialog(QDialog):
         super().accept()
 
     def _facts(self) -> str:
-        where = f"It lies in {rings_folder()}, readable by you alone, and is deleted when the window is closed."
+        where = f"Readable by you alone, deleted when the window is closed: {rings_folder()}"
         if self._kept is None:
             return where
         around = self._kept.range_ns
         seconds = 0 if around is None else (around[1] - around[0]) / 1e9
-        now = f"Now: {seconds / 60:.1f} minutes, {self._kept.ring.num_bytes / 1e6:.1f} MB."
+        now = f"Now: {seconds / 60:.1f} minutes, {num_bytes(self._kept.ring.num_bytes)}."
         return f"{now} {self._kept.failure or where}"
 
 
 def _number(value: int, accepted: tuple[int, int, int], suffix: str, name: str) -> QSpinBox:
     box = QSpinBox()
+    inset(box)
     box.setRange(accepted[0], accepted[2])
     box.setValue(value)
     box.setSuffix(suffix)

@@ -54,6 +54,11 @@ class View(QWidget):
         """Paint all of it now: a picture is taken. Views that share their work out over several calls do all of it."""
         self.refresh()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether `draw_all` draws all: nothing more comes from elsewhere of what is shown now. A picture waits."""
+        return True
+
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         """A view on time shows this range, by the wall clock; the others have none."""
 

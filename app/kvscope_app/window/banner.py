@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
 
+from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.look.icons import icon, pixmap
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
@@ -48,6 +49,7 @@ class Banner(QWidget):
             button.setProperty("look", "primary" if index == 0 else "")
             button.clicked.connect(run)
             self._buttons.addWidget(button)
+        self._frame.fold()
         self.setAccessibleName(f"{text} {detail}")
         self.show()
 
@@ -57,19 +59,15 @@ class Banner(QWidget):
         return self._text.text() if self.isVisible() else ""
 
     def _build(self) -> None:
-        frame = QFrame()
-        frame.setProperty("look", "banner")
-        words = QVBoxLayout()
+        words, row = QVBoxLayout(), QHBoxLayout()
         words.setSpacing(1)
         words.addWidget(self._text)
         words.addWidget(self._detail)
-        row = QHBoxLayout(frame)
-        row.setContentsMargins(14, 9, 8, 9)
         row.setSpacing(12)
         row.addWidget(self._sign)
         row.addLayout(words, 1)
-        row.addLayout(self._buttons)
-        row.addWidget(self._close)
+        self._frame = FoldingFrame(row, self._buttons, self._close)
+        self._frame.setProperty("look", "banner")
         outer = QVBoxLayout(self)
         outer.setContentsMargins(8, 8, 8, 2)
-        outer.addWidget(frame)
+        outer.addWidget(self._frame)

@@ -23,6 +23,8 @@ from kvscope_app.window.dock import Dock
 _CASCADE: Final = QPoint(32, 32)
 _TOO_NEAR: Final = 24
 _DEFAULT_SIZE: Final = QSize(1560, 960)
+_LEAST_SHARE: Final = 0.75
+"""Of its size, a dock has at least at first."""
 _LEFT, _RIGHT, _BOTTOM = (
     Qt.DockWidgetArea.LeftDockWidgetArea,
     Qt.DockWidgetArea.RightDockWidgetArea,
@@ -106,9 +108,16 @@ def share_out(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
     """The sizes of the first start."""
     for spec in DOCKS:
         direction = Qt.Orientation.Vertical if spec.area is _BOTTOM else Qt.Orientation.Horizontal
-        window.resizeDocks([docks[spec.name]], [spec.size * 3 // 4 if _is_small(window) else spec.size], direction)
+        window.resizeDocks([docks[spec.name]], [_share(spec, window)], direction)
     sides = [docks["throughput"], docks["memory"]]
     window.resizeDocks(sides, [window.height() * 6 // 10, window.height() * 4 // 10], Qt.Orientation.Vertical)
+
+
+def _share(spec: DockSpec, window: QMainWindow) -> int:
+    """Its size in a window of this size: the middle gives way no faster than what is around it."""
+    is_below = spec.area is _BOTTOM
+    share = window.height() / _DEFAULT_SIZE.height() if is_below else window.width() / _DEFAULT_SIZE.width()
+    return round(spec.size * min(max(share, _LEAST_SHARE), 1.0))
 
 
 def _is_small(window: QMainWindow) -> bool:

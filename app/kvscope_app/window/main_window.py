@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
-from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDropEvent, QShowEvent
+from PySide6.QtGui import QCloseEvent, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
 
 from kvscope_app.debugger.debug_actions import NUM_STEPS
 from kvscope_app.debugger.held_bar import HeldBar
 from kvscope_app.debugger.selection_menus import add_to_requests
+from kvscope_app.library.drop_sign import DropSign
 from kvscope_app.library.offers import accept_drag, offer_recordings, open_dropped
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.theme_keeper import ThemeKeeper
@@ -94,6 +95,7 @@ class MainWindow(WindowBody):
         follow_agreement(self)
         if open_recording is not None:
             offer_recordings(self)
+        self.drop_sign = DropSign(self)
         self.playback = self._build_playback()
         self.held = self._build_held()
         self._corner = self._build_corner()
@@ -122,8 +124,14 @@ class MainWindow(WindowBody):
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         accept_drag(event)
+        if event.mimeData().hasUrls():
+            self.drop_sign.offer(event.mimeData())
+
+    def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
+        self.drop_sign.hide()
 
     def dropEvent(self, event: QDropEvent) -> None:
+        self.drop_sign.hide()
         accept_drag(event)
         open_dropped(self, event.mimeData())
 

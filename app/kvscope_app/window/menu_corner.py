@@ -70,7 +70,7 @@ class Corner(QWidget):
         elif self._session.status.state is SourceState.LIVE:
             self._show("LIVE", self._theme.good)
         elif self._session.status.state is SourceState.PAUSED:
-            self._show("ENGINE PAUSED", self._theme.warn)
+            self._show("ENGINE HELD", self._theme.warn)
         elif self._session.is_file:
             self._show("PLAYBACK", self._theme.accent)
         else:

@@ -22,7 +22,7 @@ _WORDS: Final = {
     SourceState.CONNECTING: "Connecting",
     SourceState.LOADING: "Loading",
     SourceState.LIVE: "Live",
-    SourceState.PAUSED: "Engine paused",
+    SourceState.PAUSED: "Engine held",
     SourceState.REFUSED: "Not let in",
     SourceState.STUCK: "Stuck",
     SourceState.STALE: "No word",

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLabel, QProgressBar, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtWidgets import (
+    QBoxLayout,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QProgressBar,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.icons import pixmap
 from kvscope_app.look.number_text import count, num_bytes
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_telemetry.messages.telemetry import Progress
 
 _TOLD: Final = (
@@ -29,6 +40,9 @@ _STAGES: Final = {
     "ready": "Ready",
 }
 _STEPS: Final = 1000
+_WIDEST: Final = 560
+_AROUND, _WITHIN = 24, 30
+"""Room at the sides, outside and inside of the card."""
 
 
 class Welcome(QWidget):
@@ -41,7 +55,9 @@ class Welcome(QWidget):
         self._bar.setTextVisible(False)
         self._signs = [PlainLabel() for _ in _TOLD]
         self._mark = PlainLabel()
-        self._offers = QHBoxLayout()
+        self._card, self._told_list = QFrame(), QWidget()
+        self._column, self._grid = QVBoxLayout(self._card), self._told()
+        self._offers = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._build()
         self.show_waiting("Starting the engine", "")
 
@@ -65,12 +81,14 @@ class Welcome(QWidget):
         self._detail.setText(detail)
         self._bar.setRange(0, 0)
         self._bar.show()
+        self._fit()
 
     def show_ended(self, title: str, detail: str) -> None:
         """Nothing is waited for."""
         self._title.setText(title)
         self._detail.setText(detail)
         self._bar.hide()
+        self._fit()
 
     def show_progress(self, progress: Progress) -> None:
         """A download, conversion or load goes on."""
@@ -79,13 +97,38 @@ class Welcome(QWidget):
         self._bar.setRange(0, _STEPS if progress.total else 0)
         self._bar.setValue(_STEPS * progress.done // progress.total if progress.total else 0)
         self._bar.show()
+        self._fit()
+
+    def minimumSizeHint(self) -> QSize:
+        """A small window stays small, and what does not fit goes."""
+        return QSize(scaled(240), scaled(150))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Nothing is cut: buttons go below one another where it is narrow, the list of views goes where it is low."""
+        wide = min(self.width() - 2 * _AROUND, _WIDEST)
+        is_narrow = self._buttons_width() > wide - 2 * _WITHIN
+        directions = QBoxLayout.Direction
+        self._offers.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
+        self._told_list.hide()
+        self._column.invalidate()
+        without = self._column.heightForWidth(wide) + self._column.spacing()
+        listed = self._grid.heightForWidth(wide - 2 * _WITHIN)
+        self._told_list.setVisible(without + listed <= self.height())
+
+    def _buttons_width(self) -> int:
+        buttons = self._card.findChildren(QPushButton)
+        return sum(button.sizeHint().width() + self._offers.spacing() for button in buttons)
 
     def _build(self) -> None:
-        card = QFrame()
+        card = self._card
         card.setProperty("look", "card")
-        card.setMaximumWidth(560)
-        column = QVBoxLayout(card)
-        column.setContentsMargins(30, 26, 30, 28)
+        card.setMaximumWidth(_WIDEST)
+        column = self._column
+        column.setContentsMargins(_WITHIN, 24, _WITHIN, 24)
         column.setSpacing(10)
         self._title.setFont(sans(1.35))
         self._title.setProperty("look", "heading")
@@ -104,23 +147,23 @@ class Welcome(QWidget):
         column.addSpacing(4)
         column.addWidget(self._bar)
         column.addSpacing(14)
-        column.addLayout(self._told())
+        self._told_list.setLayout(self._grid)
+        column.addWidget(self._told_list)
         column.addSpacing(12)
         self._offers.setSpacing(8)
         self._offers.addStretch(1)
         column.addLayout(self._offers)
         outer = QVBoxLayout(self)
-        outer.setContentsMargins(24, 24, 24, 24)
+        outer.setContentsMargins(_AROUND, 0, _AROUND, 0)
         outer.addStretch(2)
         row = QHBoxLayout()
-        row.addStretch(1)
-        row.addWidget(card, 8)
-        row.addStretch(1)
+        row.addWidget(card, 1)
         outer.addLayout(row)
         outer.addStretch(3)
 
     def _told(self) -> QGridLayout:
         grid = QGridLayout()
+        grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(12)
         grid.setColumnStretch(1, 1)

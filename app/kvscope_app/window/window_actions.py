@@ -59,6 +59,16 @@ _NEED_A_PAST: Final = (
     "faster",
 )
 
+_AFTER_A_LINE: Final = frozenset(
+    {
+        *("back", "event_before", "slower", "keep_last", "kept_bounds", "bookmark", "loop_begin", "alarm_rules"),
+        *("reset_cache", "attach", "open", "compare", "close"),
+        *("copy_rows", "save_picture", "larger", "zoom_in", "focus_map", "new_chat", "toggle_console"),
+        *("theme_toggle", "about"),
+    }
+)
+"""In menus a new section begins with these."""
+
 
 def add_actions(window: WindowBody, actions: Actions) -> None:
     """Everything a person can do in `window`."""
@@ -274,9 +284,15 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
                 actions[name].setEnabled(has_more)
         if not session.is_file:
             actions["to_end"].setEnabled(session.paused)
+            actions["stop_recording"].setEnabled(session.kept is not None and session.kept.recorder is not None)
+
+    def looped() -> None:
+        actions["loop_clear"].setEnabled((session.loop.begin_ns, session.loop.end_ns) != (None, None))
 
     for signal in (session.paused_changed, session.status_changed):
         signal.connect(moved)
+    session.loop.changed.connect(looped)
+    looped()
     moved()
     actions["events_preempted"].setChecked(True)
 
@@ -286,6 +302,7 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
 
     def forget(_: object) -> None:
         """The session may outlive the actions."""
+        session.loop.changed.disconnect(looped)
         session.paused_changed.disconnect(moved)
         session.status_changed.disconnect(moved)
         session.status_changed.disconnect(role)
@@ -314,6 +331,8 @@ def _add_dock_toggles(window: WindowBody, actions: Actions) -> None:
 
 def _fill(menu: QMenu, actions: Actions, group: str) -> None:
     for spec in actions.in_group(group):
+        if spec.name in _AFTER_A_LINE and not menu.isEmpty():
+            menu.addSeparator()
         menu.addAction(actions[spec.name])
 
 

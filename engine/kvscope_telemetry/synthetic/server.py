@@ -62,13 +62,15 @@ WORDS: Final = (
     "little",
 )
 SAMPLE_EVERY_NS: Final = 500_000_000
+LOOK_EVERY_S: Final = 0.5
 MAX_STEPS_AT_ONCE: Final = 64
 
 
 class SyntheticServer:
     """Serves `engine` on `endpoint` with `rate` steps a second until `close`.
 
-    `hold()` stops stepping between two steps, so that a test can compare; `release()` goes on.
+    `hold()` stops stepping between two steps, so that a test can compare; `release()` goes on. What a client
+    holds goes on when its connection is gone.
     """
 
     def __init__(
@@ -88,13 +90,22 @@ class SyntheticServer:
         self._clients: dict[int, tuple[bytes, Submit]] = {}
         self._is_held = False
         self._held_by = self._pinned_by = ""
+        self._holder: bytes | None = None
+        """The client that holds, and is looked after."""
+        self._lost: deque[bytes] = deque()
+        self._looked_s = 0.0
         self._closing = False
         self._between_steps = threading.Lock()
         self._wake = threading.Event()
         self._beat = engine.heartbeat()
         self._sampled_ns = 0
         self.sockets = ServerSockets(
-            endpoint, on_command=self._enqueue, heartbeat=self._heartbeat, keys=keys, keyless=keyless
+            endpoint,
+            on_command=self._enqueue,
+            heartbeat=self._heartbeat,
+            keys=keys,
+            keyless=keyless,
+            on_client_lost=self._lose,
         )
         self.sockets.publish(engine.hello)
         self._thread = threading.Thread(target=self._run, name="kvscope-synthetic", daemon=True)
@@ -107,7 +118,7 @@ class SyntheticServer:
 
     def release(self) -> None:
         """Step again."""
-        self._is_held, self._held_by = False, ""
+        self._is_held, self._held_by, self._holder = False, "", None
         self._wake.set()
 
     def close(self, *, goodbye: bool = True) -> None:
@@ -125,6 +136,10 @@ class SyntheticServer:
 
     def _enqueue(self, client: bytes, command: Command) -> None:
         self._commands.append((client, command))
+        self._wake.set()
+
+    def _lose(self, client: bytes) -> None:
+        self._lost.append(client)
         self._wake.set()
 
     def _heartbeat(self) -> Heartbeat | None:
@@ -149,6 +164,7 @@ class SyntheticServer:
         due_s = time.monotonic()
         while not self._closing:
             self._answer_all()
+            self._look_after_holder()
             now_s = time.monotonic()
             if self._is_held or now_s < due_s:
                 self._wake.wait(0.05 if self._is_held else min(0.05, due_s - now_s))
@@ -196,18 +212,28 @@ class SyntheticServer:
             client, command = self._commands.popleft()
             self._answer(client, command)
 
+    def _look_after_holder(self) -> None:
+        """A hold ends with its client. A connection that is gone is noticed when something is said."""
+        while self._lost:
+            if self._lost.popleft() == self._holder:
+                self.release()
+        if self._holder is not None and time.monotonic() - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = time.monotonic()
+            self.sockets.reply(self._holder, self._status(self._holder, tag=0))
+
+    def _status(self, client: bytes, tag: int) -> Status:
+        endpoint, hello, by = self.sockets.telemetry_endpoint, self.engine.hello, self._held_by
+        caller = self.sockets.caller(client)
+        role, name = (caller.role, caller.name) if caller is not None else ("", "")
+        status = Status(phase="ready", telemetry_endpoint=endpoint, hello=hello, tag=tag, role=role, name=name)
+        return structs.replace(status, paused=bool(by), paused_by=by, intervenes=True)
+
     def _answer(self, client: bytes, command: Command) -> None:
         reply = self.sockets.reply
         if isinstance(command, GetSnapshot):
             reply(client, self.engine.snapshot(command.tag))
         elif isinstance(command, GetStatus):
-            endpoint, hello = self.sockets.telemetry_endpoint, self.engine.hello
-            caller = self.sockets.caller(client)
-            role, name = (caller.role, caller.name) if caller is not None else ("", "")
-            tag = command.tag
-            status = Status(phase="ready", telemetry_endpoint=endpoint, hello=hello, tag=tag, role=role, name=name)
-            by = self._held_by
-            reply(client, structs.replace(status, paused=bool(by), paused_by=by, intervenes=True))
+            reply(client, self._status(client, command.tag))
         elif isinstance(command, GetBlockText):
             contents = tuple(self._block_content(block) for block in command.blocks)
             reply(client, BlockText(contents=contents, tag=command.tag))
@@ -267,7 +293,7 @@ class SyntheticServer:
         what = ""
         if command.action == "pause":
             self.hold()
-            self._held_by = self._name_of(client)
+            self._held_by, self._holder = self._name_of(client), client
         elif command.action == "resume":
             self.release()
         elif command.action == "shutdown":

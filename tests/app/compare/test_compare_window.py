@@ -9,7 +9,7 @@ import weakref
 import pytest
 from PySide6.QtCore import QCoreApplication, QEvent, QSettings, Qt
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QSplitter
 from tests.app.compare.conftest import record, settle
 
 from kvscope_app.command_line import Options
@@ -317,3 +317,28 @@ def test_a_recording_without_a_course_gets_one(make_compared, tmp_path, paths):
     window._show_words()
     assert "cut short" in window.sides[1]._about.text()
     assert cell(window, "KV usage, mean", 2).endswith("%")
+
+
+def test_a_comparison_keeps_its_size_and_how_its_parts_share_it(desktop, paths, qtbot):
+    def opened():
+        return desktop.compare(Recording.open(paths[0]), Recording.open(paths[1]))
+
+    def shares(window):
+        return {each.objectName(): each.sizes() for each in window.findChildren(QSplitter) if each.objectName()}
+
+    first = opened()
+    first.resize(first.width(), 640)  # fits the screen of a test, as whatever is put back does
+    QCoreApplication.sendPostedEvents()
+    for splitter in first.findChildren(QSplitter):
+        splitter.setSizes([300, 500])
+    chosen = shares(first)
+    assert set(chosen) == {"body", "maps", "below"}
+    second = opened()
+    assert second.height() != 640  # beside the first, it is another
+    second.close()
+    first.close()
+    again = opened()
+    assert again.height() == 640
+    QCoreApplication.sendPostedEvents()
+    assert shares(again) == chosen
+    again.close()

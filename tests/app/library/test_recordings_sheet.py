@@ -173,7 +173,9 @@ def test_dropped_recordings_are_opened_and_others_refused_in_a_line(window, reco
     enter = QDragEnterEvent(where, copy, data, buttons, keys)
     QApplication.sendEvent(window, enter)
     assert window.acceptDrops() or enter.isAccepted()
+    assert window.drop_sign.text == "Drop to open 2 recordings"
     QApplication.sendEvent(window, QDropEvent(QPointF(where), copy, data, buttons, keys))
+    assert window.drop_sign.text == ""
     qtbot.waitUntil(lambda: sorted(window.opened) == ["one.mcap", "two.mcap"], timeout=WAIT_MS)
     assert window.banner.text == "That is no recording"
     assert "photo.jpg" in window.banner._detail.text()

@@ -91,7 +91,26 @@ def test_signs_are_seen_on_their_flashes():
             assert contrast(sign_color(kind, theme), flash) >= 3, (theme.name, kind)
 
 
+@pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)
+def test_what_stays_on_the_usual_map_is_told_apart(theme):
+    """What is there for long: states, flashes beside each other, phases. Curves have names beside them."""
+    groups = (
+        {name: [color] for name, color in states(theme).items()},
+        {kind: [getattr(theme, f"flash_{kind.name.lower()}")] for kind in MOVES},
+        {name: [getattr(theme, name)] for name in set(PHASE_COLORS.values())},
+    )
+    for group in groups:
+        apart, *where = least(group)
+        assert apart >= LEAST, where
+    apart, *where = least({str(index): [color] for index, color in enumerate(theme.series)})
+    assert apart >= 6, where
+    for name in ("good", "warn", "bad", "muted"):
+        assert contrast(getattr(theme, name), theme.panel) >= 4.5, (theme.name, name)
+    assert all(contrast(color, theme.base) >= 3 for color in theme.series)
+
+
 def test_the_usual_palette_is_not_safe():
+    """What lights up over a state can be near to another one: its sign says it as well. Or one would do."""
     """Or there would be no need for two."""
     for theme in THEMES.values():
         assert least(on_the_map(theme))[0] < 5

@@ -54,6 +54,14 @@ def test_a_view_at_a_moment(qapp, path, tmp_path, view):
     assert len(np.unique(shown.reshape(-1, 3), axis=0)) > 10
 
 
+def test_what_another_process_works_out_is_waited_for(qapp, path, tmp_path):
+    """A card of each policy, with its numbers."""
+    drawn = export(path, tmp_path / "x.svg", "--view", "what-if", "--at", "3")
+    words = "".join(ElementTree.parse(drawn).getroot().itertext())
+    assert "a block" in words
+    assert "wasted" in words
+
+
 @pytest.mark.parametrize("view", ["page-map", "throughput", "memory", "events"])
 def test_a_drawing_of_a_view(qapp, path, tmp_path, view):
     drawn = export(path, tmp_path / "x.svg", "--view", view, "--at", "3", "--caption", "--theme", "light")

@@ -9,8 +9,20 @@ from pathlib import Path
 import pytest
 
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.commands import Command, Control, Done, Evict, Failed, Pin, Preempt, Reply, SetLimits
+from kvscope_telemetry.messages.commands import (
+    Command,
+    Control,
+    Done,
+    Evict,
+    Failed,
+    Pin,
+    Preempt,
+    Reply,
+    SetLimits,
+    Status,
+)
 from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
@@ -32,7 +44,7 @@ def test_it_is_held_stepped_and_told_as_a_real_one_is(server: SyntheticServer) -
     with LiveSource(server.sockets.telemetry_endpoint) as source:
 
         def look() -> None:
-            replies.extend(source.take_replies())
+            replies.extend(reply for reply in source.take_replies() if not isinstance(reply, Status))
             update = source.take()
             if update is not None:
                 mirror.apply(update)
@@ -75,3 +87,15 @@ def test_it_is_held_stepped_and_told_as_a_real_one_is(server: SyntheticServer) -
         assert mirror.pinned == {block}
         assert server.engine.ledger.hash[block]
         assert source.wait(agrees, WAIT_S)
+
+
+def test_what_a_client_holds_goes_on_when_it_is_gone(server: SyntheticServer) -> None:
+    with LiveSource(server.sockets.telemetry_endpoint) as watcher:
+        with LiveSource(server.sockets.telemetry_endpoint) as holder:
+            assert holder.wait(lambda: holder.status.state is SourceState.LIVE, 60)
+            holder.send(Control(action="pause", tag=1))
+            assert holder.wait(lambda: bool(holder.take_replies()), 60)
+            assert watcher.wait(lambda: watcher.status.state is SourceState.PAUSED, 60)
+        step = server.engine.step
+        assert watcher.wait(lambda: server.engine.step > step, 60)
+        assert watcher.wait(lambda: watcher.status.state is SourceState.LIVE, 60)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from PySide6.QtCore import QEvent, QItemSelectionModel, Qt, Signal
-from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
+    QBoxLayout,
     QHBoxLayout,
     QListView,
     QSizePolicy,
@@ -31,6 +32,7 @@ EMPTY_TEXT: Final = (
     "No bookmarks yet.\nCtrl+B marks the moment that is shown, with a note if you like."
     " Alarms are listed here as they ring."
 )
+_NUM_BUTTONS: Final = 5
 
 
 class MarkList(QListView):
@@ -93,6 +95,7 @@ class BookmarksView(View):
         )
         self.undo = tool_button("Undo", "Bring back the bookmark that was deleted last")
         self.undo.hide()
+        self._bar = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._lay_out()
         self._connect()
         self.setFocusProxy(self.list)
@@ -129,6 +132,13 @@ class BookmarksView(View):
         if len(chosen) == 1 and chosen[0].until_ns:
             return chosen[0].time_ns, chosen[0].until_ns
         return None
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """In a narrow dock the buttons go below."""
+        super().resizeEvent(event)
+        directions = QBoxLayout.Direction
+        is_narrow = self.width() < self.choices.sizeHint().width() + _NUM_BUTTONS * self.add.sizeHint().width() + 24
+        self._bar.setDirection(directions.TopToBottom if is_narrow else directions.LeftToRight)
 
     def _choose_again(self, chosen: set[str]) -> None:
         flags = QItemSelectionModel.SelectionFlag.Select
@@ -197,15 +207,17 @@ class BookmarksView(View):
             button.clicked.connect(run)
 
     def _lay_out(self) -> None:
-        bar = QHBoxLayout()
-        bar.setContentsMargins(8, 6, 8, 4)
-        bar.setSpacing(4)
-        bar.addWidget(self.choices)
-        bar.addStretch()
+        buttons = QHBoxLayout()
+        buttons.setSpacing(4)
+        buttons.addStretch()
         for widget in (self.undo, self.loop, self.rename, self.delete, self.add):
-            bar.addWidget(widget)
+            buttons.addWidget(widget)
+        self._bar.setContentsMargins(8, 6, 8, 4)
+        self._bar.setSpacing(4)
+        self._bar.addWidget(self.choices, 0, Qt.AlignmentFlag.AlignLeft)
+        self._bar.addLayout(buttons, 1)
         head = QWidget()
-        head.setLayout(bar)
+        head.setLayout(self._bar)
         head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         body = QWidget()
         column = QVBoxLayout(body)

@@ -220,7 +220,7 @@ class HeatCanvas(TimeArea):
         for label in self.labels:
             y = round(label.cell * self.height() / num_cells)
             if label.line:
-                painter.fillRect(0, y, self.width(), 1, self.theme.color("text"))
+                painter.fillRect(0, y, self.width(), 1, self.theme.color("muted"))
             top = min(max(y + 1, 0), self.height() - metrics.height())
             if top >= bottom + 2:
                 painter.setPen(self.theme.color("muted"))

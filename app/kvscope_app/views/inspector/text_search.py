@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
 from kvscope_app.session.texts.session_texts import asked_of
-from kvscope_app.views.events.event_entries import clock_text
 from kvscope_app.views.inspector.findings import Finding
 from kvscope_app.views.places import place_of
 from kvscope_telemetry.ledger import BlockState

@@ -10,6 +10,7 @@ from kvscope_app.look.icons import pixmap
 from kvscope_app.look.makers import label
 from kvscope_app.look.number_text import seconds
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
 from kvscope_telemetry.alarms.forecast import WINDOW_S
 from kvscope_telemetry.alarms.seconds import forecast_at
@@ -28,7 +29,7 @@ class ForecastLine(QWidget):
         super().__init__()
         self._session = session
         self._sign = label()
-        self._text = label(elastic=True)
+        self._text = ElidedLabel()
         self.setToolTip(_TIP)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)

@@ -107,6 +107,10 @@ class PrefixesView(View):
         self.selection.show()
         self._want_texts()
 
+    @property
+    def is_settled(self) -> bool:
+        return self.keeper.is_settled
+
     def shut_down(self) -> None:
         self.session.texts.want(self, ())
         self._again.stop()

@@ -117,6 +117,7 @@ class RequestDetail(QTabWidget):
         self.all_events.show_only(EventFilter(text), self._session.history.events)
 
     def _lay_out(self) -> None:
+        self.setUsesScrollButtons(False)  # a narrow dock shortens words instead
         self.addTab(self._blocks_page(), "Block table")
         self.addTab(self._tables[0], "Its events")
         self.addTab(self._all_events_page(), "All events")

@@ -41,6 +41,7 @@ _LOW = 400
 _ROWS_AT_LEAST = 5
 """Of the table, before the details below it get room that nobody asked for."""
 EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
+EMPTY_RECORDING = "No requests at this moment of the recording."
 
 
 class RequestsView(View):
@@ -255,5 +256,5 @@ class RequestsView(View):
         column.addLayout(noted)
         column.addWidget(self._splitter, 1)
         self._stack = QStackedLayout(self)
-        self._stack.addWidget(empty_state(EMPTY_TEXT))
+        self._stack.addWidget(empty_state(EMPTY_RECORDING if self.session.is_file else EMPTY_TEXT))
         self._stack.addWidget(body)

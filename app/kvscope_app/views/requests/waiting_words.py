@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.session.event_log import EventLog
-from kvscope_app.views.events.event_entries import clock_text, why_text
+from kvscope_app.views.events.event_entries import why_text
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.state.mirror import Mirror
 

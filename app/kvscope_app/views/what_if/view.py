@@ -79,6 +79,10 @@ class WhatIfView(View):
         """What failed is tried again when the view is opened again."""
         self._failure = ""
 
+    @property
+    def is_settled(self) -> bool:
+        return not self.process.is_busy
+
     def _ask(self, question: Question) -> None:
         *_, rows = question
         if not rows:

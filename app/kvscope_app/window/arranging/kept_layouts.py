@@ -104,7 +104,7 @@ class KeptLayouts(QObject):
         self._actions["forget_layout"].setEnabled(bool(wanted))
 
     def _ask_name(self) -> None:
-        dialog = self._dialog("Save this layout", "Name of the layout; one that has it is replaced:")
+        dialog = self._dialog("Save this layout", "Name (a layout that has it already is replaced):")
         dialog.setTextValue(f"Layout {len(self._names) + 1}")
         dialog.textValueSelected.connect(self.save)
         dialog.open()

@@ -13,9 +13,11 @@ from PySide6.QtWidgets import (
     QDialog,
     QGridLayout,
     QHBoxLayout,
+    QLabel,
     QPlainTextEdit,
     QPushButton,
     QScrollArea,
+    QStyle,
     QVBoxLayout,
     QWidget,
 )
@@ -23,6 +25,7 @@ from PySide6.QtWidgets import (
 from kvscope_app.look.fonts import mono, sans
 from kvscope_app.look.icons import pixmap
 from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.zoom import scaled
 from kvscope_app.window.sheets.command_palette import action_text
 
 _MAP_KEYS: Final = (
@@ -59,6 +62,10 @@ _HEATMAP_KEYS: Final = (
     ("Move in time", "Drag"),
     ("Show the whole time", "F or double click"),
 )
+
+
+_WIDE_WORDS: Final = "Move and zoom the time, with the focus on a ch"
+"""As much of a line as stands beside the widest key."""
 
 
 class Sheet(QDialog):
@@ -108,12 +115,13 @@ def shortcut_sheet(parent: QWidget, entries: Iterable[tuple[str, QAction]], chan
     area = QScrollArea()
     area.setWidgetResizable(True)
     area.setFrameShape(QScrollArea.Shape.NoFrame)
+    area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
     area.setWidget(body)
     sheet.column.addWidget(area)
     other = QPushButton("Change…")
     other.clicked.connect(lambda: (sheet.close(), change()))
     sheet.add_close(other)
-    sheet.resize(560, 640)
+    sheet.resize(_wide_enough(sheet, body), scaled(640))
     return sheet
 
 
@@ -139,7 +147,7 @@ def about_sheet(parent: QWidget) -> Sheet:
     row.addLayout(text, 1)
     sheet.column.addLayout(row)
     sheet.add_close()
-    sheet.resize(440, 260)
+    sheet.resize(scaled(440), scaled(260))
     return sheet
 
 
@@ -152,7 +160,7 @@ def log_sheet(parent: QWidget, log: str) -> Sheet:
     text.setAccessibleName("Engine log")
     sheet.column.addWidget(text)
     sheet.add_close()
-    sheet.resize(820, 520)
+    sheet.resize(scaled(820), scaled(520))
     text.verticalScrollBar().setValue(text.verticalScrollBar().maximum())
     return sheet
 
@@ -166,5 +174,17 @@ def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> No
         row = grid.rowCount()
         key = PlainLabel(keys)
         key.setProperty("look", "key")
-        grid.addWidget(PlainLabel(text), row, 0)
-        grid.addWidget(key, row, 1, Qt.AlignmentFlag.AlignRight)
+        words = PlainLabel(text)
+        words.setWordWrap(True)
+        grid.addWidget(words, row, 0)
+        grid.addWidget(key, row, 1, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+
+
+def _wide_enough(sheet: Sheet, body: QWidget) -> int:
+    """So that no key is cut: words give way to keys, by a second line, where the screen is narrow."""
+    margins = sheet.column.contentsMargins()
+    words = sheet.fontMetrics().horizontalAdvance(_WIDE_WORDS)
+    keys = max(label.sizeHint().width() for label in body.findChildren(QLabel) if label.property("look") == "key")
+    bar = sheet.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent) + scaled(12 + 28)
+    wide = words + keys + bar + margins.left() + margins.right()
+    return min(wide, sheet.screen().availableGeometry().width())

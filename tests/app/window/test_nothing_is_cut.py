@@ -1,0 +1,84 @@
+"""In small windows words and buttons fold or go; none is cut."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QMainWindow, QPushButton, QScrollArea, QToolButton, QWidget
+
+from kvscope_app.look.folding import FoldingFrame
+from kvscope_app.window.layout import DOCKS, _share
+from kvscope_app.window.sheets.help_sheets import shortcut_sheet
+from kvscope_app.window.welcome import Welcome
+
+
+@pytest.fixture
+def shown(qtbot):
+    def show(widget, width, height):
+        qtbot.addWidget(widget)
+        widget.resize(width, height)
+        widget.show()
+        widget.layout().activate()
+        return widget
+
+    return show
+
+
+@pytest.mark.parametrize(("width", "height"), [(900, 700), (420, 330), (300, 200)])
+def test_the_welcome_shows_whole_buttons_and_whole_sentences(shown, width, height):
+    welcome = Welcome()
+    for text in ("See a recording of an engine under pressure", "Recordings…"):
+        welcome.offer(QAction(text, welcome))
+    shown(welcome, width, height)
+    welcome.show_waiting("Starting the engine", "default: 272 of 272 tensors")
+    welcome._card.layout().activate()
+    buttons = [button for button in welcome.findChildren(QPushButton) if button.isVisible()]
+    assert len(buttons) == 2
+    wide = min(width, 560)
+    for button in buttons:
+        assert button.width() >= min(button.sizeHint().width(), wide - 120)
+    for words in welcome._told_list.findChildren(QLabel):
+        if words.isVisible() and words.wordWrap():
+            assert words.height() >= words.heightForWidth(words.width())
+
+
+def test_there_is_room_for_the_list_of_views_where_there_is_room(shown):
+    assert shown(Welcome(), 700, 600)._told_list.isVisible()
+
+
+def test_no_key_is_cut_in_the_sheet(qtbot):
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    action = QAction("An action with a rather long name that says what it does", parent)
+    action.setShortcuts(["Ctrl+Shift+Z", "Ctrl+Y"])
+    sheet = shortcut_sheet(parent, [("Edit", action)], lambda: None)
+    sheet.show()
+    area = sheet.findChild(QScrollArea)
+    area.widget().layout().activate()
+    assert area.widget().width() <= area.viewport().width()
+    keys = [label for label in area.widget().findChildren(QLabel) if label.property("look") == "key"]
+    assert all(label.width() >= label.sizeHint().width() for label in keys)
+    assert "Ctrl+Shift+Z, Ctrl+Y" in [label.text() for label in keys]
+
+
+def test_buttons_go_below_words_where_it_is_narrow(shown):
+    words, buttons = QHBoxLayout(), QHBoxLayout()
+    words.addWidget(QLabel("words"))
+    buttons.addWidget(QPushButton("Go there"))
+    frame = shown(FoldingFrame(words, buttons, QToolButton()), 900, 60)
+    assert not frame.is_folded
+    frame.resize(300, 60)
+    assert frame.is_folded
+    frame.resize(900, 60)
+    assert not frame.is_folded
+
+
+def test_docks_take_a_part_of_a_smaller_window(qtbot):
+    window = QMainWindow()
+    qtbot.addWidget(window)
+    console = DOCKS[0]
+    widths = []
+    for size in (1560, 1300, 900):
+        window.resize(size, 800)
+        widths.append(_share(console, window))
+    assert widths == [console.size, round(console.size * 1300 / 1560), console.size * 3 // 4]
