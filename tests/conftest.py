@@ -9,10 +9,14 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+settings.register_profile("however busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("however busy")
 
 STORMS = bool(os.environ.get("KVSCOPE_STORMS") or os.environ.get("KVSCOPE_SOAK"))
 

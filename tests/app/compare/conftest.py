@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from kvscope_app.compare.pair import Pair
@@ -14,6 +15,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 WAIT_S = 60.0
+WALL_NS = 1_790_000_000_000_000_000
 
 
 class SteppedClock:
@@ -28,8 +30,9 @@ class SteppedClock:
 
 
 def record(path, num_frames, num_blocks, seed=0, start_ns=1_000_000_000):
-    """Some seconds of a synthetic engine."""
+    """Some seconds of a synthetic engine; when they were follows from `start_ns`, not from when the test runs."""
     engine = SyntheticEngine(num_blocks=num_blocks, num_running=6, epoch=9, seed=seed, clock=SteppedClock(start_ns))
+    engine.hello = msgspec.structs.replace(engine.hello, wall_time_ns=WALL_NS + engine.hello.time_ns)
     with RecordingWriter(path, keyframe_interval_ns=1_000_000_000) as writer:
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(num_frames))):
             writer.write(message, wait=True)
@@ -69,7 +72,7 @@ def settle(pair):
     """Both have taken all there is where they are, and their courses are read."""
     deadline_s = time.monotonic() + WAIT_S
     for session in (pair.a, pair.b):
-        while session._reading is not None:
+        while not session.is_course_whole:
             assert time.monotonic() < deadline_s
             session._extend_course()
         assert session.source.wait(lambda session=session: not session.source.is_seeking, WAIT_S)
