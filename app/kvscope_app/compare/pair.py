@@ -13,7 +13,8 @@ from typing import Final
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.compare.pair_marks import NoLoop, PairMarks
-from kvscope_app.session.session import FRAME_MS, Session
+from kvscope_app.session.pace import FRAME_MS
+from kvscope_app.session.session import Session
 from kvscope_telemetry.exports.comparison.alignment import Alignment
 
 _AHEAD_S: Final = 0.1

@@ -1,17 +1,20 @@
-"""The cursor of a live session away from its end: what was kept on the disk, opened and played.
+"""The cursor of a live session away from its end: a frozen copy of what was shown, then what was kept, played.
 
-Owns the second mirror's viewpoint and where it was told to go meanwhile; nothing while the session is live. Knows no
-Qt and nobody who looks.
+Owns that copy, the second mirror's viewpoint, and where it was told to go while the tape opens; nothing while the
+session is live. Knows no Qt and nobody who looks.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from kvscope_app.session.background import Background
 from kvscope_app.session.links import Player
 from kvscope_app.session.viewpoint import Viewpoint
+from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.course import Course
 
 if TYPE_CHECKING:
@@ -21,9 +24,15 @@ if TYPE_CHECKING:
 
 
 class Cursor:
-    """Nowhere, until `go_to`; nowhere again after `close`."""
+    """At the end; away from it between `stand` and `come_back`, on a tape of its own once it was told to `go_to`."""
 
     def __init__(self, course: Course) -> None:
+        self.is_away = False
+        """Whether it is not at the end."""
+        self.stood_ns = 0
+        """Our monotonic time of when it left the end."""
+        self.frozen: Mirror | None = None
+        """What was shown then."""
         self.point: Viewpoint | None = None
         self.wanted_ns: int | None = None
         """Where it was told to go while the tape opens, by the wall clock."""
@@ -50,7 +59,23 @@ class Cursor:
         """Whether what there is to take is not yet of the position."""
         return self._source is not None and self._source.is_seeking
 
-    def go_to(self, time_ns: int, kept: KeptTimeline, speed: float) -> None:
+    @property
+    def reached(self) -> Viewpoint | None:
+        """The place on the tape, once there is something to show of it."""
+        return self.point if self.point is not None and self.point.has_state else None
+
+    def stand(self, mirror: Mirror) -> None:
+        """Leave the end: from now on a copy of `mirror`, as it is, is what is shown."""
+        self.frozen = copy.deepcopy(mirror)
+        self.stood_ns = time.monotonic_ns()
+        self.is_away = True
+
+    def come_back(self) -> None:
+        """Be at the end again."""
+        self.close()
+        self.frozen, self.is_away = None, False
+
+    def go_to(self, time_ns: int, kept: KeptTimeline) -> None:
         """Be at `time_ns`, by the wall clock; later, where the tape has to be opened first."""
         self.wanted_seq = None
         if self._source is not None:

@@ -73,7 +73,7 @@ def settle(pair):
     """Both have taken all there is where they are, and their courses are read."""
     deadline_s = time.monotonic() + WAIT_S
     for session in (pair.a, pair.b):
-        while session._reading is not None:
+        while not session.is_course_whole:
             assert time.monotonic() < deadline_s
             session._extend_course()
         assert session.source.wait(lambda session=session: not session.source.is_seeking, WAIT_S)

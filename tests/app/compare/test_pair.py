@@ -53,11 +53,11 @@ def test_where_one_was_not_recorded_it_stands_at_its_end(make_pair):
 def test_aligned_by_the_clock_and_by_chosen_moments(make_pair):
     pair = make_pair()
     assert pair.have_one_clock
-    go(pair, 1.0)
+    go(pair, 3.0)
     pair.align(Alignment())
     settle(pair)
-    assert pair.cursor_ns == pair.a.cursor_ns
-    assert pair.b.cursor_ns == max(pair.cursor_ns, pair.b.timeline_range_ns[0])
+    assert pair.cursor_ns == pair.a.cursor_ns == pair.b.cursor_ns
+    assert pair.b.cursor_ns > pair.b.timeline_range_ns[0]
     a_ns, b_ns = pair.a.timeline_range_ns[0] + 5 * S, pair.b.timeline_range_ns[0] + 1 * S
     pair.align(Alignment.of(a_ns, b_ns), a_ns)
     settle(pair)

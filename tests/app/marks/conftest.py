@@ -45,7 +45,7 @@ def play(make_window, qtbot):
         sessions.append(session)
         made = make_window(session, with_views=with_views)
         session.start()
-        qtbot.waitUntil(lambda: session._reading is None and len(session.course) > 0, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.is_course_whole and len(session.course) > 0, timeout=WAIT_MS)
         return made
 
     yield open_window

@@ -65,7 +65,7 @@ def session(path, qapp):
 def settle(session):
     """Take all there is at the position, with its past."""
     deadline = time.monotonic() + WAIT_MS / 1000
-    while session._reading is not None:
+    while not session.is_course_whole:
         assert time.monotonic() < deadline
         session._extend_course()
     assert session.source.wait(lambda: not session.source.is_seeking, WAIT_MS / 1000)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from kvscope_app.session import session as session_module
+from kvscope_app.session import pace
 from kvscope_telemetry.messages.commands import Control, Done
 from kvscope_telemetry.source import SourceState, Update
 
@@ -133,16 +133,14 @@ def test_closing_closes_the_source(engine, session):
 
 def test_while_only_signs_of_life_come_it_looks_less_often(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
-    monkeypatch.setattr(session_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
 
     def interval_ms(happens):
         now_ns[0] += 400_000_000
         happens()
         poll(session)
-        return session._timer.interval()
+        return session._pace.interval()
 
-    assert interval_ms(engine.frame) == session_module.FRAME_MS
-    assert [interval_ms(engine.heartbeat) for _ in range(4)] == [session_module.FRAME_MS] * 2 + [
-        session_module.IDLE_MS
-    ] * 2
-    assert interval_ms(engine.frame) == session_module.FRAME_MS
+    assert interval_ms(engine.frame) == pace.FRAME_MS
+    assert [interval_ms(engine.heartbeat) for _ in range(4)] == [pace.FRAME_MS] * 2 + [pace.IDLE_MS] * 2
+    assert interval_ms(engine.frame) == pace.FRAME_MS

@@ -140,7 +140,7 @@ def test_frame_by_frame(live, qtbot):
 def test_a_frame_back_from_the_end_pauses_there(live, qtbot):
     live.step_frames(-1)
     live.step_frames(-1)
-    frozen = live._frozen.seq
+    frozen = live._cursor.frozen.seq
     qtbot.waitUntil(lambda: live._cursor.wanted_seq is None, timeout=WAIT_MS)
     arrive(live, qtbot)
     assert live.mirror.seq == frozen - 2

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 from PySide6.QtCore import QTimer
 
+from kvscope_app.session import pace
 from kvscope_app.session import session as session_module
-from kvscope_app.session.session import IDLE_MS, WAITING_MS
+from kvscope_app.session.pace import IDLE_MS, WAITING_MS
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window import menu_corner
 from kvscope_telemetry.messages.telemetry import Counters
@@ -75,7 +76,8 @@ def test_no_timer_of_a_window_at_rest_fires_often(engine, session, make_window, 
 
 def test_at_rest_it_is_told_once_a_second_how_things_stand(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
-    monkeypatch.setattr(session_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    for module in (pace, session_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
     told = []
     session.status_changed.connect(lambda: told.append(now_ns[0]))
 
@@ -98,7 +100,8 @@ def test_at_rest_it_is_told_once_a_second_how_things_stand(engine, session, poll
 
 def test_while_requests_are_under_way_it_looks_more_often(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
-    monkeypatch.setattr(session_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    for module in (pace, session_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
 
     def interval_after(running):
         engine.frame([1], counters=Counters(num_running=running))
@@ -106,7 +109,7 @@ def test_while_requests_are_under_way_it_looks_more_often(engine, session, poll,
         now_ns[0] += 2_000_000_000
         engine.heartbeat()
         poll(session)
-        return session._timer.interval()
+        return session._pace.interval()
 
     assert interval_after(1) == WAITING_MS
     assert interval_after(0) == IDLE_MS

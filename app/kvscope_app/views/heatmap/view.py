@@ -13,28 +13,27 @@ from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state, tool_button
-from kvscope_app.look.number_text import count, percent, plural
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.heatmap.address_rows import num_cells
-from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
+from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas
 from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, internal, num_sizes, run_keys
+from kvscope_app.views.heatmap.loss_strips import LossStrips
+from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, num_sizes, run_keys
 from kvscope_app.views.heatmap.on_time import on_time
 from kvscope_app.views.heatmap.pools import Pools
-from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
+from kvscope_app.views.heatmap.row_labels import address_labels, run_labels
+from kvscope_app.views.heatmap.strips import Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
 from kvscope_app.views.heatmap.words import cell_words, runs_words
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
-from kvscope_app.views.places import section_sizes, tier_title
-from kvscope_telemetry.exports.digest import fragmentation_of
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -76,7 +75,6 @@ class HeatmapView(View):
         self._time = on_time(session)
         self._stores: tuple[KeyStore, KeyStore] | None = None
         self._num_addresses = 0
-        self._strip_version: tuple[Course, int, int] | None = None
         self._hover_ns: int | None = None
         self._make_parts()
         self._lay_out()
@@ -101,7 +99,7 @@ class HeatmapView(View):
         self._set_width()
         self._show_stores(course)
         self.frame.set_range(int(course.time_ns[0]), int(course.time_ns[-1]) + SECOND_NS)
-        self._show_strips(course)
+        self.strips.show_course(course, self.pools, self._num_addresses)
         for part in self._parts:
             part.show_cursor(self._time.cursor_ns)
         self._show_cell(self.map.cell if self.map.hasFocus() else None)
@@ -145,40 +143,14 @@ class HeatmapView(View):
             self._show_legend()
         cells, runs = self._stores
         cells_from, runs_from = cells.follow(course), runs.follow(course)
-        self.map.show_store(cells, self._address_labels(), cells_from)
-        self.runs.show_store(runs, self._run_labels(runs.num_cells), runs_from)
+        self.map.show_store(cells, address_labels(self._num_addresses, self.session.mirror.hello), cells_from)
+        self.runs.show_store(runs, run_labels(runs.num_cells), runs_from)
 
     def _new_stores(self) -> tuple[KeyStore, KeyStore]:
         mode, pools, num = self.mode, self.pools, self._num_addresses
         cells = KeyStore(lambda course, at: pools.keys(mode, course, at, num), num_cells(num))
         sizes = num_sizes(num)
         return cells, KeyStore(lambda course, at: run_keys(course, at, sizes), sizes)
-
-    def _address_labels(self) -> list[RowLabel]:
-        cells = num_cells(self._num_addresses)
-        hello = self.session.mirror.hello
-        if hello is None or hello.cache.num_rows != self._num_addresses:
-            return [RowLabel(0, "0"), RowLabel(cells, count(self._num_addresses - 1))]
-        sizes, begin, labels = section_sizes(hello.cache), 0, []
-        for tier, size in sizes.items():
-            name = tier_title(tier, hello.device) if len(sizes) > 1 else "0"
-            labels.append(RowLabel(begin * cells / self._num_addresses, name, line=begin > 0))
-            begin += size
-        return [*labels, RowLabel(cells, count(self._num_addresses - 1))] if len(sizes) == 1 else labels
-
-    def _run_labels(self, num: int) -> list[RowLabel]:
-        top = num - 1
-        return [RowLabel(top - power, f"{count(1 << power)}" + ("+" if power else "")) for power in range(top, -1, -1)]
-
-    def _show_strips(self, course: Course) -> None:
-        version = (course, course.version, self._num_addresses)
-        if version == self._strip_version:
-            return
-        self._strip_version = version
-        self._external.show_values(course.time_ns, fragmentation_of(course))
-        self._longest.show_values(course.time_ns, course.column("longest_free_run"))
-        self._number.show_values(course.time_ns, course.column("num_free_runs"))
-        self._internal.show_values(course.time_ns, internal(course, self.pools))
 
     # how it looks
 
@@ -261,37 +233,11 @@ class HeatmapView(View):
         frame = self.frame
         self.map = HeatCanvas(frame, "Fragmentation: addresses over time", height=_MAP_HEIGHT, grows=True)
         self.runs = HeatCanvas(frame, "Lengths of free runs over time", height=_RUNS_HEIGHT, grows=False)
-        self._external = CurveStrip(
-            frame,
-            "External fragmentation",
-            "The share of the free blocks that is not in the longest free run",
-            1,
-            percent,
-            lambda share: percent(share, 0),
-            top=1.0,
-        )
-        self._longest = CurveStrip(
-            frame,
-            "Longest free run",
-            "Blocks, one after another, that hold nothing",
-            0,
-            lambda v: plural(round(v), "block"),
-            count,
-        )
-        self._number = CurveStrip(frame, "Free runs", "How many stretches of free blocks there are", 2, count, count)
-        self._internal = CurveStrip(
-            frame,
-            "Internal fragmentation",
-            "The share of the slots of active blocks that hold no token",
-            3,
-            percent,
-            lambda share: percent(share, 0),
-            top=1.0,
-        )
+        self.strips = LossStrips(frame)
         self._ruler = Ruler(frame)
-        self._by_worth = (self._external, self._internal, self.runs, self._longest, self._number)
-        strips = (self._external, self._longest, self._number, self._internal)
-        self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips, self._ruler)
+        strips = self.strips
+        self._by_worth = (strips.external, strips.internal, self.runs, strips.longest, strips.number)
+        self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips.all, self._ruler)
         self._words, self._legend = ElidedLabel(), HeatLegend()
         self._runs_title = ElidedLabel("Lengths of free runs, in blocks; the stronger, the more runs")
         self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
@@ -315,8 +261,9 @@ class HeatmapView(View):
         column = QVBoxLayout(parts)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(2)
-        over_map: tuple[QWidget, ...] = (self._external, self._internal)
-        under_map: tuple[QWidget, ...] = (self._ruler, self._runs_title, self.runs, self._longest, self._number)
+        strips = self.strips
+        over_map: tuple[QWidget, ...] = (strips.external, strips.internal)
+        under_map: tuple[QWidget, ...] = (self._ruler, self._runs_title, self.runs, strips.longest, strips.number)
         for widget in (*over_map, self.map, *under_map, self._legend):
             column.addWidget(widget, 1 if widget is self.map else 0)
         pages = QWidget()
@@ -343,7 +290,7 @@ class HeatmapView(View):
         self.frame.changed.connect(self._show_frame)
         for part in self._parts:
             part.chosen.connect(self._go_to)
-        for strip in (self._external, self._longest, self._number, self._internal, self._ruler):
+        for strip in (*self.strips.all, self._ruler):
             strip.pointed.connect(lambda at, strip=strip: self._point_at_part(strip, at))
         for canvas, show in ((self.map, self._show_cell), (self.runs, self._show_run)):
             canvas.cell_pointed.connect(self._point)

@@ -305,7 +305,7 @@ def test_a_session_without_a_course_has_nothing_to_show(session, qtbot):
 def test_small_docks_keep_the_map(engine, filled, course, make_view):
     view = make_view(engine, course)
     assert view.runs.isVisible()
-    assert view._number.isVisible()
+    assert view.strips.number.isVisible()
     view.resize(320, 230)
     assert not view.runs.isVisible()
     assert view.map.isVisible()

@@ -1,0 +1,310 @@
+"""The timeline of one source and the cursor on it: what is shown, and how a person moves that in time.
+
+LIVE: the cursor is glued to the end, the views show the mirror that follows. PAUSED: the cursor stands, at once, at
+what is shown, and everything that comes is still taken, applied and kept. Who moves the cursor leaves for a mirror of
+its own, made from what was kept on the disk (`KeptTimeline`); where nothing is kept, pausing is a frozen copy and going
+on shows the present. PLAYBACK is the same on a recording, which has no end that goes on.
+
+Owns the source, both viewpoints and the cursor. Must not know what is selected, nor who is told anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QObject, Signal
+
+from kvscope_app.session.cursor import Cursor
+from kvscope_app.session.history import History
+from kvscope_app.session.links import Player, link_of, player_of
+from kvscope_app.session.pace import Pace
+from kvscope_app.session.viewpoint import Viewpoint
+from kvscope_telemetry.source import Source, Update
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.course import Course
+
+if TYPE_CHECKING:
+    from kvscope_app.session.kept.kept_timeline import KeptTimeline
+
+_AT_END_NS: Final = 50_000_000
+"""Who goes so close to the present is live."""
+_CAUGHT_UP_NS: Final = 2_500_000_000
+"""What is on the disk is that much behind at most: who plays fast and is there has caught up."""
+
+
+class SourceTimeline(QObject):
+    """Signals are emitted on the GUI thread. Times are nanoseconds since 1970, where not said otherwise."""
+
+    updated = Signal(object)
+    """An `Update` of the source was applied (also while paused)."""
+    shown = Signal(object)
+    """An `Update` was applied to what is shown."""
+    epoch_changed = Signal()
+    """What is shown is of another start of the engine than before: numbers of requests start again."""
+    paused_changed = Signal()
+    cursor_changed = Signal()
+    """What is shown is another moment than before, or its past is known better."""
+    noticed = Signal(str)
+    """Something a person should read, in a sentence."""
+
+    def __init__(self, source: Source, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.source = source
+        self.course = Course()
+        """Seconds and events of the whole timeline; it grows. For the GUI thread."""
+        self.kept: KeptTimeline | None = None
+        """What of a live source there is to go back to."""
+        self._link = link_of(source)
+        player = player_of(source)
+        other_end = self._link or player
+        self._end = Viewpoint(source, self.course, player, None if other_end is None else other_end.resync)
+        self._cursor = Cursor(self.course)
+        self._pace = Pace(self)
+        self.is_file = player is not None
+        """Whether there is no end that goes on: a recording is played."""
+        self._speed = 1.0
+        self._shown_epoch: int | None = None
+        self._wall_offset_ns = self._end.history.wall_ns(0)
+
+    # What is shown
+
+    @property
+    def mirror(self) -> Mirror:
+        """The state to show: as it is, as it was when paused, or as it was at the cursor."""
+        if self._cursor.reached is not None:
+            return self._cursor.reached.mirror
+        return self._end.mirror if self._cursor.frozen is None else self._cursor.frozen
+
+    @property
+    def live_mirror(self) -> Mirror:
+        """The state at the source, wherever the cursor is."""
+        return self._end.mirror
+
+    @property
+    def history(self) -> History:
+        """What was lately at what is shown."""
+        return (self._cursor.reached or self._end).history
+
+    @property
+    def live_history(self) -> History:
+        """What was lately at the source."""
+        return self._end.history
+
+    @property
+    def player(self) -> Player | None:
+        """Who moves what is shown in time: None at the end, and where a pause has not been left yet."""
+        return self._end.player if self.is_file else self._cursor.player
+
+    @property
+    def paused(self) -> bool:
+        """Whether a live session's cursor is not at the end."""
+        return self._cursor.is_away
+
+    @property
+    def shown_until_ns(self) -> int:
+        """Our monotonic time of what is shown."""
+        if self.player is not None:
+            return self.player.now_ns
+        if self._cursor.wanted_ns is not None:
+            return self._cursor.wanted_ns - self._wall_offset_ns
+        return self._cursor.stood_ns if self._cursor.is_away else time.monotonic_ns()
+
+    @property
+    def cursor_ns(self) -> int:
+        """The same by the wall clock: the clock of `course.time_ns`."""
+        player = self.player
+        if player is not None:
+            return player.recording.start_ns + round(player.position * 1e9)
+        return self.shown_until_ns + self._wall_offset_ns
+
+    @property
+    def behind_seconds(self) -> float:
+        """How far what is shown lies behind the present; 0 where there is none."""
+        return max(0.0, (time.monotonic_ns() - self.shown_until_ns) / 1e9) if self._cursor.is_away else 0.0
+
+    @property
+    def timeline_range_ns(self) -> tuple[int, int] | None:
+        """First and last moment there is to go to; None while there is none."""
+        player = self._end.player
+        if player is not None:
+            recording = player.recording
+            start_ns = recording.start_ns
+            return start_ns + round(recording.first_s * 1e9), start_ns + round(player.duration * 1e9)
+        kept = None if self.kept is None or self._end.mirror.hello is None else self.kept.range_ns
+        if kept is None:
+            return None
+        return kept[0], max(kept[1], time.monotonic_ns() + self._wall_offset_ns)
+
+    @property
+    def origin_ns(self) -> int | None:
+        """Where positions of the timeline count from; it does not move."""
+        if self._end.player is not None:
+            return self._end.player.recording.start_ns
+        return None if self.kept is None else self.kept.ring.origin_ns
+
+    # Moving in time
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether what is shown goes on: at the end it does."""
+        if self.player is not None:
+            return self.player.is_playing
+        return self._cursor.wants_play if self._cursor.is_away else True
+
+    @property
+    def speed(self) -> float:
+        """Recorded seconds a second, away from the live end."""
+        return self._speed
+
+    def set_speed(self, factor: float) -> None:
+        """Play so many times as fast. Raises BadInput for what is not accepted."""
+        if self.player is not None:
+            self.player.set_speed(factor)
+        self._speed = factor
+
+    def set_paused(self, paused: bool) -> None:
+        """Stand still here, or be live again."""
+        if paused:
+            self.pause()
+        else:
+            self.go_live()
+
+    def pause(self) -> None:
+        """Stand still here and now; what comes is still taken in."""
+        if self.player is not None:
+            self.player.pause()
+        elif self._cursor.is_away:
+            self._cursor.wants_play = False
+        elif not self.is_file:
+            self._cursor.stand(self._end.mirror)
+            self.paused_changed.emit()
+
+    def play(self) -> None:
+        """Go on from here. Never jumps: where nothing is kept in between, the present is what comes next."""
+        self._pace.keep(is_busy=True)
+        player = self.player
+        if player is not None:
+            if not player.is_at_end:
+                player.play()
+            elif not self.is_file:
+                self.go_live()
+        elif self._cursor.is_away and self.timeline_range_ns is None:
+            self.go_live()
+        elif self._cursor.is_away:
+            self._cursor.wants_play = True
+            self._leave(self.cursor_ns)
+
+    def go_live(self) -> None:
+        """Glue the cursor to the end again; of a recording, go to its end."""
+        self._pace.keep(is_busy=True)
+        if self._end.player is not None:
+            self._end.player.seek(self._end.player.duration, with_past=False)
+        if not self._cursor.is_away:
+            return
+        self._cursor.come_back()
+        self._follow_epoch()
+        self.paused_changed.emit()
+        self.cursor_changed.emit()
+
+    def go_to(self, time_ns: int) -> None:
+        """Move the cursor to `time_ns`; beyond the end a live session is live."""
+        around = self.timeline_range_ns
+        if around is None:
+            return
+        if self._end.player is not None:
+            self._end.player.seek((time_ns - self._end.player.recording.start_ns) / 1e9, with_past=False)
+        elif time_ns >= around[1] - _AT_END_NS:
+            self.go_live()
+        else:
+            if not self._cursor.is_away:
+                self.pause()
+            self._leave(max(time_ns, around[0]))
+        self._pace.keep(is_busy=True)
+
+    def jump_by(self, seconds: float) -> None:
+        """Forward, or back with a negative number."""
+        if seconds < 0 or self._cursor.is_away or self.is_file:
+            self.go_to(self.cursor_ns + round(seconds * 1e9))
+
+    def step_frames(self, num_frames: int) -> None:
+        """Stand still so many frames of the engine further, or back."""
+        if self.timeline_range_ns is None:
+            return
+        if not self.is_file and not self._cursor.is_away:
+            self.pause()
+        if self.player is not None:
+            self.player.step(num_frames)
+        else:
+            shown = self._cursor.wanted_seq or self.mirror.seq
+            self._leave(self.cursor_ns)
+            self._cursor.wanted_seq = max(shown + num_frames, 0)
+        self._pace.keep(is_busy=True)
+
+    def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> bool:
+        """To the next event of `kinds` (None: of any), or the one before; whether there is one."""
+        events, at_ns = self.course.events, self.cursor_ns
+        found = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
+        if not found.size:
+            return False
+        self.go_to(events[int(found[0])].time_ns)
+        return True
+
+    # For who looks each display frame
+
+    def take_updates(self) -> bool:
+        """Take what came, at the end and at the cursor, and apply it; whether anything happens there."""
+        is_busy = self._take(self._end)
+        if self._cursor.is_away:
+            is_busy = self._look_after_cursor() or is_busy
+        return is_busy
+
+    # private
+
+    def _take(self, point: Viewpoint) -> bool:
+        """Apply what `point` has; whether anything happens there."""
+        player = point.player
+        is_busy = player is not None and player.is_playing
+        update = point.source.take()
+        while update is not None:
+            is_busy = is_busy or not update.is_sign_of_life
+            has_jumped = player is not None and player.has_jumped
+            if point.apply(update):
+                self._tell(point, update, has_jumped=has_jumped)
+            update = None if player is None else point.source.take()  # a recording gives short spans
+        return is_busy
+
+    def _tell(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
+        if point is self._end:
+            self.updated.emit(update)
+        if point is self._cursor.point or not self._cursor.is_away:
+            self._follow_epoch()
+            self.shown.emit(update)
+            if has_jumped:
+                self.cursor_changed.emit()
+
+    def _follow_epoch(self) -> None:
+        epoch = self.mirror.epoch
+        if epoch != self._shown_epoch:
+            self._shown_epoch = epoch
+            self.epoch_changed.emit()
+
+    def _leave(self, time_ns: int) -> None:
+        """Show `time_ns` on the cursor's mirror; it is made when there is none yet."""
+        assert self.kept is not None, "nothing is kept to go to"
+        self._cursor.go_to(time_ns, self.kept)
+
+    def _look_after_cursor(self) -> bool:
+        failure = self._cursor.take_opened(self._speed)
+        if failure:
+            self.noticed.emit(f"What was kept cannot be read: {failure}")
+        point, player = self._cursor.point, self._cursor.player
+        if point is None or player is None:
+            return self._cursor.is_opening
+        is_busy = self._take(point)
+        self._cursor.step_as_wanted()
+        behind_ns = time.monotonic_ns() - player.now_ns
+        if player.is_playing and player.speed > 1 and player.is_at_end and behind_ns < _CAUGHT_UP_NS:
+            self.go_live()
+        return is_busy or self._cursor.is_seeking
