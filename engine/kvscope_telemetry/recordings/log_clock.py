@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 
-from kvscope_telemetry.messages.telemetry import Goodbye, Hello, Progress, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Hello, Progress, Snapshot, TelemetryMessage
 
 
 class LogClock:
     """Log times in ns: the wall clock of an epoch's hello, moved by the engine's monotonic clock.
 
-    They never go back: neither within an epoch, nor where a new one begins with its wall clock set back.
+    They never go back: neither within an epoch, nor where a new one begins with its wall clock set back. No two frames
+    have the same, though a heartbeat of a later time may come before both: each can be gone to.
     """
 
     def __init__(self) -> None:
         self._offset_ns = 0
         self._last_ns: int | None = None
+        self._last_frame_ns = -1
         self._epoch: int | None = None
 
     def log_time_ns(self, message: TelemetryMessage) -> int:
@@ -27,6 +29,8 @@ class LogClock:
             last_ns = time.time_ns() if self._last_ns is None else self._last_ns
         else:
             last_ns = max(self._last_ns or 0, message.time_ns + self._offset_ns)
+        if isinstance(message, Frame):
+            self._last_frame_ns = last_ns = max(last_ns, self._last_frame_ns + 1)
         self._last_ns = last_ns
         return last_ns
 

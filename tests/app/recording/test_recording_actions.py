@@ -45,7 +45,12 @@ def window(make_window, settings, tmp_path, qtbot):
 
 def arrive(session, qtbot):
     qtbot.waitUntil(
-        lambda: session.player is not None and session._cursor.point.has_state and not session._cursor.is_seeking,
+        lambda: (
+            session.player is not None
+            and session._cursor.point.has_state
+            and not session._cursor.is_seeking
+            and not session._cursor._source._spans  # and what it found is applied
+        ),
         timeout=WAIT_MS,
     )
 

@@ -1,0 +1,24 @@
+"""Times in a recording never go back, and each frame has one of its own."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvscope_telemetry.messages.telemetry import Heartbeat
+from kvscope_telemetry.recordings.log_clock import LogClock
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+
+def test_frames_that_a_heartbeat_overtook_have_times_of_their_own() -> None:
+    engine = SyntheticEngine(num_blocks=20, num_running=2, epoch=3)
+    clock = LogClock()
+    times = [clock.log_time_ns(engine.snapshot())]
+    first = engine.advance()
+    beat = Heartbeat(epoch=3, time_ns=first.time_ns + 1_000_000_000, seq=first.seq + 2, step=first.step + 2)
+    frames = [msgspec.structs.replace(engine.advance(), time_ns=first.time_ns + at) for at in (0, 0, 5)]
+    later = msgspec.structs.replace(engine.advance(), time_ns=beat.time_ns + 7)
+    times += [clock.log_time_ns(message) for message in (first, beat, *frames, later)]
+    assert times == sorted(times)
+    of_frames = [times[1], *times[3:]]
+    assert len(set(of_frames)) == len(of_frames)
+    assert times[-1] - times[1] == later.time_ns - first.time_ns, "who was not overtaken has the engine's time"
