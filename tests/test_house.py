@@ -55,7 +55,7 @@ def test_files_are_short() -> None:
 def test_paths_that_are_named_exist(name: str) -> None:
     named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / name).read_text("utf-8")))
     assert named
-    files = [*sources(), *ROOT.glob("tests/**/*.py")]
+    files = [*sources(), *ROOT.glob("tests/**/*.py"), *ROOT.glob("scripts/*.py")]
     present = {str(path.relative_to(ROOT)) for path in files}
     present |= {f"{parent.relative_to(ROOT)}/" for path in files for parent in path.parents if ROOT in parent.parents}
     missing = [path for path in named if not any(f"/{known}".endswith(f"/{path}") for known in present)]
