@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections import deque
 
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
@@ -250,21 +251,23 @@ def _nothing_is_left_behind(_what_is_loaded_stays, monkeypatch):
 
 
 def _note_started_timers(monkeypatch):
+    """Weak references: one without a parent goes with the last who holds it, and what holds it here would be a leak."""
     started = []
     start = QTimer.start
 
     def noted(timer, *arguments):
         if isinstance(timer, QTimer):
-            started.append(timer)
+            started.append(weakref.ref(timer))
         return start(timer, *arguments)
 
     monkeypatch.setattr(QTimer, "start", noted)
     return started
 
 
-def _running(timers):
+def _running(started):
     import shiboken6
 
+    timers = [timer for reference in started if (timer := reference()) is not None]
     return [t for t in timers if shiboken6.isValid(t) and t.isActive() and not t.isSingleShot() and t.parent() is None]
 
 
