@@ -96,7 +96,7 @@ DARK: Final = Theme(
     block_unmapped="#181c22",
     flash_evicted="#ff5566",
     flash_copied="#ffe14d",
-    flash_saved="#a77bff",
+    flash_saved="#c05eb8",
     flash_loaded="#6fe3ff",
     selection="#ffffff",
 )
