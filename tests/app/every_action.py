@@ -141,7 +141,7 @@ def _standing(app, desktop, num_threads):
         gc.unfreeze()  # what was set aside while a window was open is counted, and collected, as all else
         gc.collect()
         time.sleep(0.1)
-    things = [thing for thing in gc.get_objects() if isinstance(thing, QObject)]
+    things = [thing for thing in gc.get_objects() if issubclass(type(thing), QObject)]
     ours = Counter(type(thing).__name__ for thing in things if type(thing).__module__.startswith("kvscope"))
     return {
         "windows": len(app.topLevelWidgets()),

@@ -61,7 +61,7 @@ def standing():
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     gc.unfreeze()  # what was set aside while a window was open is counted, and collected, as all else
     gc.collect()
-    kinds = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, QObject))
+    kinds = Counter(type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), QObject))
     gc.freeze()
     return {
         "widgets": len(QApplication.allWidgets()),
