@@ -68,6 +68,7 @@ class Desktop(QObject):
         """Why recordings of the command line could not be opened, a line each."""
         self.sessions: list[Session] = []
         self._library = Library(library_folder(), self)
+        self._left_rings: LeftRings | None = None
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
         self._forgetting.timeout.connect(partial(give_back, app))
 
@@ -88,7 +89,8 @@ class Desktop(QObject):
 
     def offer_left_rings(self) -> LeftRings:
         """What crashed sessions left can be opened, once, in the first window that shows something."""
-        return LeftRings(self, lambda: self.windows, self.open_recording)
+        self._left_rings = LeftRings(self, lambda: self.windows, self.open_recording)
+        return self._left_rings
 
     def open_recording(self, recording: Recorded) -> MainWindow:
         """Play `recording`."""
@@ -167,6 +169,8 @@ class Desktop(QObject):
 
     def close(self) -> None:
         """End all sessions."""
+        if self._left_rings is not None:
+            self._left_rings.end()
         for comparison in list(self.comparisons):
             comparison.close()
         while self.sessions:

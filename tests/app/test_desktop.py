@@ -119,3 +119,11 @@ def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, t
     key, endpoints = tmp_path / "mine.key", ("tcp://10.0.0.1:5600", "tcp://10.0.0.2:5600")
     assert run_desktop(Options(theme="dark", attach=endpoints, key=key), None) == 0
     assert opened == [(endpoint, key) for endpoint in endpoints]
+
+
+def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop):
+    offer = desktop.offer_left_rings()
+    desktop.close()
+    offer.begin()
+    assert offer._finding is None
+    assert not offer._clock.isActive()

@@ -37,11 +37,17 @@ class LeftRings(QObject):
         self._window: WindowBody | None = None
         self._clock = QTimer(self, interval=_LOOK_MS)
         self._clock.timeout.connect(self._look)
+        self._is_over = False
         QTimer.singleShot(_BEGIN_MS, self, self.begin)
+
+    def end(self) -> None:
+        """Offer nothing any more: the windows are gone."""
+        self._is_over = True
+        self._clock.stop()
 
     def begin(self) -> None:
         """Look for them."""
-        if self._finding is None:
+        if self._finding is None and not self._is_over:
             self._finding = find_left_rings()
             self._clock.start()
 
