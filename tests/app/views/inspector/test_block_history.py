@@ -189,7 +189,7 @@ def test_a_step_after_which_nothing_happened_is_found(recording, played, show, q
     played.go_to(recording[0].end_ns)
     qtbot.waitUntil(lambda: played.mirror.seq == 500, timeout=WAIT_MS)
     asked = []
-    view.steps.frame = lambda place, at_ns: asked.append((place, at_ns))
+    view.steps.get = lambda place, at_ns: asked.append((place, at_ns))
     view.show_subject(STEP)
     hello, mirror = played.mirror.hello, played.mirror
     assert asked[0] == ((1, 500), mirror.time_ns + hello.wall_time_ns - hello.time_ns)

@@ -6,13 +6,10 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
-from kvscope_app.look.theme import THEMES
 from kvscope_app.session.history import HistoryWindow
 from kvscope_app.views.throughput import view as view_module
 from kvscope_app.views.throughput.panels import is_level
-from kvscope_app.views.throughput.view import ThroughputView
 
 
 def window(**columns):
@@ -38,16 +35,6 @@ def test_what_came_in_the_newest_second_may_be_missing():
     late[-30:] = np.nan
     assert not is_level(window(a=late))
     assert not is_level(window(a=np.zeros(5)))
-
-
-@pytest.fixture
-def view(session, qtbot):
-    view = ThroughputView(session)
-    qtbot.addWidget(view)
-    view.resize(700, 500)
-    view.apply_theme(THEMES["dark"])
-    view.show()
-    return view
 
 
 def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):

@@ -28,16 +28,6 @@ def frames(now_ns, num_frames, **columns):
     return series
 
 
-@pytest.fixture
-def view(session, qtbot):
-    view = ThroughputView(session)
-    qtbot.addWidget(view)
-    view.resize(700, 500)
-    view.apply_theme(THEMES["dark"])
-    view.show()
-    return view
-
-
 def feed(session, events=(), seconds=3, ago_s=0, **columns):
     """`seconds` of frames up to the last whole bin, or `ago_s` before that of the session's snapshot.
 
