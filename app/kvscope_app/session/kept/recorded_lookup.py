@@ -63,7 +63,8 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
             self._handle = self._handle or self._session.own_handle()
             if self._handle is not None:
                 self._wanted = (key, at_ns)
-                self._timer.start()
+                if not self._timer.isActive():  # who asks at each frame must not put off the look
+                    self._timer.start()
         return None
 
     def close(self) -> None:
