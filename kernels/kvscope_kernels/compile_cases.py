@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
+from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import DotTiles, attention_constants, decode_tiles, prefill_tiles
@@ -11,6 +12,8 @@ from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
 from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
+from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
+from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
 
 _BLOCK_SIZE: Final = 16
@@ -18,9 +21,12 @@ _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words"), "*i64"),
     **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
+    **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
-_DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", "sinks", "cache"})
+_DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", "sinks", "cache"}) | {
+    *("heads", "cos", "signed_sin", "delta", "both")
+}
 _CACHES: Final = frozenset({"k_cache", "v_cache"})
 _EIGHT_BITS: Final = {INT8: "*i8", E4M3: "*fp8e4nv", E4M3_BITS: "*u8"}
 _FORMAT_NAMES: Final = {AS_IS: "", INT8: " int8", E4M3: " fp8", E4M3_BITS: " fp8 bits"}
@@ -110,6 +116,7 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     yield _launch("merge_splits", variant, _merge_splits_kernel, merge, dtype)
     yield write_case(heads, dtype)
     yield _launch("copy_rows", "every shape", _copy_rows_kernel, {"TILE": _TILE_WORDS}, dtype)
+    yield from layer_cases(heads, dtype)
 
 
 def write_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
@@ -119,6 +126,32 @@ def write_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
     return _launch("kv_write", f"{heads} {dtype}{_FORMAT_NAMES[form]}", _kv_write_kernel, constants, dtype)
 
 
+def layer_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
+    """What stands between a layer's products: norms, rotation, the gate."""
+    hidden = heads.num_heads * heads.head_dim
+    for name, given in (("rms_norm", {"delta": None, "total": None}), ("add_rms_norm", {})):
+        shapes = norm_constants(hidden)
+        warps = shapes.pop("num_warps")
+        yield _launch(name, f"{hidden} {dtype}", _rms_norm_kernel, {**shapes, **given}, dtype, num_warps=warps)
+    for kind, name in ((SILU, "silu"), (GELU_TANH, "gelu")):
+        constants = gate_constants(4 * hidden, kind)
+        yield _launch("gate", f"{4 * hidden} {name} {dtype}", _gated_activation_kernel, constants, dtype)
+    for form in (AS_IS, INT8):
+        yield rotate_case(heads, dtype, form)
+    yield rotate_case(heads, dtype, has_norm=True)
+
+
+def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_norm: bool = False) -> Launch:
+    """Rotating queries and keys, and writing keys and values."""
+    constants = {
+        **rotate_constants(heads.num_heads, heads.num_kv_heads, heads.head_dim, _BLOCK_SIZE),
+        **_format_constants(form),
+        **({} if has_norm else {"norm_weight": None, "eps": None}),
+    }
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}{' norm' * has_norm}"
+    return _launch("rotate_write", variant, _rotate_write_kernel, constants, dtype)
+
+
 def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
     """What touches the cache, for both 8-bit formats."""
     for form in (INT8, fp8_format(capability)):
@@ -126,6 +159,7 @@ def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options:
         yield prefill_case(heads, options, capability, dtype, form)
         yield prefill_case(heads, options, capability, dtype, form, max_query_len=1)
         yield write_case(heads, dtype, form)
+        yield rotate_case(heads, dtype, form, has_norm=True)
 
 
 def shipped_cases(capability: int) -> Iterator[Launch]:
@@ -182,6 +216,7 @@ def _launch(
     constants: Mapping[str, object],
     dtype: str,
     tiles: DotTiles | None = None,
+    num_warps: int = 4,
 ) -> Launch:
     names = [name for name in kernel.arg_names if name not in constants]
     arguments = {name: f"*{dtype}" if name in _DATA else _TYPES.get(name, "i32") for name in names}
@@ -189,7 +224,7 @@ def _launch(
     if isinstance(form, int) and form != AS_IS:
         arguments |= dict.fromkeys(_CACHES, _EIGHT_BITS[form])
     aligned = frozenset(name for name in names if name not in _UNALIGNED) - varying_arguments(kernel)
-    warps, stages, registers = tiles[4:] if tiles else (4, 3, None)
+    warps, stages, registers = tiles[4:] if tiles else (num_warps, 3, None)
     return Launch(
         name=name,
         variant=variant,

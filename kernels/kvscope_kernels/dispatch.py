@@ -5,14 +5,18 @@ starts neither Triton nor CUDA, and works where Triton is not installed.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+import torch
 from torch import Tensor
 
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
+from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
+from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
+from kvscope_kernels.rotate_write import HeadNorm, Turn, rotate_write, rotate_write_torch
 from kvscope_kernels.triton_language import require_triton
 
 
@@ -83,6 +87,43 @@ class CopyRows(Protocol):
     def __call__(self, rows: RowTensors, pairs: Tensor) -> None: ...
 
 
+class RotateWrite(Protocol):
+    """See `rotate_write.rotate_write`."""
+
+    def __call__(
+        self,
+        heads: Tensor,
+        num_heads: int,
+        norm: HeadNorm | None,
+        turn: Turn | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> Tensor: ...
+
+
+class RmsNorm(Protocol):
+    """See `rms_norm.rms_norm`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor: ...
+
+
+class AddRmsNorm(Protocol):
+    """See `rms_norm.add_rms_norm`."""
+
+    def __call__(
+        self, x: Tensor, delta: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class GatedActivation(Protocol):
+    """See `gated_activation.gated_activation`."""
+
+    def __call__(self, both: Tensor, kind: int) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """The operations of one device type."""
@@ -91,6 +132,32 @@ class Ops:
     decode: DecodeAttention
     prefill: PrefillAttention
     copy_rows: CopyRows
+    rotate_write: RotateWrite
+    rms_norm: RmsNorm
+    add_rms_norm: AddRmsNorm
+    gated_activation: GatedActivation
+
+
+_CPU: Final = Ops(
+    kv_write_torch,
+    paged_decode_attention_torch,
+    paged_prefill_attention_torch,
+    copy_rows_torch,
+    rotate_write_torch,
+    rms_norm_torch,
+    add_rms_norm_torch,
+    gated_activation_torch,
+)
+_CUDA: Final = Ops(
+    kv_write,
+    paged_decode_attention,
+    paged_prefill_attention,
+    copy_rows,
+    rotate_write,
+    rms_norm,
+    add_rms_norm,
+    gated_activation,
+)
 
 
 def ops_for(device_type: str) -> Ops:
@@ -99,8 +166,8 @@ def ops_for(device_type: str) -> Ops:
     Raises ValueError for any other device type, RuntimeError for `cuda` where Triton is not installed.
     """
     if device_type == "cpu":
-        return Ops(kv_write_torch, paged_decode_attention_torch, paged_prefill_attention_torch, copy_rows_torch)
+        return _CPU
     if device_type == "cuda":
         require_triton()
-        return Ops(kv_write, paged_decode_attention, paged_prefill_attention, copy_rows)
+        return _CUDA
     raise ValueError(f"device_type={device_type!r} is not accepted: cpu or cuda")

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -127,10 +127,10 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
         return Runner("torch", ops_for("cpu"), "cpu")
     if request.param == "interpreter":
         interpret, kernels = request.getfixturevalue("interpret"), ops_for("cuda")
-        ops = (kernels.kv_write, kernels.decode, kernels.prefill)
+        ops = {each.name: partial(interpret, getattr(kernels, each.name)) for each in fields(Ops)}
         # Addresses are those of a process: what is to be copied there is looked up there.
-        copy = lambda rows, pairs: interpret(copy_tensors, rows.tensors, pairs)  # noqa: E731
-        return Runner("interpreter", Ops(*(partial(interpret, op) for op in ops), copy_rows=copy), "cpu")
+        ops["copy_rows"] = lambda rows, pairs: interpret(copy_tensors, rows.tensors, pairs)
+        return Runner("interpreter", Ops(**ops), "cpu")
     if os.environ.get("KVSCOPE_GPU_REHEARSAL"):
         return Runner("rehearsal of gpu", ops_for("cpu"), "cpu")
     if not torch.cuda.is_available():

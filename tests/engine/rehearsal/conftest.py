@@ -160,7 +160,30 @@ def shape_true_ops() -> Ops:
     def attend(query: torch.Tensor, *_: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
         return torch.empty_like(query) if out is None else out
 
-    return Ops(kv_write=lambda *a, **k: None, decode=attend, prefill=attend, copy_rows=lambda *a: None)
+    def rotate_write(heads: torch.Tensor, num_heads: int, *_: Any) -> torch.Tensor:
+        return torch.empty_like(heads[:, :num_heads])
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_like(x, dtype=dtype)
+
+    def add_rms_norm(
+        x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.empty_like(x), torch.empty_like(x, dtype=dtype)
+
+    def gated_activation(both: torch.Tensor, kind: int) -> torch.Tensor:
+        return torch.empty_like(both[..., : both.shape[-1] // 2])
+
+    return Ops(
+        kv_write=lambda *a, **k: None,
+        decode=attend,
+        prefill=attend,
+        copy_rows=lambda *a: None,
+        rotate_write=rotate_write,
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        gated_activation=gated_activation,
+    )
 
 
 @pytest.fixture
@@ -181,7 +204,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     from kvscope_engine.model.checks import eager_check, hook_check, trial
     from kvscope_engine.model.checks.agreement import Difference
     from kvscope_engine.model.checks.layer_trace import Trace
-    from kvscope_engine.model.joined import fuse
+    from kvscope_engine.model.joined import fuse, fused_mlp, fused_norm
 
     @contextmanager
     def gpu(total_bytes: int, runs_proofs: bool = True) -> Iterator[FakeGpu]:
@@ -191,7 +214,8 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr(fuse, "_fault", lambda *_: "")
         monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
         monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
-        monkeypatch.setattr(eager_check, "ops_for", lambda _: shape_true_ops())
+        for module in (eager_check, fused_norm, fused_mlp):
+            monkeypatch.setattr(module, "ops_for", lambda _: shape_true_ops())
         card = FakeGpu(total_bytes)
         with ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

@@ -20,7 +20,7 @@ from kvscope_engine.model.checks.hook_check import check_hook, take_plain_trace
 from kvscope_engine.model.checks.layer_trace import Trace, nudged
 from kvscope_engine.model.checks.trial import Trial, run_trial
 from kvscope_engine.model.joined.fused_attention import attention_candidates
-from kvscope_engine.model.joined.fused_layer import FusedLayer, layer_candidate
+from kvscope_engine.model.joined.fused_layer import FusedLayer, chain_layers, layer_candidate
 from kvscope_engine.model.joined.fused_mlp import mlp_candidate
 from kvscope_engine.model.joined.fused_norm import norm_candidates
 from kvscope_engine.model.joined.packed_linear import can_pack, pack_linears, packed_bytes
@@ -73,6 +73,7 @@ def _fuse(module: nn.Module) -> Fused:
         mlps = _each(module, lambda part: _fuse_mlp(part, trial, packed))
         norms = _each(module, lambda part: _fuse_norm(part, trial))
         layers = _each(module, lambda part: _fuse_layer(part, trial))
+        chain_layers(module)
         if packed:
             pack_linears(module, trial.calls.keys())
     float32_residual = _keep_residual_in_float32(module, plain) if layers == len(check_hook(module)) else False

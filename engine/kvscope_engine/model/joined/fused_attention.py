@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvscope_engine.model.joined.fused_norm import FastRMSNorm, norm_eps
+from kvscope_engine.model.joined.fused_norm import norm_eps
 from kvscope_engine.model.joined.packed_linear import FastLinear, fast_linear
 from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
+from kvscope_kernels.rotate_write import HeadNorm, Turn
 
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
 
@@ -29,7 +30,7 @@ class FusedAttention(nn.Module):
         products: tuple[FastLinear, FastLinear],
         *,
         rotates: bool,
-        norm: FastRMSNorm | None,
+        norm: HeadNorm | None,
     ) -> None:
         """`products` are that of q, k and v, and that of the output."""
         super().__init__()
@@ -37,7 +38,6 @@ class FusedAttention(nn.Module):
         self.layer = int(attention.layer_idx)  # type: ignore[arg-type]
         self.head_dim = int(attention.head_dim)  # type: ignore[arg-type]
         self.num_query_heads, self.num_kv_heads = (p.out_features // self.head_dim for p in projections)
-        self.num_rotated_heads = self.num_query_heads + self.num_kv_heads
         self.qkv, self.o = products
         self.options = options
         self.rotates = rotates
@@ -55,24 +55,13 @@ class FusedAttention(nn.Module):
         """(T, hidden) -> (T, Hq * D), before the output projection."""
         count = tokens.shape[0]
         heads = self.qkv(tokens).view(count, -1, self.head_dim)
-        rotated, value = heads[:, : self.num_rotated_heads], heads[:, self.num_rotated_heads :]
-        if self.norm is not None:
-            rotated = self.norm(rotated)
-        if self.rotates:
-            rotated = rotate(rotated, position_embeddings, paged)
-        query, key = rotated[:, : self.num_query_heads], rotated[:, self.num_query_heads :]
-        return paged.attend(self.layer, query, key, value, self.options).reshape(count, -1)
+        turn = _turn(position_embeddings, self.head_dim, paged) if self.rotates else None
+        return paged.attend_joined(self.layer, heads, self.num_query_heads, self.norm, turn, self.options).reshape(
+            count, -1
+        )
 
 
-def rotate(heads: torch.Tensor, position_embeddings: PositionEmbeddings, paged: AttentionContext) -> torch.Tensor:
-    """Rotary embedding of (T, H, D): x * cos + (x with its halves swapped) * (-sin, sin)."""
-    cos, signed_sin = _tables(position_embeddings, heads.shape[-1], paged)
-    return torch.addcmul(heads * cos, heads.roll(heads.shape[-1] // 2, -1), signed_sin)
-
-
-def _tables(
-    position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _turn(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> Turn:
     """cos and signed sin, (T, 1, D), made once a step for each pair that the model hands out."""
     cos, sin = position_embeddings
     known = paged.scratch.get(id(cos))
@@ -82,7 +71,7 @@ def _tables(
         cos_full = torch.cat((cos, cos), dim=-1) if cos.shape[-1] == half else cos
         known = (cos, cos_full[0, :, None], torch.cat((-sin_half, sin_half), dim=-1))
         paged.scratch[id(cos)] = known
-    return known[1], known[2]
+    return Turn(known[1], known[2])
 
 
 def attention_candidates(attention: nn.Module, options: AttentionOptions, packed: bool) -> Iterator[FusedAttention]:
@@ -98,7 +87,7 @@ def attention_candidates(attention: nn.Module, options: AttentionOptions, packed
             yield FusedAttention(attention, options, products, rotates=rotates, norm=norm)
 
 
-def _norms(attention: nn.Module) -> Iterator[FastRMSNorm | None]:
+def _norms(attention: nn.Module) -> Iterator[HeadNorm | None]:
     q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     if q_norm is None and k_norm is None:
         yield None
@@ -106,7 +95,7 @@ def _norms(attention: nn.Module) -> Iterator[FastRMSNorm | None]:
         yield from _joined_norms(attention, q_norm, k_norm)
 
 
-def _joined_norms(attention: nn.Module, q_norm: nn.Module, k_norm: nn.Module) -> Iterator[FastRMSNorm]:
+def _joined_norms(attention: nn.Module, q_norm: nn.Module, k_norm: nn.Module) -> Iterator[HeadNorm]:
     """q's and k's norms as one, with a weight a head; only when each works on one head."""
     head_dim: Any = attention.head_dim
     eps = norm_eps(q_norm)
@@ -118,4 +107,4 @@ def _joined_norms(attention: nn.Module, q_norm: nn.Module, k_norm: nn.Module) ->
     counts = [getattr(attention, name).out_features // head_dim for name in ("q_proj", "k_proj")]
     for offset in (0.0, 1.0):
         rows = [offset + w.detach().float().expand(n, -1) for w, n in zip(weights, counts, strict=True)]  # type: ignore[union-attr]
-        yield FastRMSNorm(torch.cat(rows), eps, attention.q_proj.weight.dtype)  # type: ignore[union-attr,arg-type]
+        yield HeadNorm(torch.cat(rows), torch.tensor(eps, device=rows[0].device))

@@ -6,6 +6,7 @@ the default model in bfloat16, the logits' error against float32 is then 0.017 o
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,15 +30,35 @@ class FusedLayer:
         self.mlp = mlp
         self.keeps_float32 = False
         """Whether the result is float32, whatever the input is."""
+        self.next_norm: FastRMSNorm | None = None
+        """That of the layer that is given the result; computed with the sum, and found by it in the step's scratch."""
 
     def __call__(
         self, hidden_states: torch.Tensor, *, position_embeddings: PositionEmbeddings, paged: AttentionContext, **_: Any
     ) -> torch.Tensor:
         """(1, T, hidden) -> (1, T, hidden)."""
         x = hidden_states[0].float() if self.keeps_float32 else hidden_states[0]
-        attended = self.attention.attend(self.attention_norm(x), position_embeddings, paged)
-        x = self.attention.o.forward_add(attended, x)
-        return self.mlp.down.forward_add(self.mlp.activate(self.mlp_norm(x)), x)[None]
+        known = paged.scratch.pop(id(hidden_states), None)
+        normed = self.attention_norm(x) if known is None else known[1]
+        attended = self.attention.attend(normed, position_embeddings, paged)
+        x, normed = self.mlp_norm.of_sum(x, self.attention.o, attended)
+        activated = self.mlp.activate(normed)
+        if self.next_norm is None:
+            return self.mlp.down.forward_add(activated, x)[None]
+        x, normed = self.next_norm.of_sum(x, self.mlp.down, activated)
+        result = x[None]
+        paged.scratch[id(result)] = (result, normed)
+        return result
+
+
+def chain_layers(module: nn.Module) -> None:
+    """Have each fused layer also compute the norm that the next one of its list begins with."""
+    for part in module.modules():
+        if isinstance(part, nn.ModuleList):
+            layers = [getattr(child, "kvscope_fused", None) for child in part]
+            for one, after in pairwise(layers):
+                if isinstance(one, FusedLayer) and isinstance(after, FusedLayer):
+                    one.next_norm = after.attention_norm
 
 
 def layer_candidate(layer: nn.Module) -> FusedLayer | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from kvscope_engine.model.checks.trial import close
 from kvscope_engine.model.joined.packed_linear import fast_linear
+from kvscope_kernels import ops_for
+from kvscope_kernels.gated_activation import ACTIVATIONS
 
 
 class FusedMLP(nn.Module):
@@ -20,6 +24,8 @@ class FusedMLP(nn.Module):
         self.gate_up = fast_linear([gate, up], packed)
         self.down = fast_linear([down], packed)
         self.act_fn: Any = mlp.act_fn
+        self._ops = ops_for(gate.weight.device.type)
+        self._kind = _activation_kind(self.act_fn, gate.weight.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden) -> (..., hidden)."""
@@ -28,6 +34,8 @@ class FusedMLP(nn.Module):
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden) -> (..., intermediate), before the last product."""
         both = self.gate_up(x)
+        if self._kind is not None:
+            return self._ops.gated_activation(both, self._kind)
         activated: torch.Tensor = self.act_fn(both[..., : self.size])
         return activated.mul_(both[..., self.size :])
 
@@ -38,3 +46,13 @@ def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
     if not all(type(projection) is nn.Linear for projection in projections) or not hasattr(mlp, "act_fn"):
         return None
     return FusedMLP(mlp, packed)
+
+
+def _activation_kind(act_fn: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> int | None:
+    """Which of the activations that have a kernel `act_fn` is, by what it does; None: neither."""
+    probe = torch.linspace(-12.0, 12.0, 481, device=device)
+    try:
+        found = act_fn(probe.clone())
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return next((kind for kind, known in ACTIVATIONS.items() if close(found, known(probe), 1e-6)), None)

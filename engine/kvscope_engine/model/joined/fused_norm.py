@@ -1,7 +1,7 @@
-"""RMSNorm in few operations, in float32 whatever the type of its input.
+"""RMSNorm as one operation of the device's, in float32 whatever the type of its input.
 
-Owns the arithmetic and the recognition of a norm module by what it holds. Source: Zhang and Sennrich, Root mean
-square layer normalization, 2019.
+Owns what a norm holds and the recognition of a norm module by it. Source: Zhang and Sennrich, Root mean square layer
+normalization, 2019.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from kvscope_engine.model.joined.packed_linear import FastLinear, PackedLinear
+from kvscope_kernels import ops_for
+
 
 class FastRMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis; the weight broadcasts over the axes before it.
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis.
 
     The result is of type `dtype`, whatever the type of x is.
     """
@@ -21,15 +24,19 @@ class FastRMSNorm:
     def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> None:
         self.weight = weight.detach().float()
         self.eps = torch.tensor(eps, device=weight.device)
-        self.inverse_size = 1.0 / weight.shape[-1]
         self.dtype = dtype
+        self._ops = ops_for(weight.device.type)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """(..., size) -> the same shape."""
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = torch.addcmul(self.eps, norm, norm, value=self.inverse_size).rsqrt_()
-        normed = torch.mul(x, scale).mul_(self.weight)
-        return normed.to(self.dtype)
+        return self._ops.rms_norm(x, self.weight, self.eps, self.dtype)
+
+    def of_sum(self, x: torch.Tensor, linear: FastLinear, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + linear(given), (T, size) of the type of x, and its norm."""
+        if isinstance(linear, PackedLinear):  # adds as it multiplies
+            total = linear.forward_add(given, x)
+            return total, self(total)
+        return self._ops.add_rms_norm(x, linear(given), self.weight, self.eps, self.dtype)
 
 
 def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Tensor]]:

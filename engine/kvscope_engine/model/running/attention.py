@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
 from kvscope_kernels import Ops
+from kvscope_kernels.rotate_write import HeadNorm, Turn, rotate_torch
 
 ATTENTION_NAME: Final = "kvscope_paged"
 
@@ -41,6 +42,18 @@ class AttentionContext(Protocol):
     ) -> torch.Tensor:
         """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv)."""
         ...
+
+    def attend_joined(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        num_query_heads: int,
+        norm: HeadNorm | None,
+        turn: Turn | None,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Queries, keys and values in one, (T, Hq + 2 * Hkv, D), yet to be normed and rotated -> (T, Hq, D)."""
+        return self.attend(layer, *rotate_torch(heads, num_query_heads, norm, turn), options)
 
 
 class _Given(TypedDict):
@@ -106,6 +119,24 @@ class PagedContext(AttentionContext):
         self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale)
         out = self._attend(query, kv, options)
         return out if value_dim == stored_dim else out[..., :value_dim]
+
+    def attend_joined(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        num_query_heads: int,
+        norm: HeadNorm | None,
+        turn: Turn | None,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """The same, all in one operation before attention where the cache is as wide as the heads."""
+        kv = self.storage.layer(layer)
+        if kv.k.shape[-1] != heads.shape[-1]:
+            return self.attend(layer, *rotate_torch(heads, num_query_heads, norm, turn), options)
+        query = self.ops.rotate_write(
+            heads, num_query_heads, norm, turn, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale
+        )
+        return self._attend(query, kv, options)
 
     def _attend(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         if self.prefill is None:

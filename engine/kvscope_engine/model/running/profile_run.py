@@ -16,6 +16,7 @@ from kvscope_engine.model.memory.device_memory import DeviceMemory
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
 from kvscope_engine.model.running.forward import Forward
+from kvscope_kernels.rotate_write import HeadNorm, Turn
 from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:
@@ -41,6 +42,18 @@ class _NoAttention(AttentionContext):
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         return query.new_zeros(*query.shape[:2], value.shape[-1])
+
+    def attend_joined(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        num_query_heads: int,
+        norm: HeadNorm | None,
+        turn: Turn | None,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        query = heads.new_empty(len(heads), num_query_heads, heads.shape[-1])  # as the operation has it beside them
+        return torch.zeros_like(query)
 
 
 def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory) -> StepProfile:

@@ -1,0 +1,246 @@
+"""Before attention, in one launch: norms of queries and keys, their rotation, and the write into the cache."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.checks import FLOAT_DTYPES, check_caches, require
+from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, quantize_rows, scale_strides
+from kvscope_kernels.kv_write import kv_write_torch
+from kvscope_kernels.rms_norm import rms_norm_torch
+from kvscope_kernels.triton_language import cdiv, jit_varying, next_power_of_2, require_triton, tl
+
+_MAX_TILE_ELEMENTS = 1024  # of one program
+
+
+class HeadNorm(NamedTuple):
+    """RMSNorm of each query and key head."""
+
+    weight: Tensor
+    """(num_heads + num_kv_heads, head_dim) float32, contiguous"""
+    eps: Tensor
+    """() float32"""
+
+
+class Turn(NamedTuple):
+    """Rotary position embedding of a step: x * cos + (x with its halves swapped) * signed_sin."""
+
+    cos: Tensor
+    """(num_tokens, 1, head_dim), the last axis contiguous"""
+    signed_sin: Tensor
+    """alike; of the first half negative"""
+
+
+def rotate_write(
+    heads: Tensor,
+    num_heads: int,
+    norm: HeadNorm | None,
+    turn: Turn | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Norm and rotate queries and keys, each where it is asked for; scatter keys and values into the cache, in place.
+
+    heads  (num_tokens, num_heads + 2 * num_kv_heads, head_dim), floating, the last axis contiguous: queries, keys and
+           values of each token, as one product of the three gives them
+
+    Caches, slots and scales are those of `kv_write`, with one size for keys and values. Computed in float32 and
+    rounded to the type of `heads` once, before an 8-bit cache rounds again. Returns the queries (num_tokens,
+    num_heads, head_dim), also of tokens whose slot is -1. Raises ValueError. Sources: Su et al., RoFormer, 2021;
+    the slot mapping of vLLM's reshape_and_cache (arXiv 2309.06180).
+    """
+    cache = Cache(k_cache, v_cache, k_scale, v_scale)
+    _check(heads, num_heads, norm, turn, cache, slot_mapping)
+    require_triton()
+    num_tokens, _, head_dim = heads.shape
+    query = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
+    if num_tokens == 0:
+        return query
+    form = kv_format(k_cache)
+    constants = rotate_constants(num_heads, k_cache.shape[2], head_dim, k_cache.shape[1])
+    tile = constants["TILE_H"]
+    _rotate_write_kernel[(num_tokens, cdiv(num_heads, tile) + cdiv(k_cache.shape[2], tile))](
+        heads,
+        None if norm is None else norm.weight,
+        None if norm is None else norm.eps,
+        None if turn is None else turn.cos,
+        None if turn is None else turn.signed_sin,
+        query,
+        as_kernels_see(k_cache, form),
+        as_kernels_see(v_cache, form),
+        slot_mapping,
+        k_scale,
+        v_scale,
+        *heads.stride()[:2],
+        None if turn is None else turn.cos.stride(0),
+        None if turn is None else turn.signed_sin.stride(0),
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        *scale_strides(k_scale),
+        **constants,
+        KV_FORMAT=form,
+        num_warps=4,
+    )
+    return query
+
+
+def rotate_constants(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> dict[str, int]:
+    """The kernel's constants that follow from the shapes."""
+    tile_d = next_power_of_2(head_dim)
+    return {
+        "BLOCK_SIZE": block_size,
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "TILE_H": min(next_power_of_2(num_kv_heads), max(1, _MAX_TILE_ELEMENTS // tile_d)),
+        "TILE_D": tile_d,
+    }
+
+
+@jit_varying(pointers=("slot_mapping",))
+def _rotate_write_kernel(
+    heads: tl.tensor,
+    norm_weight: tl.tensor,
+    eps: tl.tensor,
+    cos: tl.tensor,
+    signed_sin: tl.tensor,
+    query: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    slot_mapping: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
+    stride_t: tl.tensor,
+    stride_h: tl.tensor,
+    cos_stride: tl.tensor,
+    sin_stride: tl.tensor,
+    k_stride_b: tl.tensor,
+    k_stride_s: tl.tensor,
+    k_stride_h: tl.tensor,
+    v_stride_b: tl.tensor,
+    v_stride_s: tl.tensor,
+    v_stride_h: tl.tensor,
+    scale_stride_b: tl.tensor,
+    scale_stride_s: tl.tensor,
+    scale_stride_h: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE_H: tl.constexpr,
+    TILE_D: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+) -> None:
+    """One program: one token, TILE_H query heads; the last programs TILE_H heads of keys and of values."""
+    token = tl.program_id(0).to(tl.int64)
+    num_query_tiles: tl.constexpr = (NUM_HEADS + TILE_H - 1) // TILE_H
+    part = tl.program_id(1)
+    is_query = part < num_query_tiles
+    first = tl.where(is_query, part, part - num_query_tiles) * TILE_H
+    most = tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
+    head = first + tl.arange(0, TILE_H)
+    place = tl.where(is_query, head, head + NUM_HEADS)
+    dim = tl.arange(0, TILE_D)
+    inside = (head < most)[:, None] & (dim < HEAD_DIM)[None, :]
+    rows = heads + token * stride_t + place[:, None] * stride_h
+    numbers = tl.load(rows + dim[None, :], mask=inside, other=0.0)
+    result = numbers.to(tl.float32)
+    factor = tl.full([TILE_H], 1.0, tl.float32)
+    if norm_weight is not None:
+        factor = tl.rsqrt(tl.sum(result * result, 1) / HEAD_DIM + tl.load(eps))
+        weights = norm_weight + place[:, None] * HEAD_DIM
+        result *= factor[:, None] * tl.load(weights + dim[None, :], mask=inside, other=0.0)
+    if cos is not None:
+        half: tl.constexpr = HEAD_DIM // 2
+        swapped = tl.where(dim < half, dim + half, dim - half)
+        partner = tl.load(rows + swapped[None, :], mask=inside, other=0.0).to(tl.float32)
+        if norm_weight is not None:
+            weights = norm_weight + place[:, None] * HEAD_DIM
+            partner *= factor[:, None] * tl.load(weights + swapped[None, :], mask=inside, other=0.0)
+        there = dim < HEAD_DIM
+        cosine = tl.load(cos + token * cos_stride + dim, mask=there, other=0.0).to(tl.float32)
+        sine = tl.load(signed_sin + token * sin_stride + dim, mask=there, other=0.0).to(tl.float32)
+        result = result * cosine[None, :] + partner * sine[None, :]
+    rotated = result.to(query.dtype.element_ty)
+    if is_query:
+        tl.store(query + (token * NUM_HEADS + head[:, None]) * HEAD_DIM + dim[None, :], rotated, mask=inside)
+    else:
+        slot = tl.load(slot_mapping + token)
+        if slot >= 0:
+            block = slot // BLOCK_SIZE
+            offset = slot % BLOCK_SIZE
+            new_value = tl.load(rows + NUM_KV_HEADS * stride_h + dim[None, :], mask=inside, other=0.0)
+            k_slot = k_cache + block * k_stride_b + offset * k_stride_s + head[:, None] * k_stride_h
+            v_slot = v_cache + block * v_stride_b + offset * v_stride_s + head[:, None] * v_stride_h
+            if KV_FORMAT:
+                k_data, k_factor = quantize_rows(tl.where(inside, rotated, 0.0), KV_FORMAT)
+                v_data, v_factor = quantize_rows(new_value, KV_FORMAT)
+                at = block * scale_stride_b + offset * scale_stride_s + head * scale_stride_h
+                tl.store(k_scale + at, k_factor, mask=head < NUM_KV_HEADS)
+                tl.store(v_scale + at, v_factor, mask=head < NUM_KV_HEADS)
+                tl.store(k_slot + dim[None, :], k_data, mask=inside)
+                tl.store(v_slot + dim[None, :], v_data, mask=inside)
+            else:
+                tl.store(k_slot + dim[None, :], rotated, mask=inside)
+                tl.store(v_slot + dim[None, :], new_value, mask=inside)
+
+
+def rotate_write_torch(
+    heads: Tensor,
+    num_heads: int,
+    norm: HeadNorm | None,
+    turn: Turn | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor:
+    """Reference of `rotate_write`, and the CPU's own path: queries and keys together, then the write."""
+    _check(heads, num_heads, norm, turn, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
+    query, key, value = rotate_torch(heads, num_heads, norm, turn)
+    kv_write_torch(key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return query
+
+
+def rotate_torch(
+    heads: Tensor, num_heads: int, norm: HeadNorm | None, turn: Turn | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same without the write: (T, Hq, D), (T, Hkv, D) and the values, (T, Hkv, D)."""
+    num_rotated = (heads.shape[1] + num_heads) // 2
+    rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
+    if norm is not None:
+        rotated = rms_norm_torch(rotated, norm.weight, norm.eps, heads.dtype)
+    if turn is not None:
+        rotated = torch.addcmul(rotated * turn.cos, rotated.roll(rotated.shape[-1] // 2, -1), turn.signed_sin)
+    return rotated[:, :num_heads], rotated[:, num_heads:], value
+
+
+def _check(
+    heads: Tensor, num_heads: int, norm: HeadNorm | None, turn: Turn | None, cache: Cache, slot_mapping: Tensor
+) -> None:
+    if heads.dim() != 3 or heads.stride(2) != 1 or heads.dtype not in FLOAT_DTYPES:
+        needed = "(tokens, num_heads + 2 * num_kv_heads, head_dim), floating, with contiguous head_dim"
+        require(False, "heads", heads, needed)
+    check_caches(cache, heads, "heads")
+    num_tokens, count, head_dim = heads.shape
+    num_kv_heads = cache.k_cache.shape[2]
+    dims = {head_dim, cache.k_cache.shape[3], cache.v_cache.shape[3]}
+    if count != num_heads + 2 * num_kv_heads or len(dims) > 1:
+        needed = f"{num_heads} + 2 * {num_kv_heads} heads of {cache.k_cache.shape[3]}, as in the caches,"
+        require(False, "heads", heads, needed)
+    if norm is not None:
+        shape = (num_heads + num_kv_heads, head_dim)
+        if norm.weight.shape != shape or norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous():
+            require(False, "norm.weight", norm.weight, f"{shape} float32, contiguous,")
+    for name, table in () if turn is None else (("turn.cos", turn.cos), ("turn.signed_sin", turn.signed_sin)):
+        if table.shape != (num_tokens, 1, head_dim) or table.stride(2) != 1 or head_dim % 2:
+            require(False, name, table, f"({num_tokens}, 1, {head_dim}), contiguous, of an even size,")
+    if slot_mapping.dtype != torch.int64 or slot_mapping.shape != heads.shape[:1]:
+        require(False, "slot_mapping", slot_mapping, f"({num_tokens},) int64")
+    if slot_mapping.stride(0) != 1 and len(slot_mapping) > 1:
+        require(False, "slot_mapping", slot_mapping, "a contiguous axis")
