@@ -11,7 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.timing import Call, Timer
 from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
-from kvscope_kernels.dispatch import Ops
+from kvscope_kernels.dispatch import Ops, ops_for
+from kvscope_kernels.gated_activation import SILU
+from kvscope_kernels.kv_write import kv_write_torch
+from kvscope_kernels.rotate_write import Turn, rotate_torch
 
 _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
@@ -114,6 +117,48 @@ def write_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = 
         read = replace(work, kv_dtype=None)
         moved = work.num_queries * (read.kv_bytes + work.kv_bytes) // sum(work.seq_lens)
         yield _row(f"kv_write {work.name}", times, "write", moved / 1e12, "TB/s", None)
+
+
+def layer_rows(ops: Ops, device: str, timer: Timer, counts: Sequence[int] = (1, 64, 8192)) -> Iterator[Row]:
+    """What stands between the products of a layer of 4,096, against the same in torch's operations."""
+    for count in counts:
+        calls = _layer_calls(ops, device, count)
+        plain = _layer_calls(ops_for("cpu"), device, count)
+        for name, (call, moved) in calls.items():
+            times = timer({"ours": [call], "torch": [plain[name][0]]})
+            yield _row(f"{name} {count:,} tokens", times, "ours", moved / 1e12, "TB/s", "torch")
+
+
+def _layer_calls(ops: Ops, device: str, count: int) -> dict[str, tuple[Call, int]]:
+    """Calls by name, with the bytes that each has to read and write."""
+    dtype = torch.bfloat16
+    x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
+    weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)
+    both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
+    heads = torch.randn(count, 48, 128, device=device, dtype=dtype)
+    turn = Turn(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
+    storage = torch.empty(-(-count // 16), 2, 8, 16, 128, device=device, dtype=dtype)
+    caches = storage[:, 0].transpose(1, 2), storage[:, 1].transpose(1, 2), torch.arange(count, device=device)
+    if ops.kv_write is kv_write_torch and device != "cpu":  # it looks for padding on the host, which no graph can
+        rotate = partial(_rotate_scatter, heads, turn, *caches)
+    else:
+        rotate = partial(ops.rotate_write, heads, 32, None, turn, *caches)
+    return {
+        "add_rms_norm": (partial(ops.add_rms_norm, x, delta, weight, eps, dtype), count * 4096 * (4 + 2 + 4 + 2)),
+        "rotate_write": (rotate, 2 * heads.nbytes + 2 * turn.cos.nbytes),
+        "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
+    }
+
+
+def _rotate_scatter(
+    heads: torch.Tensor, turn: Turn, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> torch.Tensor:
+    """`rotate_write` in torch's operations, without padding."""
+    query, key, value = rotate_torch(heads, 32, None, turn)
+    where = (slots // 16, slots % 16)
+    k_cache.index_put_(where, key)
+    v_cache.index_put_(where, value)
+    return query
 
 
 def prefill_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = PREFILL) -> Iterator[Row]:

@@ -25,7 +25,7 @@ class FusedMLP(nn.Module):
         self.down = fast_linear([down], packed)
         self.act_fn: Any = mlp.act_fn
         self._ops = ops_for(gate.weight.device.type)
-        self._kind = _activation_kind(self.act_fn, gate.weight.device)
+        self._kind = _activation_kind(mlp.act_fn, gate.weight.device)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden) -> (..., hidden)."""

@@ -21,17 +21,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvscope_engine.model.joined import fused_mlp
 from kvscope_engine.model.joined.float32_head import use_float32_logits
+from kvscope_engine.model.joined.fuse import _replace
+from kvscope_engine.model.joined.fused_attention import attention_candidates
+from kvscope_engine.model.joined.fused_layer import chain_layers, layer_candidate
+from kvscope_engine.model.joined.fused_mlp import mlp_candidate
+from kvscope_engine.model.joined.fused_norm import norm_candidates
 from kvscope_engine.model.running import runner, step_buffer
-from kvscope_engine.model.running.attention import ATTENTION_NAME, register_attention
+from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.sampling import logprobs, sampler
+from kvscope_kernels.gated_activation import SILU
 
 GPU: Final = torch.device("cuda:0")
 CAPABILITY: Final = 90
 NUM_MULTIPROCESSORS: Final = 132
 VOCABULARY: Final = 4000
+NO_KERNEL: Final = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "detach", "alias"})
+"""Operations that return other memory, or the same, and compute nothing."""
 
 
 @dataclass
@@ -65,6 +74,23 @@ class Crossings(TorchDispatchMode):
             source = args[1] if func is torch.ops.aten.copy_.default else args[0]
             self._seen.uploads += source.device.type == "cpu" and result.device.type == "cuda"
             self._seen.read_backs += source.device.type == "cuda" and result.device.type == "cpu"
+        return result
+
+
+class Operations(TorchDispatchMode):
+    """Names torch's own operations on the device that start a kernel, each once a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        first = result[0] if isinstance(result, tuple | list) and result else result
+        name = func.overloadpacket.__name__
+        starts_none = func.is_view or name in NO_KERNEL
+        if isinstance(first, torch.Tensor) and first.device == GPU and not starts_none:
+            self.names.append(name)
         return result
 
 
@@ -127,6 +153,12 @@ class FakeGPU:
     make_runner: Callable[..., ModelRunner]
     capture_error: list[Exception] = field(default_factory=list)
     """Raised by the next capture, if there is one."""
+
+
+@pytest.fixture
+def operations() -> type[Operations]:
+    """To be entered around what is counted."""
+    return Operations
 
 
 @pytest.fixture
@@ -203,29 +235,33 @@ def make_runner(
     kv_dtype: torch.dtype = torch.bfloat16,
     max_model_len: int = 4096,
     enforce_eager: bool = False,
+    architecture: str = "llama",
+    num_layers: int = 2,
     **config_changes: Any,
 ) -> ModelRunner:
-    """A small Llama's. What reads data at load, to prove that parts are equal, is left out."""
+    """A small model's, its parts joined. What reads data at load, to prove that parts are equal, is left out."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
         "vocab_size": VOCABULARY,
         "hidden_size": 256,
         "intermediate_size": 512,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": num_layers,
+        "head_dim": 64,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": max_model_len,
     }
-    config = AutoConfig.for_model("llama", **(sizes | config_changes))
+    config = AutoConfig.for_model(architecture, **(sizes | config_changes))
     register_attention()
     auto: Any = AutoModelForCausalLM
     module = auto.from_config(config, dtype=torch.bfloat16).eval()
     _move(module)
     module.set_attn_implementation(ATTENTION_NAME)
-    monkeypatch.setattr(runner, "make_ready_to_run", use_float32_logits)
+    monkeypatch.setattr(runner, "make_ready_to_run", join_unproven)
     monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
-    layers = [LayerShape(2, 64)] * 2
+    monkeypatch.setattr(fused_mlp, "_activation_kind", lambda *_: SILU)
+    layers = [LayerShape(2, 64)] * num_layers
     storage = KVStorage(num_blocks, 16, layers, kv_dtype, GPU)
     loaded: Any = SimpleNamespace(
         device=GPU,
@@ -238,6 +274,25 @@ def make_runner(
     return ModelRunner(
         loaded, storage, max_num_seqs=max_num_seqs, max_num_batched_tokens=512, enforce_eager=enforce_eager
     )
+
+
+def join_unproven(module: torch.nn.Module) -> None:
+    """As at load, in the same order, each part by the first form that has the parts of a Llama or a Qwen3."""
+    use_float32_logits(module)
+    for part in list(module.modules()):
+        if hasattr(part, "q_proj"):
+            options = AttentionOptions(float(part.scaling))  # type: ignore[arg-type]
+            _replace(part, next(attention_candidates(part, options, False)))
+        elif mlp := mlp_candidate(part, False):
+            _replace(part, mlp)
+    for part in list(module.modules()):
+        if norms := norm_candidates(part):
+            _replace(part, norms[0])
+    for part in list(module.modules()):
+        if layer := layer_candidate(part):
+            layer.keeps_float32 = True
+            _replace(part, layer)
+    chain_layers(module)
 
 
 def _move(module: torch.nn.Module) -> None:

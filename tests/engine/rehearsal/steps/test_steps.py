@@ -117,7 +117,9 @@ def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dt
         "_paged_decode_attention_kernel",
         "_paged_prefill_attention_kernel",
         "_merge_splits_kernel",
-        "_kv_write_kernel",
+        "_rotate_write_kernel",
+        "_rms_norm_kernel",
+        "_gated_activation_kernel",
         "_copy_rows_kernel",
     }
     for name, plan in service_plans().items():
@@ -141,7 +143,27 @@ def test_without_graphs_it_goes_on_and_says_why(fake_gpu: Any) -> None:
     fake_gpu.seen.clear()
     runner.run(StepPlan((decode(1, 20, temperature=0.0),), 1))
     assert fake_gpu.seen.replays == 0
-    assert fake_gpu.seen.launches == {"kv_write": 2, "paged_decode_attention": 2}
+    assert fake_gpu.seen.launches == {
+        "rms_norm": 5,
+        "rotate_write": 2,
+        "paged_decode_attention": 2,
+        "gated_activation": 2,
+    }
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_layer_is_ten_launches(fake_gpu: Any, operations: Any, architecture: str) -> None:
+    """Products, kernels and the merge of what splits found; counted as what two layers more add to a step."""
+    counts = []
+    for num_layers in (2, 4):
+        runner = fake_gpu.make_runner(architecture=architecture, num_layers=num_layers, enforce_eager=True)
+        fake_gpu.seen.clear()
+        with operations() as seen:
+            runner.run(StepPlan((decode(1, 1000, temperature=0.0),), 1))
+        assert fake_gpu.seen.launches["merge_splits"] == num_layers
+        counts.append(len(seen.names) + sum(fake_gpu.seen.launches.values()))
+        print(architecture, num_layers, "layers:", counts[-1], "launches", dict(fake_gpu.seen.launches), seen.names)
+    assert counts[1] - counts[0] == 2 * 10
 
 
 def test_more_counts_than_the_buffer_holds_go_up_on_their_own(fake_gpu: Any) -> None:
