@@ -200,8 +200,7 @@ def rotate_write_torch(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Reference of `rotate_write`, and the CPU's own path: queries and keys together, then the write."""
-    _check(heads, num_heads, norm, turn, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
+    """Reference of `rotate_write`, and the CPU's own path: queries and keys together, then the write, which checks."""
     query, key, value = rotate_torch(heads, num_heads, norm, turn)
     kv_write_torch(key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     return query
