@@ -66,7 +66,7 @@ def prefill_tiles(
         return DotTiles(fewest, 16, tile_d, tile_v, num_warps=4, num_stages=2)
     is_wide = max(tile_d, tile_v) > 128
     is_hopper = 90 <= capability < 100
-    most = 64 if is_wide or (is_hopper and (is_quantized or max(tile_d, tile_v) > 64)) else 128
+    most = 64 if is_wide or (is_quantized and is_hopper) else 128
     tile_m = max(fewest, min(most, next_power_of_2(max(max_query_len, 1) * group)))
     if is_hopper:
         return _hopper_prefill_tiles(tile_m, tile_d, tile_v, element_bytes, is_quantized=is_quantized)
@@ -85,18 +85,15 @@ def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: 
     """As measured on an H100: the best, or near it, of some ten shapes for each kind of heads that spill nothing.
 
     Eight bits want few stages, since they are widened in registers; heads of 64 gain half again from two stages
-    instead of three, heads of 256 from four warps instead of eight. Heads of 128 have small tiles, three programs at
-    once: while one computes its exponentials another multiplies (rows of 128 are 5 % faster yet, and spill).
+    instead of three, heads of 256 from four warps instead of eight.
     """
     is_wide = max(tile_d, tile_v) > 128
     if is_quantized or is_wide:
         tile_n = _tile_tokens(tile_d, tile_v, element_bytes, (16 << 10) if is_wide else (32 << 10))
         return DotTiles(tile_m, tile_n, tile_d, tile_v, 4, 2, 255 if is_quantized else None)
-    if max(tile_d, tile_v) <= 64:
-        tile_n = _tile_tokens(tile_d, tile_v, element_bytes, 32 << 10)
-        return DotTiles(tile_m, tile_n, tile_d, tile_v, 8 if tile_m >= 128 else 4, 2)
-    tile_n = _tile_tokens(tile_d, tile_v, element_bytes, (16 << 10) if tile_m >= 64 else (32 << 10))
-    return DotTiles(tile_m, tile_n, tile_d, tile_v, 4, 3)
+    tile_n = _tile_tokens(tile_d, tile_v, element_bytes, 32 << 10)
+    num_stages = 2 if max(tile_d, tile_v) <= 64 else 3
+    return DotTiles(tile_m, tile_n, tile_d, tile_v, 8 if tile_m >= 128 else 4, num_stages)
 
 
 def attention_constants(group: int, head_dim: int, value_dim: int, block_size: int, tiles: DotTiles) -> dict[str, int]:
