@@ -51,4 +51,4 @@ def _head(num_bytes: int) -> bytes:
 
 
 def _bytes_of(column: Column) -> memoryview:
-    return memoryview(np.ascontiguousarray(column).view(np.uint8))
+    return np.ascontiguousarray(column).view(np.uint8).data

@@ -63,7 +63,7 @@ class PiecewiseWriter(Writer):
             self._stream.write(part)
 
     def _write_index(self, index: ChunkIndex, messages: MessageIndex) -> None:
-        builder = RecordBuilder()
+        builder: Any = RecordBuilder()  # one of its methods bears no types
         messages.write(builder)
         index.message_index_offsets[messages.channel_id] = self._stream.tell()
         index.message_index_length = builder.count
@@ -96,6 +96,7 @@ def _compressed(pieces: Pieces) -> tuple[list[bytes], int]:
 
 
 def _slices(pieces: Pieces) -> Iterator[memoryview]:
-    for piece in map(memoryview, pieces):
-        for start in range(0, len(piece), SLICE_BYTES):
-            yield piece[start : start + SLICE_BYTES]
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), SLICE_BYTES):
+            yield view[start : start + SLICE_BYTES]
