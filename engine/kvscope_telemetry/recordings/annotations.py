@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_telemetry.messages.leap import encode_leap
+from kvscope_telemetry.messages.pieces import Pieces
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
@@ -25,6 +26,8 @@ MAX_GLANCE_BYTES: Final = 1 << 20
 
 Entry = tuple[int, int, bytes]
 """Channel, log time in ns, data."""
+StateEntry = tuple[int, int, bytes | Pieces]
+"""The same; a keyframe is in pieces, to be written before the next message is added."""
 
 
 class Annotations:
@@ -41,7 +44,7 @@ class Annotations:
         self.new: list[Summary | TimedEvent] = []
         """Since somebody emptied it."""
 
-    def add(self, message: TelemetryMessage, log_time_ns: int) -> Entry | None:
+    def add(self, message: TelemetryMessage, log_time_ns: int) -> StateEntry | None:
         """`message` was written; the keyframe or leap that belongs after it, if one does."""
         for summary in self._summarizer.add(message, log_time_ns):
             self._note_summary(summary)
@@ -51,7 +54,7 @@ class Annotations:
         keyframe = self._keyframes.after(message, log_time_ns)
         if keyframe is not None:
             self._leaps.restart(keyframe.seq, log_time_ns)
-            return KEYFRAMES, log_time_ns, encode(keyframe)
+            return KEYFRAMES, log_time_ns, keyframe.pieces
         leap = self._leaps.after(message, log_time_ns)
         if leap is None:
             return None
@@ -69,14 +72,14 @@ class Annotations:
         due, self._waiting, self._num_waiting_bytes = self._waiting, [], 0
         return sorted(due, key=lambda entry: entry[1])
 
-    def restate(self, log_time_ns: int) -> list[Entry]:
+    def restate(self, log_time_ns: int) -> list[StateEntry]:
         """What a file begins with that goes on from here: a hello and the whole state; empty where it is not known."""
         keyframe = self._keyframes.now(log_time_ns)
         if keyframe is None:
             return []
         self._summarizer.restate()
         self._leaps.restart(keyframe.seq, log_time_ns)
-        return [(STATE, log_time_ns, encode(keyframe.hello)), (KEYFRAMES, log_time_ns, encode(keyframe))]
+        return [(STATE, log_time_ns, encode(keyframe.hello)), (KEYFRAMES, log_time_ns, keyframe.pieces)]
 
     @property
     def _is_due(self) -> bool:

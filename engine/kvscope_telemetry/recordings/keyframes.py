@@ -5,12 +5,16 @@ Owns when one is due. It is made from the messages that are recorded, so that re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
+from kvscope_telemetry.ledger import BlockRows
+from kvscope_telemetry.messages.pieces import Pieces, snapshot_pieces
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, Hello, RequestInfo, Snapshot, TelemetryMessage
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import RequestMirror
@@ -19,6 +23,16 @@ INTERVAL_NS: Final = 10_000_000_000
 BLOCK_ROW_BYTES: Final = 34
 SMALL_BYTES: Final = 64 << 10
 """A keyframe of no more is written whenever it is time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keyframe:
+    """The whole state after frame `seq`."""
+
+    hello: Hello
+    seq: int
+    pieces: Pieces
+    """Its snapshot, encoded; they are views of the state, which must not change before they are written."""
 
 
 class Keyframes:
@@ -38,7 +52,7 @@ class Keyframes:
         """A leap of so many bytes was written."""
         self._num_bytes += num_bytes
 
-    def after(self, message: TelemetryMessage, log_time_ns: int) -> Snapshot | None:
+    def after(self, message: TelemetryMessage, log_time_ns: int) -> Keyframe | None:
         """The keyframe that follows `message`, None when none is due."""
         if not isinstance(message, Frame):
             if isinstance(message, Snapshot):
@@ -48,13 +62,15 @@ class Keyframes:
             return None
         return self.now(log_time_ns)
 
-    def now(self, log_time_ns: int) -> Snapshot | None:
+    def now(self, log_time_ns: int) -> Keyframe | None:
         """A keyframe, due or not; None where the state is not known."""
         self._follower.settle()
         if self._follower.is_lost:
             return None
         self._restart(log_time_ns)
-        return snapshot_of(self._follower.mirror)
+        mirror = self._follower.mirror
+        snapshot = _without_blocks(mirror)
+        return Keyframe(snapshot.hello, snapshot.seq, snapshot_pieces(snapshot, mirror.ledger))
 
     @property
     def _is_early(self) -> bool:
@@ -66,6 +82,10 @@ class Keyframes:
 
 def snapshot_of(mirror: Mirror) -> Snapshot:
     """The state of `mirror`, which has one, as an engine would tell it: requests that ended are not in it."""
+    return msgspec.structs.replace(_without_blocks(mirror), blocks=mirror.ledger.pack_all())
+
+
+def _without_blocks(mirror: Mirror) -> Snapshot:
     assert mirror.hello is not None, "a mirror without a hello has no state"
     requests = mirror.requests
     rows = np.flatnonzero(requests.state != RequestState.FINISHED)
@@ -74,7 +94,7 @@ def snapshot_of(mirror: Mirror) -> Snapshot:
         seq=mirror.seq,
         step=mirror.step,
         time_ns=mirror.time_ns,
-        blocks=mirror.ledger.pack_all(),
+        blocks=BlockRows(),
         requests_info=tuple(_info(requests, row) for row in rows.tolist()),
         requests=requests.pack(rows, np.zeros(len(rows), np.int64)),
         counters=mirror.counters,

@@ -13,9 +13,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from mcap.writer import CompressionType, Writer
-
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.pieces import Pieces
 from kvscope_telemetry.recordings.early_end import EARLY_END
 from kvscope_telemetry.recordings.layout import (
     CHUNK_BYTES,
@@ -28,6 +27,7 @@ from kvscope_telemetry.recordings.layout import (
     SUFFIX,
     TOPICS,
 )
+from kvscope_telemetry.recordings.piecewise_writer import PiecewiseWriter
 from kvscope_telemetry.recordings.regular_file import hold_for_writing
 from kvscope_telemetry.summaries.summary import schema_of
 
@@ -57,7 +57,7 @@ class RecordingFile(Protocol):
     def begin_anew(self) -> None:
         """End this file; what is added from now on goes into the next."""
 
-    def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
+    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces) -> None:
         """Append a message."""
 
     def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
@@ -92,7 +92,7 @@ class McapFile:
             raise BadInput(f"recording {str(path)!r} cannot be written: {error.strerror}") from None
         hold_for_writing(self._stream)
         # Any: two of its methods bear no types.
-        self._writer: Any = Writer(self._stream, chunk_size=2 * CHUNK_BYTES, compression=CompressionType.ZSTD)
+        self._writer: Any = PiecewiseWriter(self._stream, chunk_bytes=2 * CHUNK_BYTES)
         self._chunk_bytes = 0  # of messages in the chunk in progress
         self._writer.start(PROFILE, LIBRARY)
         self._head_bytes = self._stream.tell()  # before the first chunk
@@ -116,8 +116,11 @@ class McapFile:
         """It never asks for that."""
         raise AssertionError("one file is one file")
 
-    def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
+    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces) -> None:
         """Append a message. A keyframe or a leap, like all that is big, gets a chunk of its own."""
+        if not isinstance(data, bytes):
+            self._add_in_pieces(channel, log_time_ns, data)
+            return
         alone = channel in SEEKABLE or len(data) > BIG_MESSAGE_BYTES
         if alone:
             self.flush()
@@ -125,6 +128,11 @@ class McapFile:
         self._chunk_bytes += len(data) + _RECORD_BYTES
         if alone or self._chunk_bytes >= CHUNK_BYTES:
             self.flush()
+
+    def _add_in_pieces(self, channel: int, log_time_ns: int, pieces: Pieces) -> None:
+        self.flush()
+        self._writer.add_in_pieces(channel, log_time_ns, pieces)
+        self.flush()
 
     def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
         """Append messages (channel, log time, data) as a chunk, or chunks, of their own."""

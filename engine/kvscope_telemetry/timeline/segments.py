@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.pieces import Pieces
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.timeline.ring_folder import segment_path
 
@@ -87,7 +88,7 @@ class Segments:
             path, self._file = self._file.path, None
             self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
 
-    def add(self, channel: int, log_time_ns: int, data: bytes) -> None:
+    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces) -> None:
         """Append a message; the first begins a segment."""
         if self._file is None:
             self._begin(log_time_ns)

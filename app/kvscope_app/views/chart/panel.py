@@ -19,6 +19,7 @@ from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
 from kvscope_app.views.chart.curve_item import CurveItem
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling
+from kvscope_app.views.chart.gap_bands import GapBands
 from kvscope_app.views.chart.plot import Plot
 
 PLOT_MIN_HEIGHT = 64
@@ -91,7 +92,8 @@ class ChartPanel(QWidget):
         """Points that no line reaches."""
         self._items = {curve.name: self._add_curve(curve) for curve in self.curves}
         self._filled = {curve.name: curve.filled for curve in self.curves}
-        self._gaps: list[pg.LinearRegionItem] = []
+        self.gap_bands = GapBands()
+        """Stretches where nothing was heard of the engine."""
         self._marks = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
         self._shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
         self._cursor = pg.InfiniteLine(angle=90, movable=False)
@@ -155,16 +157,7 @@ class ChartPanel(QWidget):
 
     def show_gaps(self, gaps: Sequence[tuple[float, float]]) -> None:
         """Shade stretches where nothing was heard of the engine."""
-        while len(self._gaps) < len(gaps):
-            region = pg.LinearRegionItem(movable=False, pen=pg.mkPen(None))
-            region.setZValue(-20)
-            self._gaps.append(region)
-            self.plot.addItem(region)
-            self._color_gap(region)
-        for index, region in enumerate(self._gaps):
-            region.setVisible(index < len(gaps))
-            if index < len(gaps):
-                region.setRegion(gaps[index])
+        self.gap_bands.show_gaps(gaps)
 
     def show_marks(self, marks: Sequence[Mark]) -> None:
         """Draw marks near the bottom; hovering one shows its text."""
@@ -203,14 +196,8 @@ class ChartPanel(QWidget):
         self._marks.setBrush(pg.mkBrush(theme.bad))
         self._place.setPen(pg.mkPen(theme.accent))
         self._cursor.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
-        for region in self._gaps:
-            self._color_gap(region)
+        self.gap_bands.set_color(mix(theme.base, theme.muted, 0.10))
         self.legend.apply_theme(theme, {curve.name: curve.color_of(theme) for curve in self.curves})
-
-    def _color_gap(self, region: pg.LinearRegionItem) -> None:
-        theme = getattr(self, "theme", None)
-        if theme is not None:
-            region.setBrush(pg.mkBrush(mix(theme.base, theme.muted, 0.10)))
 
     def _add_curve(self, curve: CurveSpec) -> CurveItem:
         item = CurveItem(antialias=False, fillLevel=0.0 if curve.filled else None)
@@ -229,6 +216,7 @@ class ChartPanel(QWidget):
         plot.disableAutoRange()
         plot.getPlotItem().layout.setContentsMargins(0, TEXT_MARGIN, 0, 0)
         plot.setYRange(0, self._fixed_top or 1.0, padding=0)
+        plot.addItem(self.gap_bands, ignoreBounds=True)
         plot.addItem(self._marks, ignoreBounds=True)
         plot.addItem(self._cursor, ignoreBounds=True)
         plot.addItem(self._place, ignoreBounds=True)

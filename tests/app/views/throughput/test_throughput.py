@@ -201,15 +201,14 @@ def test_a_silence_is_shaded(session, view):
     later_ns = end_ns + 4_000_000_000
     session.history.add(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
     view.look_back(end_ns / 1e9 - 2, later_ns / 1e9)
-    (gap,) = [region for region in view.panels["decode"]._gaps if region.isVisible()]
-    first, last = gap.getRegion()
+    ((first, last),) = view.panels["decode"].gap_bands.gaps
     assert 3.5 < last - first < 4.5
 
 
 def test_the_pause_between_two_heartbeats_is_no_silence(session, view):
     end_ns = feed(session, ago_s=3, decode_tokens=1)  # well before the snapshot, after which a gap would be over
     view.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 1)
-    assert not [region for region in view.panels["decode"]._gaps if region.isVisible()]
+    assert not view.panels["decode"].gap_bands.gaps
 
 
 @pytest.mark.parametrize(("width", "columns"), [(320, 1), (700, 2), (1100, 3)])

@@ -1,0 +1,102 @@
+"""mcap's writer, which copies a message whole five times, and beside it a way for messages too large for that.
+
+Owns how such a message becomes a chunk: its pieces are compressed and summed up a slice at a time, and no other thread
+of the process waits longer than a slice takes. It adds to the lists that the writer keeps for the end of the file.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, Final
+
+import zstandard
+from mcap.data_stream import RecordBuilder
+from mcap.records import ChunkIndex, MessageIndex
+from mcap.writer import CompressionType, Writer
+
+from kvscope_telemetry.messages.pieces import Pieces
+from kvscope_telemetry.recordings.chunks import CHUNK, MESSAGE, RECORD
+
+SLICE_BYTES: Final = 256 << 10
+COMPRESSION: Final = "zstd"
+_MESSAGE: Final = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
+_CHUNK: Final = struct.Struct(f"<QQQII{len(COMPRESSION)}sQ")
+"""First and last time, inflated size, checksum, length of a word, the word, stored size."""
+
+
+class PiecewiseWriter(Writer):
+    """Writes to `stream`; chunks are compressed, and end where `flush` says so, or behind `chunk_bytes`."""
+
+    def __init__(self, stream: IO[bytes], chunk_bytes: int) -> None:
+        super().__init__(stream, chunk_size=chunk_bytes, compression=CompressionType.ZSTD)
+        self._stream = stream
+
+    def add_in_pieces(self, channel: int, log_time_ns: int, pieces: Pieces) -> None:
+        """A message as a chunk of its own, which is written at once."""
+        self.flush()  # type: ignore[no-untyped-call]
+        num_bytes = sum(map(len, pieces))
+        head = RECORD.pack(MESSAGE, _MESSAGE.size + num_bytes) + _MESSAGE.pack(channel, 0, log_time_ns, log_time_ns)
+        stored, crc = _compressed((head, *pieces))
+        index = ChunkIndex(
+            message_start_time=log_time_ns,
+            message_end_time=log_time_ns,
+            chunk_start_offset=self._stream.tell(),
+            chunk_length=RECORD.size + _CHUNK.size + sum(map(len, stored)),
+            message_index_offsets={},
+            message_index_length=0,
+            compression=COMPRESSION,
+            compressed_size=sum(map(len, stored)),
+            uncompressed_size=len(head) + num_bytes,
+        )
+        self._write_chunk(index, crc, stored)
+        self._write_index(index, MessageIndex(channel, [(log_time_ns, 0)]))
+        self._note(index, channel)
+
+    def _write_chunk(self, index: ChunkIndex, crc: int, stored: list[bytes]) -> None:
+        self._stream.write(RECORD.pack(CHUNK, index.chunk_length - RECORD.size))
+        word = COMPRESSION.encode()
+        times = (index.message_start_time, index.message_end_time)
+        self._stream.write(_CHUNK.pack(*times, index.uncompressed_size, crc, len(word), word, index.compressed_size))
+        for part in stored:
+            self._stream.write(part)
+
+    def _write_index(self, index: ChunkIndex, messages: MessageIndex) -> None:
+        builder: Any = RecordBuilder()  # one of its methods bears no types
+        messages.write(builder)
+        index.message_index_offsets[messages.channel_id] = self._stream.tell()
+        index.message_index_length = builder.count
+        self._stream.write(builder.end())
+
+    def _note(self, index: ChunkIndex, channel: int) -> None:
+        """As the writer itself does of a chunk and a message."""
+        own: Any = self
+        own._Writer__chunk_indices.append(index)
+        statistics = own._Writer__statistics
+        is_first = not statistics.message_count
+        first_ns, last_ns = index.message_start_time, index.message_end_time
+        statistics.message_start_time = first_ns if is_first else min(first_ns, statistics.message_start_time)
+        statistics.message_end_time = max(last_ns, statistics.message_end_time)
+        statistics.channel_message_counts[channel] += 1
+        statistics.message_count += 1
+        statistics.chunk_count += 1
+
+
+def _compressed(pieces: Pieces) -> tuple[list[bytes], int]:
+    """One zstd frame that says how much it holds, in parts, and the checksum of what it holds."""
+    crc = 0
+    compressor = zstandard.ZstdCompressor().compressobj(size=sum(map(len, pieces)))
+    stored: list[bytes] = []
+    for part in _slices(pieces):
+        crc = zlib.crc32(part, crc)
+        stored.append(compressor.compress(part))
+    stored.append(compressor.flush())
+    return stored, crc
+
+
+def _slices(pieces: Pieces) -> Iterator[memoryview]:
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), SLICE_BYTES):
+            yield view[start : start + SLICE_BYTES]

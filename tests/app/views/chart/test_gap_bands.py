@@ -1,0 +1,78 @@
+"""Stretches where nothing was heard: seen where they are, and however many there are, no more is kept for them."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtGui import QColor, QImage
+
+from kvscope_app.look.theme import DARK, LIGHT, mix
+from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
+
+BOOT_S = 5_000_000.0
+"""Seconds since the boot of a machine that has run for two months."""
+
+
+@pytest.fixture
+def panel(qtbot):
+    panel = ChartPanel("Tokens", [CurveSpec("tokens", "tokens", "accent")], str)
+    qtbot.addWidget(panel)
+    panel.resize(500, 200)
+    panel.apply_theme(DARK)
+    panel.show_time(BOOT_S, BOOT_S + 60, None)
+    panel.show()
+    return panel
+
+
+def shaded(panel, *, theme=DARK, at=(5.0, 15.0, 25.0, 35.0, 45.0, 55.0)):
+    """At which of the seconds shown the plot is shaded, in the middle and near its edges."""
+    panel.settle()
+    plot = panel.plot
+    image = plot.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
+    scale = image.width() / plot.width()
+    seen = plot.getViewBox().sceneBoundingRect()
+    color = QColor(mix(theme.base, theme.muted, 0.10)).rgb()
+    found = []
+    for second in at:
+        x = round((seen.left() + seen.width() * second / 60) * scale)
+        ys = [round((seen.top() + seen.height() * share) * scale) for share in (0.1, 0.5, 0.85)]
+        if all(image.pixel(x, y) == color for y in ys):
+            found.append(second)
+    return found
+
+
+def test_bands_are_seen_where_they_are(panel):
+    assert shaded(panel) == []
+    panel.show_gaps([(BOOT_S + 12, BOOT_S + 27), (BOOT_S + 50, BOOT_S + 90)])
+    assert shaded(panel) == [15.0, 25.0, 55.0]
+    panel.show_time(BOOT_S + 20, BOOT_S + 80, None)
+    assert shaded(panel) == [5.0, 35.0, 45.0, 55.0]
+    panel.show_gaps([])
+    assert shaded(panel) == []
+
+
+def test_bands_follow_the_theme(panel):
+    panel.show_gaps([(BOOT_S, BOOT_S + 30)])
+    panel.apply_theme(LIGHT)
+    assert shaded(panel, theme=LIGHT) == [5.0, 15.0, 25.0]
+
+
+def test_bands_reach_as_far_as_the_plot_after_another_size_and_values(panel):
+    panel.show_gaps([(BOOT_S + 10, BOOT_S + 20)])
+    assert shaded(panel) == [15.0]
+    panel.resize(640, 320)
+    panel.fit(1e6)
+    assert shaded(panel) == [15.0]
+
+
+def test_many_stretches_are_no_more_items(panel):
+    num_items = len(panel.plot.scene().items())
+    panel.show_gaps([(BOOT_S + number / 10, BOOT_S + (number + 0.5) / 10) for number in range(600)])
+    panel.settle()
+    panel.grab()
+    assert len(panel.plot.scene().items()) == num_items
+
+
+def test_bands_in_no_plot_have_no_size():
+    from kvscope_app.views.chart.gap_bands import GapBands
+
+    assert GapBands().boundingRect().isNull()
