@@ -159,7 +159,8 @@ class Continuity:
             self.counts.duplicates += 1
         else:
             self._start_over(f"batch {seq} came after {self.last}")
-            self.live(seq, payload)
+            if not self._can_replay:  # else it is among what is asked for, unless it is older than that
+                self._follow(seq, payload)
 
     def _join(self, seq: int) -> None:
         """The first batch there is decides where we come in."""

@@ -25,6 +25,8 @@ RECONNECT_MS: Final = (50, 1_000)
 KNOCK_AGAIN_S: Final = 1.0
 WATCH_S: Final = 0.25
 HANG_UPS_TO_TELL: Final = 3
+GREETING_S: Final = 2.0
+"""For whoever takes the connection to say that it speaks ZeroMQ."""
 MAX_PUBLISHERS: Final = 16
 _FAILED: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _EVENTS: Final = (
@@ -53,6 +55,8 @@ class Line:
         self._is_bound = bind
         self._open = 0
         self._num_hang_ups = 0
+        self._greeted_s: float | None = None
+        """Since when a connection is there on which nobody has spoken."""
         self._knock_s: float | None = None
         self._look_s = 0.0
         self._connections = Connections(MAX_PUBLISHERS, lambda seconds: MAX_HALF_BYTES, is_client=not bind)
@@ -91,6 +95,8 @@ class Line:
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.disconnect(self._endpoint)
             self.socket.connect(self._endpoint)
+        if self._greeted_s is not None and now_s - self._greeted_s > GREETING_S:
+            self.refusal = f"{self._endpoint} does not speak ZeroMQ: it is no publisher of KV events"
         if now_s >= self._look_s:
             self._look_s = now_s + WATCH_S
             self._connections.watch()
@@ -116,20 +122,28 @@ class Line:
     def _take(self, event: zmq.Event, value: int, now_s: float) -> None:
         if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
             self._connections.accepted(value)
+            self._greeted_s = now_s
         elif event == zmq.EVENT_DISCONNECTED:
             self._connections.closed(value)
-            self._open = max(0, self._open - 1)
+            self._ended(now_s)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._open += 1
             self.num_connections += 1
-            self.refusal, self._num_hang_ups = "", 0
-        else:
-            self._refused(event, now_s)
-
-    def _refused(self, event: zmq.Event, now_s: float) -> None:
-        self._num_hang_ups += 1
-        if event in _FAILED:
-            self._knock_s = now_s + KNOCK_AGAIN_S  # ZeroMQ does not try again by itself
+            self._greeted_s, self._knock_s, self.refusal, self._num_hang_ups = None, None, "", 0
+        elif event in _FAILED:
+            self._greeted_s = None
+            self._knock_s = now_s + KNOCK_AGAIN_S
             self.refusal = f"{self._endpoint} is no publisher of KV events"
-        elif self._num_hang_ups >= HANG_UPS_TO_TELL:
+        else:
+            self._ended(now_s)
+
+    def _ended(self, now_s: float) -> None:
+        """A connection, or one that never became one."""
+        if self._greeted_s is None:
+            self._open = max(0, self._open - 1)
+            return
+        self._greeted_s = None
+        self._knock_s = now_s + KNOCK_AGAIN_S  # after some refusals ZeroMQ does not try again by itself
+        self._num_hang_ups += 1
+        if self._num_hang_ups >= HANG_UPS_TO_TELL:
             self.refusal = f"{self._endpoint} hangs up: it is no publisher of KV events"

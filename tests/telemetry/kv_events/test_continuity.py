@@ -357,7 +357,7 @@ def test_whatever_happens_it_is_right_or_uncertain(
     followed.settle()
     if can_replay:  # without, nobody can tell that the last batch was missed
         assert followed.is_right() or followed.continuity.uncertain, followed.follower.items
-    if can_replay and buffer_steps == 10_000:
+    if can_replay and buffer_steps == 10_000 and "half" not in actions:  # all that is asked for is told
         assert followed.is_right()
 
 
