@@ -6,6 +6,7 @@ Raises nothing but ProtocolError.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from typing import Any, Final
@@ -113,13 +114,13 @@ def _read(batch: BatchArray, num_unknown_fields: int) -> EventBatch:
 def _decode(raw: Raw, view: memoryview) -> _Wire:
     is_array = _is_array(view)
     try:
-        return _ARRAYS.decode(raw) if is_array else _MAPS.decode(raw)
+        wire: _Wire = _ARRAYS.decode(raw) if is_array else _MAPS.decode(raw)
     except msgspec.ValidationError:
-        try:
-            return _PAIR_ARRAYS.decode(raw) if is_array else _PAIR_MAPS.decode(raw)
-        except msgspec.ValidationError:
-            pass
+        with contextlib.suppress(msgspec.ValidationError):
+            pairs: _Wire = _PAIR_ARRAYS.decode(raw) if is_array else _PAIR_MAPS.decode(raw)
+            return pairs
         raise
+    return wire
 
 
 def _is_unknown(raw: Raw, view: memoryview) -> bool:
@@ -147,7 +148,7 @@ def _stored(wire: _Stored) -> tuple[BlockStored, int]:
         rest[-1], lora_name = lora_name.cache_salt, None
     if isinstance(wire, StoredPairsMap | StoredPairsArray):
         tokens = tuple([first for first, _ in tokens])
-    event = BlockStored(
+    values = (
         _keys(hashes),
         None if parent is None else block_key(parent),
         tokens,
@@ -156,7 +157,7 @@ def _stored(wire: _Stored) -> tuple[BlockStored, int]:
         _packed(extra_keys),
         *_given(rest),
     )
-    return event, num_known
+    return BlockStored(*values), num_known
 
 
 def _keys(hashes: tuple[BlockHash, ...]) -> tuple[int, ...]:

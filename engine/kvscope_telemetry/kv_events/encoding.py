@@ -35,8 +35,8 @@ def _map(event: KvEvent) -> StoredMap | RemovedMap | ClearedMap:
         always, rest = values[:_NUM_ALWAYS], values[_NUM_ALWAYS:]
         return StoredMap(*always, *[UNSET if value is None else value for value in rest])
     if isinstance(event, BlockRemoved):
-        rest = (event.group_idx, event.locality, event.ownership)
-        return RemovedMap(event.block_hashes, event.medium, *[UNSET if value is None else value for value in rest])
+        hashes, medium, *rest = msgspec.structs.astuple(event)
+        return RemovedMap(hashes, medium, *[UNSET if value is None else value for value in rest])
     return ClearedMap()
 
 
