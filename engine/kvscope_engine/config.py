@@ -8,6 +8,7 @@ from typing import Final
 
 from kvscope_engine.policy.allocation.names import ENGINE_ALLOCATORS
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.kv_events.config import KvEventsConfig
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
@@ -64,6 +65,8 @@ class EngineConfig:
     """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
     seed: int = 0
     """For requests that bring none."""
+    kv_events_config: KvEventsConfig | None = None
+    """How KV events are published; None: they are not."""
     num_threads: int | None = None
     """CPU threads, always that many; None: one for each core that may be used, fewer while other programs use them."""
 
@@ -91,6 +94,17 @@ class EngineConfig:
             raise BadInput(f"gpu_memory_utilization={share!r} is not accepted: above 0 and at most 1")
         if not self.model:
             raise BadInput("model='' is not accepted: a name, a folder or a file")
+
+        if self.publishes_kv_events and not self.enable_prefix_caching:
+            raise BadInput(
+                "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching:"
+                " nothing is kept that could be told of"
+            )
+
+    @property
+    def publishes_kv_events(self) -> bool:
+        """Whether KV events are published."""
+        return self.kv_events_config is not None and self.kv_events_config.is_on
 
     def _check_tiers(self) -> None:
         for name in ("host_kv_memory_bytes", "disk_kv_memory_bytes"):

@@ -16,6 +16,7 @@ from typing import Self
 import torch
 
 from kvscope_engine.block_text import with_text
+from kvscope_engine.cache_events import make_cache_events
 from kvscope_engine.completion import Completion, collect
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.frame_builder import FrameBuilder
@@ -27,6 +28,7 @@ from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.parts import Parts, build_parts
 from kvscope_engine.policy.blocks.block_contents import block_content
+from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.submission import child_requests
@@ -64,7 +66,15 @@ class Engine:
         self._config = config
         self._epoch = secrets.randbits(63)
         self._publish = publish or _discard
-        self._parts: Parts = build_parts(config, self._epoch, progress or _discard)
+        self._cache_events = make_cache_events(config)
+        try:
+            self._parts: Parts = build_parts(config, self._epoch, progress or _discard, self._cache_log)
+        except BaseException:
+            self._close_cache_events()
+            raise
+        if self._cache_events is not None:
+            self._parts.notes.append(self._cache_events.note)
+            self._cache_events.publish()  # what a kept file holds
         self._frame_builder = FrameBuilder(
             self._epoch, self._parts.pool, self._parts.scheduler, self._publish, messages_dropped=messages_dropped
         )
@@ -144,6 +154,7 @@ class Engine:
             record_ns=self._record_ns,
         )
         self._frame_builder.record(plan, result, timings, self.step_count, ran_ns)
+        self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - committed_ns
         self.step_started_ns = 0
         return self._take_outputs()
@@ -231,6 +242,7 @@ class Engine:
         self._streams.clear()
         self._spoken.clear()
         self._clients.clear()
+        self._close_cache_events()
         self._parts.close()
 
     def __enter__(self) -> Self:
@@ -294,6 +306,19 @@ class Engine:
 
     def _record_idle(self) -> None:
         self._frame_builder.record_idle(self.step_count, time.monotonic_ns())
+        self._tell_cache_events()
+
+    @property
+    def _cache_log(self) -> CacheLog | None:
+        return self._cache_events.log if self._cache_events is not None else None
+
+    def _tell_cache_events(self) -> None:
+        if self._cache_events is not None:
+            self._cache_events.publish()
+
+    def _close_cache_events(self) -> None:
+        if self._cache_events is not None:
+            self._cache_events.close()
 
     def _take_outputs(self) -> list[Tokens | Finished]:
         outputs: list[Tokens | Finished] = []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -30,6 +31,7 @@ from kvscope_engine.model.virtual_memory.build import virtual_cache
 from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
@@ -96,8 +98,10 @@ class Parts:
         self.loaded = replace(self.loaded, module=torch.nn.Module())
 
 
-def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress], None]) -> Parts:
-    """Load the model and make everything around it.
+def build_parts(
+    config: EngineConfig, epoch: int, progress: Callable[[Progress], None], cache_log: CacheLog | None = None
+) -> Parts:
+    """Load the model and make everything around it; `cache_log` is told what is cached.
 
     In this order, for memory's sake: what joining gives up is gone when a step is profiled, and blocks get what the
     profile leaves. What is captured comes last, over blocks that are there, out of what was set aside for it.
@@ -114,7 +118,7 @@ def build_parts(config: EngineConfig, epoch: int, progress: Callable[[Progress],
     if plan is not None:
         progress(Progress(stage="warm up", detail=plan.summary(str(loaded.device))))
     with ExitStack() as undo:  # a driver's pages, pinned memory and files are not collected like tensors
-        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, undo, progress)
+        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, undo, progress, cache_log)
         undo.pop_all()
     parts.threads = threads if loaded.device.type == "cpu" else None
     parts.plan = plan
@@ -129,6 +133,7 @@ def _assemble(
     fingerprint: str,
     undo: ExitStack,
     progress: Callable[[Progress], None],
+    cache_log: CacheLog | None,
 ) -> Parts:
     virtual = virtual_cache(config, loaded, num_blocks)
     space, memory = (virtual.space, virtual.memory) if virtual is not None else (None, None)
@@ -144,11 +149,12 @@ def _assemble(
         num_rows,
         config.block_size,
         prefix_caching=config.enable_prefix_caching,
-        salt=mover.salt if mover is not None else None,
+        salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,
         space=space,
     )
+    pool.cache_log = cache_log  # before the tiers: they tell what a kept file holds
     max_batched = max_batched_tokens(config, loaded.device.type)
     scheduler = Scheduler(
         pool,
@@ -170,6 +176,8 @@ def _assemble(
     hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
     progress(Progress(stage="ready"))
     notes = [*runner.notes, *([mover.note] if mover is not None and mover.note else [])]
+    if mover is not None and mover.salt is not None and config.publishes_kv_events:
+        notes.append("KV events have the hashes of the kept file: other engines with this seed have others")
     for note in notes:
         scheduler.note(note, time.monotonic_ns())
     return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes)

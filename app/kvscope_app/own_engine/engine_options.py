@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kvscope_telemetry.kv_events.config import parse_config
+
 _SIZE: Final = re.compile(r"\d+(\.\d+)?\s*([KMGT]?i?B?)", re.IGNORECASE)
 
 
@@ -113,6 +115,11 @@ def _size(text: str) -> str:
     return text
 
 
+def _kv_events(text: str) -> str:
+    parse_config(text)
+    return text
+
+
 _MANY: Final = 1 << 31
 ENGINE_OPTIONS: Final = (
     EngineOption("--model", "M", "`default`, a Hugging Face id, a folder, a .gguf file, or dummy:CONFIG.json", _some),
@@ -161,5 +168,11 @@ ENGINE_OPTIONS: Final = (
         _one_of("paged", "contiguous", "buddy", "virtual"),
     ),
     EngineOption("--seed", "N", "for requests that bring none (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
+    EngineOption(
+        "--kv-events-config",
+        "JSON",
+        "publish what enters and leaves the prefix cache as vLLM does, with vLLM's fields (default: nothing)",
+        _kv_events,
+    ),
     EngineOption("--num-threads", "N", "CPU threads, always that many (default: by the cores)", _whole(1, _MANY)),
 )

@@ -12,6 +12,7 @@ from typing import Final
 from kvscope_engine.cli.parser import number, parse_size, whole_number
 from kvscope_engine.config import DEVICES, DTYPES, KV_DTYPES, PREEMPTIONS, EngineConfig
 from kvscope_engine.policy.allocation.names import ENGINE_ALLOCATORS
+from kvscope_telemetry.kv_events.config import parse_config
 
 DEFAULTS: Final = EngineConfig()
 
@@ -28,6 +29,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration that the options ask for; raises BadInput for a value outside its range."""
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if "kv_events_config" in given:
+        given["kv_events_config"] = parse_config(given["kv_events_config"])
     return EngineConfig(**given)
 
 
@@ -108,6 +111,14 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         default=DEFAULTS.enable_prefix_caching,
         help="reuse the blocks of prompts that begin alike",
+    )
+    group.add_argument(
+        "--kv-events-config",
+        metavar="JSON",
+        help="publish what enters and leaves the prefix cache as vLLM does, with vLLM's fields, such as"
+        ' \'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}\';'
+        " everybody who reaches these endpoints reads the tokens of prompts; engines with the same --seed give the same"
+        " text the same hash (without it: nothing is published)",
     )
     group.add_argument("--allocator", choices=ENGINE_ALLOCATORS, default="paged", help="how a request gets its blocks")
 

@@ -11,6 +11,7 @@ from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import CommandParser, parse_size
 from kvscope_engine.config import EngineConfig
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.kv_events.config import KvEventsConfig
 
 
 def config(*words: str) -> EngineConfig:
@@ -31,7 +32,7 @@ def test_every_field_has_its_option() -> None:
         *("--num-gpu-blocks-override", "12", "--kv-memory", "1MiB", "--no-enable-prefix-caching"),
         *("--allocator", "paged", "--seed", "5", "--num-threads", "1"),
         *("--kv-host-memory", "2MiB", "--kv-disk", "3MiB", "--kv-disk-path", "kv.bin", "--kv-disk-keep"),
-        *("--preemption", "swap", "--enforce-eager"),
+        *("--preemption", "swap", "--enforce-eager", "--kv-events-config", '{"topic": "kv"}'),
     )
     assert found == EngineConfig(
         model="m",
@@ -54,6 +55,7 @@ def test_every_field_has_its_option() -> None:
         keep_disk_kv=True,
         preemption="swap",
         enforce_eager=True,
+        kv_events_config=KvEventsConfig(topic="kv"),
     )
     same = [
         field.name
@@ -61,6 +63,15 @@ def test_every_field_has_its_option() -> None:
         if getattr(found, field.name) == getattr(EngineConfig(), field.name)
     ]
     assert same == ["allocator"]
+
+
+def test_kv_events_need_a_prefix_cache() -> None:
+    words = ("--kv-events-config", '{"enable_kv_cache_events": true}')
+    assert config(*words).publishes_kv_events
+    with pytest.raises(BadInput, match="without prefix caching"):
+        config(*words, "--no-enable-prefix-caching")
+    with pytest.raises(BadInput, match="field 'port' is not known: one of enable_kv_cache_events"):
+        config("--kv-events-config", '{"port": 5557}')
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.blocks.changed_rows import ChangedRows
 from kvscope_engine.policy.blocks.eviction_order import EvictionOrder
 from kvscope_engine.policy.blocks.free_list import FreeBlocks, FreeList
@@ -68,6 +69,8 @@ class BlockPool:
         self.moves = MoveLog()
         self.sinks: Sinks | None = None
         """Who is told of evicted blocks before they are given away; without one they are forgotten."""
+        self.cache_log: CacheLog | None = None
+        """Who is told of what enters and leaves the prefix cache; None where nobody wants to know."""
         self.step = 0
         """The step in progress, for who asks when something happened; the scheduler sets it."""
         self.evicted_blocks = 0
@@ -191,6 +194,8 @@ class BlockPool:
             self._hashes[block] = published_hash(prefix.digest)
             self._parents[block] = prefix.published_parent
             self._changed.add_one(block)
+            if self.cache_log is not None:
+                self.cache_log.stored(prefix)
 
     def forget(self, prefixes: Iterable[Prefix]) -> None:
         """No tier holds these any more: a later prompt that misses one is told when it went."""
@@ -203,6 +208,8 @@ class BlockPool:
             return 0
         assert self.history is not None, "an index without a history"
         self.history.clear()
+        if self.cache_log is not None:
+            self.cache_log.cleared()
         hashed = np.array(self.index.clear(), np.int64)
         self._unhash(hashed)
         self._changed.add(hashed)
@@ -299,6 +306,8 @@ class BlockPool:
         """Cached blocks that are out of the order of eviction already."""
         assert self.index is not None, "a block is cached without a prefix index"
         prefixes = [self.index.remove(block) for block in blocks]
+        if self.cache_log is not None:
+            self.cache_log.removed(prefixes)
         self.forget(prefixes if self.sinks is None else self._sink(blocks, prefixes))
         self._unhash(np.array(blocks, np.int64))
         self.evicted_blocks += len(blocks)

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
 
 class TierPlaces:
@@ -24,6 +24,7 @@ class TierPlaces:
         self.first = first
         self.count = count
         self._pool = pool
+        self._tier = Tier(pool.ledger.tier[first]) if count else Tier.DISK
         self._columns = _Columns(pool.ledger)
         self._free = list(range(first + count - 1, first - 1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached rows, the next to be evicted first
@@ -86,6 +87,8 @@ class TierPlaces:
                 self._prefix_of[row] = prefix
                 columns.hash[row] = published_hash(prefix.digest)
                 columns.parent[row] = prefix.published_parent
+                if self._pool.cache_log is not None:
+                    self._pool.cache_log.stored(prefix, self._tier)
 
     def hold(self, rows: Sequence[int]) -> None:
         """One more holds these cached or active rows (each once)."""
@@ -124,6 +127,8 @@ class TierPlaces:
             del self._row_of[prefix.digest]
             self._columns.hash[row] = 0
             self._columns.parent[row] = 0
+            if self._pool.cache_log is not None:
+                self._pool.cache_log.removed([prefix], self._tier)
         if row in self._idle:
             del self._idle[row]
             self._clear(row)

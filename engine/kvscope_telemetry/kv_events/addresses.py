@@ -1,0 +1,57 @@
+"""Endpoints of KV events: which are accepted, who binds, and which port each data-parallel rank has.
+
+Knows no sockets.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.sockets.bind_address import MAX_IPC_PATH_BYTES
+
+_EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
+_MAX_PORT: Final = 65535
+
+
+def check_endpoint(name: str, endpoint: str, *, is_client: bool = False) -> None:
+    """Raise BadInput, naming the option `name`, unless `endpoint` is tcp://HOST:PORT or ipc://PATH.
+
+    Who connects (`is_client`) needs a host and a port; who listens may say `*` and 0.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc" and 0 < len(rest.encode(errors="surrogateescape")) <= MAX_IPC_PATH_BYTES and "\0" not in rest:
+        return
+    host, _, port = rest.rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= _MAX_PORT
+    if scheme != "tcp" or not host or not is_number or any(letter.isspace() for letter in host):
+        raise BadInput(f"{name}={endpoint!r} is not accepted: tcp://HOST:PORT or ipc://PATH")
+    if is_client and (host in _EVERYWHERE or port.strip("0") == ""):
+        raise BadInput(
+            f"{name}={endpoint!r} is not accepted: the host and port to connect to, such as tcp://127.0.0.1:5557"
+        )
+
+
+def binds(endpoint: str) -> bool:
+    """Whether a publisher binds `endpoint`, as vLLM and SGLang decide it: a named host is connected to instead."""
+    if endpoint.startswith("ipc://"):
+        return True
+    return endpoint.partition("://")[2].rpartition(":")[0] in _EVERYWHERE
+
+
+def of_rank(endpoint: str, rank: int) -> str:
+    """The endpoint of data-parallel rank `rank`, where `endpoint` is that of the first: its port and `rank`.
+
+    Raises BadInput where there is no such port.
+    """
+    if rank == 0:
+        return endpoint
+    base, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdigit() or int(port) + rank > _MAX_PORT:
+        raise BadInput(f"endpoint {endpoint!r} is not accepted for data-parallel rank {rank}: tcp, and a port above it")
+    return endpoint if int(port) == 0 else f"{base}:{int(port) + rank}"
+
+
+def is_ipv6(endpoint: str) -> bool:
+    """Whether a socket needs to be told of IPv6."""
+    return "[" in endpoint or "::" in endpoint.partition("://")[2]

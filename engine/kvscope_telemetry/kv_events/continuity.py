@@ -1,0 +1,269 @@
+"""From batches as they arrive to batches in order, each once: what a hole, a restart or a spoilt batch means.
+
+Owns the place in the sequence, what is held while a replay fills a hole, and why something is uncertain. Knows neither
+sockets nor time: `stream` tells it what came and does what it `wants`.
+
+A publisher has no name and its numbers begin at 0 with each start, so a number alone proves nothing. Every replay
+begins with the last batch that was given: where the engine sends exactly that again it is the same engine, and nothing
+is missing from there on. Where it does not, everything is forgotten and asked for from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.kv_events.batches import AllBlocksCleared, EventBatch
+from kvscope_telemetry.kv_events.decoding import decode_batch
+from kvscope_telemetry.kv_events.held_batches import HeldBatches
+from kvscope_telemetry.kv_events.seen_batches import SeenBatches
+from kvscope_telemetry.kv_events.stream_counts import StreamCounts
+from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamItem
+
+MAX_FRUITLESS: Final = 2
+"""Replays that bring nothing of what is missing, before it is given up."""
+
+
+class Continuity:
+    """`give` takes each item and the bytes that it came in. `can_replay`: whether what was missed can be asked for."""
+
+    def __init__(self, give: Callable[[StreamItem, int], None], *, can_replay: bool) -> None:
+        self.counts = StreamCounts()
+        self.last = -1
+        """The last batch given, or given up."""
+        self.ts = 0.0
+        self.rank: int | None = None
+        self.has_joined = False
+        """Whether it is known what was cached at some moment, for certain or not."""
+        self.uncertain = ""
+        """Why what was given may not be what is; empty when it is."""
+        self.wants = "joining" if can_replay else ""
+        """Why a replay is wanted, empty for not."""
+        self.is_replaying = False
+        self.failed = False
+        """Whether a replay might mend what is uncertain, if only it were answered."""
+        self._give = give
+        self._can_replay = can_replay
+        self._held = HeldBatches()
+        self._seen = SeenBatches()
+        self._is_proven = True
+        self._is_check = False
+        self._num_fruitless = 0
+        self._asked = -1
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether the replay that is wanted, or goes on, was asked for without suspicion."""
+        return self._is_check and (self.is_replaying or bool(self.wants))
+
+    # What happens to the live line.
+
+    def live(self, seq: int, payload: bytes) -> None:
+        """A batch was published."""
+        is_awaited = self.is_checking and self.has_joined and seq == self.last + 1
+        if is_awaited or not (self.wants or self.is_replaying):
+            self._follow(seq, payload)
+        else:
+            self._held.hold(seq, payload)
+
+    def dropped(self) -> None:
+        """A batch was published and thrown away here, for want of room."""
+        self._ask("more came than was taken")
+
+    def connected_anew(self) -> None:
+        """The connection was lost and is there again: batches may be missing, or the engine another one."""
+        if self._can_replay:
+            self._ask("the connection was made anew")
+        elif self.has_joined:
+            self.uncertain = "the connection was lost for a while, and no replay endpoint tells what was missed"
+
+    def check(self) -> None:
+        """It has been quiet: ask whether anything was missed."""
+        if self._can_replay and not self.wants and not self.is_replaying:
+            self.wants, self._is_check = "asking whether anything was missed", True
+
+    def try_again(self) -> None:
+        """After a replay that failed: ask for everything."""
+        if self.failed:
+            self._begin_anew("asking again for what was missed")
+
+    # A replay.
+
+    def begin_replay(self) -> int:
+        """It is asked for now; returns the first batch to ask for."""
+        self.wants, self.is_replaying, self.failed = "", True, False
+        self._is_proven = self.last < 0
+        self._asked = self.last
+        self.counts.replays += 0 if self._is_check else 1
+        return max(self.last, 0)
+
+    def replayed(self, seq: int, payload: bytes) -> None:
+        """An answer."""
+        if not self.is_replaying:
+            return
+        if not self._is_proven:
+            self._is_proven = seq == self._asked and self._seen.is_same(seq, payload)
+            if not self._is_proven:
+                self._start_over(f"batch {self._asked} is not what it was, or not kept any more")
+            return
+        self._join(seq)
+        if seq == self.last + 1:
+            if not self._accept(seq, payload):
+                self._second_copy(seq, payload)
+        elif seq > self.last:
+            self._held.hold(seq, payload)
+
+    def end_replay(self) -> None:
+        """All answers came."""
+        if not self.is_replaying:
+            return
+        self.is_replaying = self._is_check = False
+        if not self._is_proven:
+            self._start_over(f"the engine knows no batch {self._asked}")
+            return
+        self._num_fruitless = 0 if self.last > self._asked else self._num_fruitless + 1
+        self.has_joined = True
+        self._release()
+        if not self.wants:
+            self._num_fruitless = 0
+
+    def fail_replay(self, why: str) -> None:
+        """No more answers come: ask for the rest where some came, else go on without."""
+        was_check, self._is_check = self.is_checking, False
+        self.is_replaying, self.wants = False, ""
+        if self.last > self._asked and not was_check:
+            self._ask("the replay broke off")
+            return
+        numbers = self._held.in_order()
+        if not was_check or (numbers and numbers[0] > self.last + 1):
+            self.uncertain, self.failed = why, True
+        if numbers:
+            self._join(numbers[0])
+        self._num_fruitless = MAX_FRUITLESS
+        self._release()
+        self._num_fruitless = 0
+
+    # The sequence.
+
+    def _follow(self, seq: int, payload: bytes) -> None:
+        """A batch that nothing else is awaited before."""
+        self._join(seq)
+        if seq == self.last + 1:
+            if not self._accept(seq, payload):
+                self._cannot_read(seq, payload)
+        elif seq > self.last:
+            self._held.hold(seq, payload)
+            self._release()
+        elif self._seen.is_same(seq, payload) or self._is_late(seq, payload):
+            self.counts.duplicates += 1
+        else:
+            self._start_over(f"batch {seq} came after {self.last}")
+            if not self._can_replay:  # else it is among what is asked for, unless it is older than that
+                self._follow(seq, payload)
+
+    def _join(self, seq: int) -> None:
+        """The first batch there is decides where we come in."""
+        if self.last >= 0 or self.has_joined:
+            return
+        self.has_joined = True
+        if seq > 0:
+            self.uncertain = self.uncertain or f"what was cached before batch {seq} is not known"
+            self.last = seq - 1
+
+    def _accept(self, seq: int, payload: bytes) -> bool:
+        """Give the batch after `last`; False when it cannot be read."""
+        try:
+            batch = decode_batch(payload)
+        except ProtocolError:
+            return False
+        self._pass(seq, payload)
+        self.ts, self.rank = batch.ts, batch.data_parallel_rank
+        self.counts.take(batch)
+        self._judge(seq, batch)
+        self._give(Received(seq, batch), len(payload))
+        return True
+
+    def _judge(self, seq: int, batch: EventBatch) -> None:
+        if any(isinstance(event, AllBlocksCleared) for event in batch.events):
+            self.uncertain, self.failed = "", False  # what was not known is gone
+        if batch.num_unreadable_events:
+            self.uncertain = f"{batch.num_unreadable_events} events of batch {seq} cannot be read: {batch.unreadable}"
+
+    def _cannot_read(self, seq: int, payload: bytes) -> None:
+        """The engine may have a copy that is whole."""
+        if self._may_ask:
+            self._held.hold(seq, payload)
+            self._ask(f"batch {seq} cannot be read")
+        else:
+            self._spoilt(seq, payload)
+
+    def _second_copy(self, seq: int, payload: bytes) -> None:
+        """The engine's own copy is spoilt; the one that was published may not be."""
+        held = self._held.take(seq)
+        if held is None or not self._accept(seq, held):
+            self._spoilt(seq, payload)
+
+    def _spoilt(self, seq: int, payload: bytes) -> None:
+        try:
+            decode_batch(payload)
+        except ProtocolError as error:
+            self.counts.unreadable += 1
+            self._give_up(seq, f"batch {seq} cannot be read: {error}")
+            self._pass(seq, payload)
+
+    def _pass(self, seq: int, payload: bytes) -> None:
+        self.last = seq
+        self._seen.add(seq, payload)
+
+    def _release(self) -> None:
+        """Give what is held, as far as nothing is missing before it."""
+        for seq in self._held.in_order():
+            if self.wants:
+                return
+            if seq > self.last + 1:
+                if self._may_ask:
+                    self._ask(f"batches {self.last + 1} to {seq - 1} are missing")
+                    return
+                self._give_up(seq - 1, f"batches {self.last + 1} to {seq - 1} are missing")
+            payload = self._held.take(seq)
+            if payload is not None and (seq > self.last or not self._seen.is_same(seq, payload)):
+                self._follow(seq, payload)
+
+    def _give_up(self, last: int, why: str) -> None:
+        """What comes after the last batch, up to `last`, is not to be had."""
+        first, self.last = self.last + 1, last
+        self.uncertain = why
+        self.counts.missing += last - first + 1
+        self._seen.skip(first, last)
+        self._give(Gap(first, last, why), 0)
+
+    def _is_late(self, seq: int, payload: bytes) -> bool:
+        """Whether it was given up, and would do harm now; or is a spoilt copy, which says nothing."""
+        try:
+            return decode_batch(payload).ts <= self.ts and self._seen.was_skipped(seq)
+        except ProtocolError:
+            return True
+
+    def _start_over(self, why: str) -> None:
+        self.counts.restarts += 1
+        self._begin_anew(why)
+
+    def _begin_anew(self, why: str) -> None:
+        self._give(Reset(why), 0)
+        self.last = -1
+        self.has_joined = self.is_replaying = self.failed = self._is_check = False
+        self.uncertain = ""
+        self._num_fruitless = 0
+        self._held.clear()
+        self._seen.clear()
+        self._ask(why)
+
+    @property
+    def _may_ask(self) -> bool:
+        """Whether a replay can be asked for, and was not asked for in vain."""
+        return self._can_replay and self._num_fruitless < MAX_FRUITLESS
+
+    def _ask(self, why: str) -> None:
+        if self._can_replay:
+            self.wants, self._is_check = why, False

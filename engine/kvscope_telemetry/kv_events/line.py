@@ -1,0 +1,149 @@
+"""The connection to a publisher of KV events: a SUB socket, and what became of its attempts.
+
+Owns connecting, also after a refusal, and the end of a connection on which somebody sends what never becomes a message.
+Belongs to the thread that reads. Knows frames, not events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from kvscope_telemetry.errors import BadInput, EndpointInUse
+from kvscope_telemetry.kv_events.addresses import is_ipv6
+from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
+from kvscope_telemetry.sockets.connection_watch import Connections
+
+HIGH_WATER: Final = 64
+"""Batches that wait here for the reading thread; more wait at the publisher, whose mark is some thousands."""
+MAX_HALF_BYTES: Final = 4 * MAX_BATCH_BYTES
+"""Of messages that are not read yet, on one connection."""
+RECONNECT_MS: Final = (50, 1_000)
+KNOCK_AGAIN_S: Final = 1.0
+WATCH_S: Final = 0.25
+HANG_UPS_TO_TELL: Final = 3
+GREETING_S: Final = 2.0
+"""For whoever takes the connection to say that it speaks ZeroMQ."""
+MAX_PUBLISHERS: Final = 16
+_FAILED: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+_EVENTS: Final = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Line:
+    """To `endpoint`, or with `bind` from whoever connects there.
+
+    Raises EndpointInUse and BadInput where that cannot be.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: bytes, *, bind: bool) -> None:
+        self.num_connections = 0
+        """That were made so far: a new number is a new connection."""
+        self.refusal = ""
+        """Why nobody is there, where something is known of it; empty otherwise."""
+        self._endpoint = endpoint
+        self._is_bound = bind
+        self._open = 0
+        self._num_hang_ups = 0
+        self._greeted_s: float | None = None
+        """Since when a connection is there on which nobody has spoken."""
+        self._knock_s: float | None = None
+        self._look_s = 0.0
+        self._connections = Connections(MAX_PUBLISHERS, lambda seconds: MAX_HALF_BYTES, is_client=not bind)
+        self._connections.listen(endpoint)
+        self.socket = context.socket(zmq.SUB)
+        self.socket.rcvhwm = HIGH_WATER
+        self.socket.maxmsgsize = MAX_BATCH_BYTES
+        self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = RECONNECT_MS
+        self.socket.ipv6 = is_ipv6(endpoint)
+        self.socket.subscribe(topic)
+        self.monitor = self.socket.get_monitor_socket(_EVENTS)
+        self._attach()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a publisher is there."""
+        return self._open > 0
+
+    def receive(self, max_messages: int) -> list[list[bytes]]:
+        """What waits, oldest first."""
+        messages: list[list[bytes]] = []
+        with contextlib.suppress(zmq.Again):
+            while len(messages) < max_messages:
+                messages.append(self.socket.recv_multipart(zmq.NOBLOCK))
+        if messages:
+            self._connections.heard_all()
+        return messages
+
+    def look(self, now_s: float) -> None:
+        """What became of the connection; tries again where ZeroMQ gave up."""
+        while self.monitor.poll(0):
+            message = recv_monitor_message(self.monitor)
+            self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
+        if self._knock_s is not None and now_s >= self._knock_s and not self._is_bound:
+            self._knock_s = None
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.disconnect(self._endpoint)
+            self.socket.connect(self._endpoint)
+        if self._greeted_s is not None and now_s - self._greeted_s > GREETING_S:
+            self.refusal = f"{self._endpoint} does not speak ZeroMQ: it is no publisher of KV events"
+        if now_s >= self._look_s:
+            self._look_s = now_s + WATCH_S
+            self._connections.watch()
+
+    def close(self) -> None:
+        """The socket and its monitor."""
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=0)
+
+    def _attach(self) -> None:
+        try:
+            if self._is_bound:
+                self.socket.bind(self._endpoint)
+            else:
+                self.socket.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            if error.errno == zmq.EADDRINUSE:
+                raise EndpointInUse(f"endpoint {self._endpoint} of KV events is in use") from None
+            raise BadInput(f"endpoint {self._endpoint} of KV events is not accepted: {error.strerror}") from None
+
+    def _take(self, event: zmq.Event, value: int, now_s: float) -> None:
+        if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
+            self._connections.accepted(value)
+            self._greeted_s = now_s
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._connections.closed(value)
+            self._ended(now_s)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._open += 1
+            self.num_connections += 1
+            self._greeted_s, self._knock_s, self.refusal, self._num_hang_ups = None, None, "", 0
+        elif event in _FAILED:
+            self._greeted_s = None
+            self._knock_s = now_s + KNOCK_AGAIN_S
+            self.refusal = f"{self._endpoint} is no publisher of KV events"
+        else:
+            self._ended(now_s)
+
+    def _ended(self, now_s: float) -> None:
+        """A connection, or one that never became one."""
+        if self._greeted_s is None:
+            self._open = max(0, self._open - 1)
+            return
+        self._greeted_s = None
+        self._knock_s = now_s + KNOCK_AGAIN_S  # after some refusals ZeroMQ does not try again by itself
+        self._num_hang_ups += 1
+        if self._num_hang_ups >= HANG_UPS_TO_TELL:
+            self.refusal = f"{self._endpoint} hangs up: it is no publisher of KV events"

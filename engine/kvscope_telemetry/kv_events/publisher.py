@@ -1,0 +1,175 @@
+"""Publishes KV events as vLLM does: PUB for what happens, ROUTER for what happened before.
+
+Owns both sockets and their thread. Whoever publishes is never held up and never fails: what there is no room for is
+dropped, and its sequence number is missing.
+
+Everybody who reaches the endpoints reads the tokens of prompts: vLLM's protocol knows no keys.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+import zmq
+
+from kvscope_telemetry.errors import BadInput, EndpointInUse
+from kvscope_telemetry.kv_events.addresses import is_ipv6, of_rank
+from kvscope_telemetry.kv_events.batch_queue import BatchQueue
+from kvscope_telemetry.kv_events.batches import END_SEQ, EventBatch, KvEvent
+from kvscope_telemetry.kv_events.config import KvEventsConfig
+from kvscope_telemetry.kv_events.encoding import encode_batch
+from kvscope_telemetry.kv_events.replay_buffer import ReplayBuffer
+from kvscope_telemetry.sockets.wakeup import Wakeup
+
+SEQ_BYTES: Final = 8
+MAX_REQUEST_BYTES: Final = 1024
+"""Of what a consumer may send; a request for a replay has 8."""
+AT_A_GO: Final = 256
+"""Batches published before somebody's replay is looked at."""
+LINGER_MS: Final = 500
+"""The last batches get this long to leave."""
+REQUEST_PARTS: Final = 3
+"""Who asks, nothing, the first sequence number that is wanted."""
+
+
+class KvEventPublisher:
+    """Of one data-parallel `rank`, whose endpoints are moved on by as many ports. The sockets are up when it is made.
+
+    Raises EndpointInUse for an endpoint that is taken, BadInput for one that cannot be had.
+    """
+
+    def __init__(self, config: KvEventsConfig, rank: int = 0) -> None:
+        self._topic = config.topic.encode()
+        self._rank = rank
+        self._queue = BatchQueue(config.max_queue_size)
+        self._buffer = ReplayBuffer(config.buffer_steps)
+        self._wakeup = Wakeup()
+        self._is_closing = False
+        self.num_unsent = 0
+        """Batches that could not be written; a consumer sees a hole."""
+        self._context = zmq.Context()
+        self._replay: zmq.Socket[bytes] | None = None
+        try:
+            self._open(config)
+        except BaseException:
+            self._context.destroy(linger=0)
+            self._wakeup.close()
+            raise
+        self._thread = threading.Thread(target=self._run, name="kvscope-kv-events", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_dropped(self) -> int:
+        """Batches that there was no room for."""
+        return self._queue.num_dropped
+
+    @property
+    def next_seq(self) -> int:
+        """Of the batch that comes next."""
+        return self._queue.next_seq
+
+    def publish(self, events: Sequence[KvEvent], ts: float | None = None) -> None:
+        """One batch, of time `ts` (seconds since 1970; None: now). From one thread; returns at once."""
+        if self._is_closing or not events:
+            return
+        self._queue.put(EventBatch(time.time() if ts is None else ts, tuple(events), self._rank))
+        self._wakeup.signal()
+
+    def close(self) -> None:
+        """Publish what waits and close both sockets, within `LINGER_MS` and a little. Idempotent."""
+        self._is_closing = True
+        self._wakeup.signal()
+        self._thread.join()
+        self._wakeup.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, config: KvEventsConfig) -> None:
+        self._publisher = self._context.socket(zmq.PUB)
+        self._publisher.sndhwm = config.hwm
+        self.endpoint = _attach(self._publisher, of_rank(config.endpoint, self._rank), bind=config.binds)
+        """Where batches are published, with the port that was found where 0 was asked for."""
+        self.replay_endpoint = ""
+        """Where they can be had again, empty for nowhere."""
+        if config.replay_endpoint is not None:
+            self._replay = self._context.socket(zmq.ROUTER)
+            # ZeroMQ counts what was read late: twice as many always fit a whole replay and its end.
+            self._replay.sndhwm = 2 * (config.buffer_steps + 1)
+            self.replay_endpoint = _attach(self._replay, of_rank(config.replay_endpoint, self._rank), bind=True)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wakeup.reader, zmq.POLLIN)
+        if self._replay is not None:
+            poller.register(self._replay, zmq.POLLIN)
+        has_more = False
+        try:
+            while has_more or not self._is_closing:
+                ready = dict(poller.poll(0 if has_more else None))
+                if self._wakeup.reader in ready:
+                    self._wakeup.clear()
+                if self._replay in ready:
+                    self._serve_replay()
+                has_more = self._publish_some()
+            while self._publish_some():
+                pass
+        finally:
+            self._context.destroy(linger=LINGER_MS)
+
+    def _publish_some(self) -> bool:
+        """Whether more may wait."""
+        for _ in range(AT_A_GO):
+            item = self._queue.take()
+            if item is None:
+                return False
+            seq, batch = item
+            try:
+                payload = encode_batch(batch)
+            except (ValueError, TypeError, OverflowError):
+                self.num_unsent += 1
+                continue
+            self._publisher.send_multipart((self._topic, _packed(seq), payload))
+            if self._replay is not None:
+                self._buffer.add(seq, payload)
+        return True
+
+    def _serve_replay(self) -> None:
+        """One request. What is none gets no answer, as with vLLM."""
+        assert self._replay is not None, "nobody can ask for a replay"
+        request = self._replay.recv_multipart()
+        if len(request) != REQUEST_PARTS or len(request[2]) != SEQ_BYTES:
+            return
+        client, start = request[0], int.from_bytes(request[2], "big")
+        for seq, payload in self._buffer.since(start):
+            self._replay.send_multipart((client, b"", self._topic, _packed(seq), payload))
+        self._replay.send_multipart((client, b"", b"", END_SEQ, b""))
+
+
+def _packed(seq: int) -> bytes:
+    return seq.to_bytes(SEQ_BYTES, "big")
+
+
+def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> str:
+    """Bind or connect; returns the endpoint as it came to be."""
+    socket.maxmsgsize = MAX_REQUEST_BYTES
+    socket.ipv6 = is_ipv6(endpoint)
+    try:
+        if not bind:
+            socket.connect(endpoint)
+            return endpoint
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise EndpointInUse(f"endpoint {endpoint} of KV events is in use") from None
+        raise BadInput(f"endpoint {endpoint} of KV events is not accepted: {error.strerror}") from None
+    return str(socket.get_string(zmq.LAST_ENDPOINT))

@@ -1,0 +1,229 @@
+"""Follows a publisher of KV events: vLLM's, SGLang's or ours.
+
+Owns the sockets, the thread that reads them, and time: when a replay is asked for, given up and tried again. What
+batches mean for each other is `continuity`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Final, Self
+
+import zmq
+
+from kvscope_telemetry.kv_events.addresses import check_endpoint
+from kvscope_telemetry.kv_events.continuity import Continuity
+from kvscope_telemetry.kv_events.line import Line
+from kvscope_telemetry.kv_events.pending_items import PendingItems
+from kvscope_telemetry.kv_events.replay_client import ReplayClient, read_published
+from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, StreamStatus
+from kvscope_telemetry.sockets.wakeup import Wakeup
+
+TICK_MS: Final = 100
+AT_A_GO: Final = 256
+CHECK_AFTER_S: Final = 5.0
+"""Without a batch: the last one may have been missed, and only asking tells."""
+REPLAY_TIMEOUT_S: Final = 10.0
+"""For the next answer of a replay; publishers look for requests ten times a second."""
+TRY_AGAIN_S: Final = (1.0, 30.0)
+"""After a replay that was not answered, then twice as long each time."""
+
+
+class KvEventStream:
+    """The publisher at `endpoint`, over its restarts; a context manager that closes at the end.
+
+    `replay_endpoint` is where it answers replays, None where it does not. `bind`: the publisher connects to us. For a
+    data-parallel engine there is a stream a rank (`addresses.of_rank`). Raises BadInput for an endpoint that is not
+    accepted, EndpointInUse for one to bind that is taken. Nobody needs to be there yet.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        *,
+        topic: str = "",
+        bind: bool = False,
+        check_after_s: float = CHECK_AFTER_S,
+        replay_timeout_s: float = REPLAY_TIMEOUT_S,
+        pending: PendingItems | None = None,
+    ) -> None:
+        check_endpoint("endpoint", endpoint, is_client=not bind)
+        if replay_endpoint is not None:
+            check_endpoint("replay endpoint", replay_endpoint, is_client=True)
+        self.endpoint = endpoint
+        self._replay_endpoint = replay_endpoint
+        self._check_after_s, self._replay_timeout_s = check_after_s, replay_timeout_s
+        self._pending = pending or PendingItems()
+        self._continuity = Continuity(self._pending.give, can_replay=replay_endpoint is not None)
+        self._status = StreamStatus()
+        self._num_foreign = 0
+        self._num_connections = 0
+        self._replay: ReplayClient | None = None
+        self._heard_s = self._answered_s = time.monotonic()
+        self._try_again_s = 0.0
+        self._pause_s = TRY_AGAIN_S[0]
+        self._is_closing = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._line = Line(self._context, endpoint, topic.encode(), bind=bind)
+        except BaseException:
+            self._context.term()
+            raise
+        self._wakeup = Wakeup()
+        self._thread = threading.Thread(target=self._run, name="kvscope-kv-stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def status(self) -> StreamStatus:
+        """How it is now; items that were taken before are at least as old."""
+        return self._status
+
+    def take(self) -> list[StreamItem]:
+        """What came since the last call, in order. From one thread."""
+        items = self._pending.take()
+        if items:
+            self._wakeup.signal()  # there is room again
+        return items
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
+        self._is_closing = True
+        self._wakeup.signal()
+        self._thread.join()
+        self._wakeup.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The reading thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._wait()
+                now_s = time.monotonic()
+                self._line.look(now_s)
+                self._notice_connection()
+                self._read_line(now_s)
+                self._read_replay(now_s)
+                self._decide(now_s)
+                self._status = self._read_status()
+        finally:
+            self._end_replay()
+            self._line.close()
+            self._context.term()
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wakeup.reader, zmq.POLLIN)
+        poller.register(self._line.socket, zmq.POLLIN)
+        poller.register(self._line.monitor, zmq.POLLIN)
+        if self._replay is not None and self._pending.has_room:
+            poller.register(self._replay.socket, zmq.POLLIN)
+        if self._wakeup.reader in dict(poller.poll(TICK_MS)):
+            self._wakeup.clear()
+
+    def _notice_connection(self) -> None:
+        if self._line.num_connections > self._num_connections:
+            if self._num_connections:
+                self._continuity.connected_anew()
+            self._num_connections = self._line.num_connections
+
+    def _read_line(self, now_s: float) -> None:
+        for parts in self._line.receive(AT_A_GO):
+            published = read_published(parts)
+            if published is None:
+                self._num_foreign += 1
+            elif self._pending.has_room:
+                self._heard_s = now_s
+                self._continuity.live(*published)
+            else:
+                self._heard_s = now_s
+                self._continuity.dropped()
+
+    def _read_replay(self, now_s: float) -> None:
+        replay = self._replay
+        if replay is None:
+            return
+        if not self._pending.has_room:
+            self._answered_s = now_s  # it is us who keep it waiting
+            return
+        for answer in replay.receive(AT_A_GO):
+            self._answered_s = now_s
+            self._continuity.replayed(*answer)
+        if replay.is_over:
+            self._pause_s = TRY_AGAIN_S[0]
+            self._heard_s = now_s
+            self._continuity.end_replay()
+        elif now_s - self._answered_s > self._replay_timeout_s:
+            self._give_up_replay(now_s)
+        if not self._continuity.is_replaying:
+            self._end_replay()
+
+    def _give_up_replay(self, now_s: float) -> None:
+        self._heard_s = now_s
+        self._continuity.fail_replay(f"the replay endpoint {self._replay_endpoint} does not answer")
+        self._try_again_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, TRY_AGAIN_S[1])
+
+    def _end_replay(self) -> None:
+        if self._replay is not None:
+            self._num_foreign += self._replay.num_foreign
+            self._replay.close()
+            self._replay = None
+
+    def _decide(self, now_s: float) -> None:
+        """What to ask for, once a connection is there: what is published from then on is not missed."""
+        continuity = self._continuity
+        if self._replay is not None or not self._line.is_connected or not self._pending.has_room:
+            return
+        if continuity.failed and now_s >= self._try_again_s:
+            continuity.try_again()
+        elif now_s - self._heard_s > self._check_after_s and not continuity.failed:
+            continuity.check()
+        if continuity.wants and self._replay_endpoint is not None:
+            self._answered_s = now_s
+            self._replay = ReplayClient(self._context, self._replay_endpoint, continuity.begin_replay())
+
+    def _read_status(self) -> StreamStatus:
+        continuity, counts = self._continuity, self._continuity.counts
+        state, why = self._state()
+        return StreamStatus(
+            state=state,
+            why=why,
+            seq=continuity.last,
+            ts=continuity.ts,
+            data_parallel_rank=continuity.rank,
+            num_batches=counts.batches,
+            num_events=counts.events,
+            num_missing=counts.missing,
+            num_unreadable=counts.unreadable,
+            num_unknown_events=counts.unknown_events,
+            num_unknown_fields=counts.unknown_fields,
+            num_duplicates=counts.duplicates,
+            num_restarts=counts.restarts,
+            num_replays=counts.replays,
+            num_foreign=self._num_foreign,
+        )
+
+    def _state(self) -> tuple[StreamState, str]:
+        line, continuity = self._line, self._continuity
+        if not line.is_connected:
+            state = StreamState.LOST if line.num_connections or line.refusal else StreamState.JOINING
+            return state, line.refusal or f"nobody publishes at {self.endpoint}"
+        if self._num_foreign and not continuity.counts.batches:
+            return StreamState.LOST, f"{self.endpoint} sends something else than KV events"
+        is_asking = bool(continuity.wants) or continuity.is_replaying
+        if is_asking and not continuity.is_checking:
+            return StreamState.REPLAYING, continuity.uncertain or continuity.wants
+        if continuity.uncertain:
+            return StreamState.UNCERTAIN, continuity.uncertain
+        return (StreamState.LIVE, "") if continuity.has_joined else (StreamState.JOINING, "nothing was published yet")

@@ -1,0 +1,133 @@
+"""An engine that publishes KV events: who follows them has its prefix cache, and engines of one seed agree."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvscope_engine import Engine
+from kvscope_telemetry.errors import BadInput, EndpointInUse
+from kvscope_telemetry.kv_events.batches import BlockStored
+from kvscope_telemetry.kv_events.config import KvEventsConfig
+from kvscope_telemetry.kv_events.stream import KvEventStream
+from kvscope_telemetry.kv_events.stream_items import Received, StreamItem, StreamState
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+MakeEngine = Callable[..., Engine]
+WAIT_S = 120.0
+ANY = "tcp://127.0.0.1:0"
+ON = KvEventsConfig(enable_kv_cache_events=True, endpoint=ANY, replay_endpoint=ANY, bind=True)
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[[Engine], KvEventStream]]:
+    """A stream of an engine's events."""
+    streams: list[KvEventStream] = []
+
+    def start(engine: Engine) -> KvEventStream:
+        assert engine._cache_events is not None
+        publisher = engine._cache_events._publisher
+        streams.append(KvEventStream(publisher.endpoint, publisher.replay_endpoint))
+        return streams[-1]
+
+    yield start
+    for stream in streams:
+        stream.close()
+
+
+def run(engine: Engine, *prompts: list[int], max_tokens: int = 8) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    submits = [
+        Submit(request_id=f"r{i}", prompt_token_ids=tuple(ids), sampling=sampling) for i, ids in enumerate(prompts)
+    ]
+    for completion in engine.generate(submits):
+        assert not completion.error
+
+
+def items(engine: Engine, stream: KvEventStream) -> list[StreamItem]:
+    """All that was published so far."""
+    assert engine._cache_events is not None
+    last = engine._cache_events._publisher.next_seq - 1
+    taken: list[StreamItem] = []
+    deadline = time.monotonic() + WAIT_S
+    while stream.status.seq < last or stream.status.state is not StreamState.LIVE:
+        assert time.monotonic() < deadline, stream.status
+        time.sleep(0.005)
+        taken += stream.take()
+    return taken + stream.take()
+
+
+def cached(all_items: list[StreamItem]) -> set[int]:
+    held: set[int] = set()
+    for item in all_items:
+        assert isinstance(item, Received)
+        for event in item.batch.events:
+            if isinstance(event, BlockStored):
+                held.update(event.block_hashes)
+            else:
+                held.difference_update(getattr(event, "block_hashes", held.copy()))
+    return held
+
+
+def ledger(engine: Engine) -> set[int]:
+    return set(engine._parts.pool.ledger.hash.tolist()) - {0}
+
+
+def test_who_was_there_and_who_came_late_have_the_same_as_the_engine(
+    make_engine: MakeEngine, follow: Callable[[Engine], KvEventStream]
+) -> None:
+    engine = make_engine(kv_events_config=ON, num_gpu_blocks_override=24)
+    early = follow(engine)
+    for start in range(8):
+        run(engine, list(range(3 + start, 43 + start)))
+    engine.reset_prefix_cache()
+    run(engine, list(range(5, 60)), list(range(5, 30)))
+    held = ledger(engine)
+    assert held
+    assert cached(items(engine, early)) == held
+    assert cached(items(engine, follow(engine))) == held
+
+
+def test_engines_with_one_seed_give_one_text_the_same_hash(make_engine: MakeEngine) -> None:
+    hashes = []
+    for seed in (1, 1, 2):
+        engine = make_engine(kv_events_config=ON, seed=seed)
+        run(engine, list(range(3, 43)), max_tokens=1)
+        hashes.append(ledger(engine))
+    assert hashes[0] == hashes[1]
+    assert not hashes[0] & hashes[2]
+
+
+@pytest.mark.parametrize("config", [None, KvEventsConfig(enable_kv_cache_events=True, publisher="null")])
+def test_off_there_is_nothing_and_hashes_are_nobodys(make_engine: MakeEngine, config: KvEventsConfig | None) -> None:
+    engines = [make_engine(kv_events_config=config) for _ in range(2)]
+    for engine in engines:
+        run(engine, list(range(3, 43)), max_tokens=1)
+        assert engine._cache_events is None
+        assert engine._parts.pool.cache_log is None
+        assert not any("KV events" in note for note in engine.notes)
+    assert not ledger(engines[0]) & ledger(engines[1])
+
+
+def test_it_is_said_where_they_are_published(make_engine: MakeEngine) -> None:
+    (note,) = make_engine(kv_events_config=ON).notes
+    assert note.startswith("KV events, with the tokens of prompts, are published on tcp://127.0.0.1:")
+
+
+def test_an_endpoint_that_is_taken_is_said_before_a_model_is_loaded(make_engine: MakeEngine) -> None:
+    engine = make_engine(kv_events_config=ON)
+    assert engine._cache_events is not None
+    taken = KvEventsConfig(enable_kv_cache_events=True, endpoint=engine._cache_events._publisher.endpoint, bind=True)
+    with pytest.raises(EndpointInUse, match="in use"):
+        make_engine(kv_events_config=taken, model="dummy:/nowhere.json")
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_publisher(make_engine: MakeEngine) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(BadInput):
+        make_engine(kv_events_config=ON, model="dummy:/nowhere.json")
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "kvscope-kv-events"]

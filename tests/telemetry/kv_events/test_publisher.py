@@ -1,0 +1,257 @@
+"""Our publisher, read with nothing but sockets and msgpack, as vLLM's consumers do; and by our own stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from tests.telemetry.kv_events.conftest import WAIT_S, Watched, wait_for
+
+from kvscope_telemetry.errors import BadInput, EndpointInUse
+from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from kvscope_telemetry.kv_events.config import KvEventsConfig
+from kvscope_telemetry.kv_events.publisher import KvEventPublisher
+from kvscope_telemetry.kv_events.stream_items import Gap, StreamState
+
+Socket = zmq.Socket[bytes]
+END = b"\xff" * 8
+
+
+@pytest.fixture
+def publish() -> Iterator[Callable[..., KvEventPublisher]]:
+    """`publish(**fields of the configuration)`: a publisher on free ports of loopback."""
+    made: list[KvEventPublisher] = []
+
+    def make(**fields: Any) -> KvEventPublisher:
+        local: dict[str, Any] = {"endpoint": "tcp://127.0.0.1:0", "replay_endpoint": "tcp://127.0.0.1:0", "bind": True}
+        made.append(KvEventPublisher(KvEventsConfig(enable_kv_cache_events=True, **(local | fields))))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def stored(seq: int) -> BlockStored:
+    return BlockStored((seq + 1,), seq or None, (seq, seq), 2, medium="GPU")
+
+
+def subscriber(context: zmq.Context[Socket], publisher: KvEventPublisher, topic: bytes = b"") -> Socket:
+    """Whose subscription has arrived: batches of nothing are published until one comes."""
+    socket = context.socket(zmq.SUB)
+    socket.subscribe(topic)
+    socket.connect(publisher.endpoint)
+
+    def has_come() -> bool:
+        publisher.publish([AllBlocksCleared()])
+        return bool(socket.poll(20))
+
+    wait_for(has_come)
+    return socket
+
+
+def replay(context: zmq.Context[Socket], publisher: KvEventPublisher, start: int) -> list[list[bytes]]:
+    """What a DEALER gets, with the end."""
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(publisher.replay_endpoint)
+        dealer.send_multipart([b"", start.to_bytes(8, "big")])
+        answers: list[list[bytes]] = []
+        while not answers or answers[-1][2] != END:
+            assert dealer.poll(int(1000 * WAIT_S)), f"no end after {len(answers)} answers"
+            answers.append(dealer.recv_multipart())
+        return answers
+
+
+def published_all(context: zmq.Context[Socket], publisher: KvEventPublisher) -> bool:
+    return len(replay(context, publisher, publisher.next_seq - 1)) == 2
+
+
+def test_live_batches_are_three_parts_and_count_up(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
+) -> None:
+    publisher = publish(topic="kv-events")
+    socket = subscriber(context, publisher, b"kv-")
+    first = publisher.next_seq
+    for seq in range(first, first + 20):
+        publisher.publish([stored(seq), BlockRemoved((seq,), "GPU")], ts=seq + 0.5)
+    seen: list[tuple[int, Any]] = []
+    while not seen or seen[-1][0] < first + 19:
+        assert socket.poll(int(1000 * WAIT_S))
+        topic, seq_bytes, payload = socket.recv_multipart()
+        assert topic == b"kv-events"
+        seen.append((int.from_bytes(seq_bytes, "big"), msgspec.msgpack.decode(payload)))
+    socket.close(linger=0)
+    numbers = [seq for seq, _ in seen]
+    assert numbers == list(range(numbers[0], first + 20))
+    ts, (store, removal), rank = seen[-1][1]
+    assert (ts, rank) == (first + 19.5, 0)
+    assert store["type"] == "BlockStored"
+    assert (store["block_hashes"], store["parent_block_hash"], store["medium"]) == ([first + 20], first + 19, "GPU")
+    assert {"lora_id", "lora_name", "token_ids", "block_size"} <= store.keys()
+    assert removal == {"type": "BlockRemoved", "block_hashes": [first + 19], "medium": "GPU"}
+
+
+def test_a_replay_is_in_the_new_layout_from_where_it_was_asked(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
+) -> None:
+    publisher = publish(topic="t", buffer_steps=8)
+    for seq in range(20):
+        publisher.publish([stored(seq)])
+    wait_for(lambda: published_all(context, publisher))
+    *answers, end = replay(context, publisher, 15)
+    assert end == [b"", b"", END, b""]
+    assert [(empty, topic, int.from_bytes(seq, "big")) for empty, topic, seq, _ in answers] == [
+        (b"", b"t", seq) for seq in range(15, 20)
+    ]
+    assert len(replay(context, publisher, 0)) == 9
+    assert replay(context, publisher, 20) == [end]
+    assert replay(context, publisher, (1 << 64) - 1) == [end]
+
+
+@pytest.mark.parametrize(
+    "request_", [[b""], [b"", b""], [b"", bytes(7)], [b"", bytes(8), b""], [b"x"], [b"", bytes(1024)]]
+)
+def test_what_is_no_request_is_ignored(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], request_: list[bytes]
+) -> None:
+    publisher = publish()
+    publisher.publish([stored(0)])
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.connect(publisher.replay_endpoint)
+        dealer.send_multipart(request_)
+        dealer.send_multipart([b"", bytes(8)])
+        assert dealer.poll(int(1000 * WAIT_S))
+        assert len(dealer.recv_multipart()) == 4
+
+
+def test_our_stream_follows_our_publisher_live_and_late(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], watch: Callable[..., Watched]
+) -> None:
+    publisher = publish(topic="kv")
+    for seq in range(300):
+        publisher.publish([stored(seq)])
+    early = watch(publisher.endpoint, publisher.replay_endpoint)
+    early.until(lambda: early.stream.status.state is StreamState.LIVE)
+    for seq in range(300, 600):
+        publisher.publish([stored(seq), BlockRemoved((seq - 200,), "GPU")])
+    late = watch(publisher.endpoint, publisher.replay_endpoint)
+    for each in (early, late):
+        each.until(lambda each=each: each.stream.status.seq == 599)
+        each.until(lambda each=each: each.stream.status.state is StreamState.LIVE)
+        each.until(lambda each=each: each.follower.cached == {*range(1, 100), *range(400, 601)})
+
+
+def test_a_full_queue_drops_with_a_hole_and_holds_up_nobody(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, is_held = threading.Event(), threading.Event()
+
+    def held(batch: EventBatch) -> bytes:
+        is_held.set()
+        assert may_go_on.wait(WAIT_S)
+        return msgspec.msgpack.encode((batch.ts, [], 0))
+
+    monkeypatch.setattr("kvscope_telemetry.kv_events.publisher.encode_batch", held)
+    publisher = publish(max_queue_size=3)
+    publisher.publish([stored(0)])
+    assert is_held.wait(WAIT_S)
+    for seq in range(1, 10):
+        publisher.publish([stored(seq)])
+    assert (publisher.num_dropped, publisher.next_seq) == (6, 10)
+    may_go_on.set()
+    wait_for(lambda: [int.from_bytes(each[2], "big") for each in replay(context, publisher, 0)[:-1]] == [0, 1, 2, 3])
+    publisher.publish([stored(10)])
+    wait_for(lambda: published_all(context, publisher))
+    assert [int.from_bytes(each[2], "big") for each in replay(context, publisher, 0)[:-1]] == [0, 1, 2, 3, 10]
+
+
+def test_a_consumer_sees_that_batches_were_dropped(
+    publish: Callable[..., KvEventPublisher], watch: Callable[..., Watched]
+) -> None:
+    publisher = publish()
+    publisher._queue.next_seq = 4
+    publisher.publish([stored(0)])
+    publisher._queue.next_seq = 9
+    publisher.publish([stored(1)])
+    watched = watch(publisher.endpoint, publisher.replay_endpoint)
+    watched.until(lambda: watched.stream.status.seq == 9)
+    watched.until(lambda: watched.stream.status.state is StreamState.UNCERTAIN)
+    watched.until(lambda: any(isinstance(item, Gap) for item in watched.follower.items))
+
+
+def test_a_batch_that_cannot_be_written_is_a_hole(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
+) -> None:
+    publisher = publish()
+    publisher.publish([BlockRemoved((1 << 70,), "GPU")])
+    publisher.publish([stored(1)])
+    wait_for(lambda: published_all(context, publisher))
+    assert publisher.num_unsent == 1
+    assert [int.from_bytes(each[2], "big") for each in replay(context, publisher, 0)[:-1]] == [1]
+
+
+def test_the_last_batches_leave_before_the_end(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvscope_telemetry.kv_events.publisher.LINGER_MS", int(1000 * WAIT_S))
+    publisher = publish()
+    socket = subscriber(context, publisher)
+    for seq in range(500):
+        publisher.publish([stored(seq)])
+    last = publisher.next_seq - 1
+    publisher.close()
+    seq = -1
+    while seq < last:
+        assert socket.poll(int(1000 * WAIT_S)), f"nothing after batch {seq} of {last}"
+        seq = int.from_bytes(socket.recv_multipart()[1], "big")
+    socket.close(linger=0)
+
+
+def test_a_named_host_is_connected_to(context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]) -> None:
+    with context.socket(zmq.SUB) as socket:
+        socket.subscribe(b"")
+        socket.bind("tcp://127.0.0.1:0")
+        publisher = publish(endpoint=socket.get_string(zmq.LAST_ENDPOINT), bind=None)
+
+        def has_come() -> bool:
+            publisher.publish([stored(0)])
+            return bool(socket.poll(20))
+
+        wait_for(has_come)
+
+
+def test_ranks_are_as_many_ports_apart(publish: Callable[..., KvEventPublisher]) -> None:
+    def both(port: int) -> KvEventPublisher:
+        config = KvEventsConfig(endpoint=f"tcp://127.0.0.1:{port}", bind=True, enable_kv_cache_events=True)
+        return KvEventPublisher(config, rank=1)
+
+    first = publish(replay_endpoint=None)
+    port = int(first.endpoint.rpartition(":")[2])
+    try:
+        with both(port) as second:
+            assert second.endpoint == f"tcp://127.0.0.1:{port + 1}"
+    except (EndpointInUse, BadInput):
+        pytest.skip("the next port is somebody's")
+
+
+def test_an_endpoint_that_is_taken_is_said(publish: Callable[..., KvEventPublisher]) -> None:
+    first = publish()
+    with pytest.raises(EndpointInUse, match="in use"):
+        publish(endpoint=first.endpoint)
+    with pytest.raises(EndpointInUse, match="in use"):
+        publish(replay_endpoint=first.endpoint)
+    with pytest.raises(BadInput, match="is not accepted"):
+        publish(endpoint="ipc:///nowhere/at/all")
+
+
+def test_after_the_end_nothing_is_published_and_no_thread_is_left(publish: Callable[..., KvEventPublisher]) -> None:
+    publisher = publish()
+    publisher.close()
+    publisher.publish([stored(0)])
+    publisher.close()
+    assert publisher.next_seq == 0
+    assert not publisher._thread.is_alive()

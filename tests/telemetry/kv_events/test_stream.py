@@ -1,0 +1,236 @@
+"""Streams over real sockets: both layouts of replay, restarts, strangers, and an orderly end."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+from tests.telemetry.kv_events.conftest import FakePublisher, Watched
+
+from kvscope_telemetry.errors import BadInput, EndpointInUse
+from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
+from kvscope_telemetry.kv_events.encoding import encode_batch
+from kvscope_telemetry.kv_events.pending_items import PendingItems
+from kvscope_telemetry.kv_events.stream import KvEventStream
+from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamState
+
+Fake = Callable[..., FakePublisher]
+Watch = Callable[..., Watched]
+LIVE, UNCERTAIN, LOST = StreamState.LIVE, StreamState.UNCERTAIN, StreamState.LOST
+NEVER_S = 3600.0
+"""For what is not to happen in a test."""
+
+
+def stored(*hashes: int) -> BlockStored:
+    return BlockStored(hashes, None, tuple(range(len(hashes))), 1, medium="GPU")
+
+
+def batch(*events: KvEvent, ts: float = 1.0, arrays: bool = False) -> bytes:
+    return encode_batch(EventBatch(ts, events, 0), arrays=arrays)
+
+
+@pytest.mark.parametrize("new_layout", [True, False], ids=["new", "old"])
+def test_who_joins_late_has_everything(fake: Fake, watch: Watch, new_layout: bool) -> None:
+    publisher = fake(new_layout=new_layout)
+    for seq in range(50):
+        publisher.publish(seq, batch(stored(seq + 1), arrays=not new_layout))
+    publisher.publish(50, batch(BlockRemoved((1,), "GPU")))
+    watched = watch(publisher.endpoint, publisher.replay_endpoint, topic="kv")
+    watched.until(lambda: watched.stream.status.state is LIVE, publisher)
+    publisher.publish(51, batch(stored(99)))
+    watched.until(lambda: watched.stream.status.seq == 51, publisher)
+    watched.until(lambda: 99 in watched.follower.cached, publisher)
+    assert watched.follower.cached == {*range(2, 51), 99}
+    status = watched.stream.status
+    assert (status.state, status.num_batches, status.num_replays, status.data_parallel_rank) == (LIVE, 52, 1, 0)
+
+
+def test_a_hole_is_filled_by_a_replay(fake: Fake, watch: Watch) -> None:
+    publisher = fake()
+    watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=NEVER_S)
+    watched.until(lambda: watched.stream.status.why == "nothing was published yet" or _is_live(watched), publisher)
+    publisher.publish(0, batch(stored(1)))
+    watched.until(lambda: watched.stream.status.seq == 0, publisher)
+    publisher.buffer.append((1, batch(stored(2))))
+    publisher.publish(2, batch(stored(3)))
+    watched.until(lambda: watched.stream.status.seq == 2 and _is_live(watched), publisher)
+    watched.until(lambda: watched.follower.cached == {1, 2, 3}, publisher)
+    assert [type(item) for item in watched.follower.items] == [Received] * 3
+
+
+def test_what_was_missed_last_is_found_when_it_is_quiet(fake: Fake, watch: Watch) -> None:
+    publisher = fake()
+    publisher.publish(0, batch(stored(1)))
+    watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=0.05)
+    watched.until(lambda: watched.stream.status.seq == 0, publisher)
+    publisher.buffer.append((1, batch(stored(2))))
+    watched.until(lambda: watched.stream.status.seq == 1, publisher)
+    watched.until(lambda: watched.follower.cached == {1, 2}, publisher)
+
+
+@pytest.mark.parametrize("missed", [0, 1, 3])
+def test_a_restart_is_followed(fake: Fake, watch: Watch, make_endpoint: Callable[[str], str], missed: int) -> None:
+    endpoint = make_endpoint("ipc")
+    replay_endpoint = f"{endpoint}-replay"
+    before = fake(endpoint, replay_endpoint)
+    for seq in range(2):
+        before.publish(seq, batch(stored(seq + 1)))
+    watched = watch(endpoint, replay_endpoint, check_after_s=0.05)
+    watched.until(lambda: watched.follower.cached == {1, 2}, before)
+    before.close()
+    watched.until(lambda: watched.stream.status.state is LOST)
+    after = fake(endpoint, replay_endpoint)
+    for seq in range(missed):
+        after.publish(seq, batch(stored(100 + seq), ts=2.0))
+    watched.until(lambda: watched.stream.status.num_restarts > 0, after)
+    watched.until(lambda: _is_live(watched) and watched.stream.status.seq == missed - 1, after)
+    watched.until(lambda: watched.follower.cached == {100 + seq for seq in range(missed)}, after)
+    assert any(isinstance(item, Reset) for item in watched.follower.items)
+
+
+def test_without_a_replay_endpoint_what_was_before_is_said_to_be_unknown(fake: Fake, watch: Watch) -> None:
+    publisher = fake()
+    watched = watch(publisher.endpoint)
+    publisher.await_subscriber()
+    publisher.publish(7, batch(stored(1)))
+    watched.until(lambda: watched.stream.status.state is UNCERTAIN)
+    assert "before batch 7" in watched.stream.status.why
+    publisher.publish(9, batch(stored(2)))
+    watched.until(lambda: any(isinstance(item, Gap) for item in watched.follower.items))
+    publisher.publish(10, batch(AllBlocksCleared(), stored(3)))
+    watched.until(lambda: watched.stream.status.state is LIVE)
+    watched.until(lambda: watched.follower.cached == {3})
+    assert watched.stream.status.num_missing == 1
+
+
+def test_a_replay_endpoint_that_is_silent_is_said_and_asked_again(fake: Fake, watch: Watch) -> None:
+    publisher = fake()
+    watched = watch(publisher.endpoint, publisher.replay_endpoint, replay_timeout_s=0.2)
+    publisher.await_subscriber()
+    publisher.publish(0, batch(stored(1)))
+    watched.until(lambda: watched.stream.status.state is UNCERTAIN)
+    assert watched.stream.status.why == f"the replay endpoint {publisher.replay_endpoint} does not answer"
+    watched.until(lambda: watched.follower.cached == {1})
+    watched.until(lambda: _is_live(watched), publisher)
+    watched.until(lambda: watched.follower.cached == {1}, publisher)
+
+
+def test_a_spoilt_batch_is_had_again(fake: Fake, watch: Watch) -> None:
+    publisher = fake()
+    watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=NEVER_S)
+    publisher.await_subscriber()
+    publisher.buffer.append((0, batch(stored(1))))
+    publisher.send(b"", bytes(8), b"\xc1spoilt")
+    watched.until(lambda: watched.stream.status.seq == 0 and _is_live(watched), publisher)
+    watched.until(lambda: watched.follower.cached == {1}, publisher)
+
+
+def test_a_publisher_of_something_else_is_said(fake: Fake, watch: Watch) -> None:
+    publisher = fake()
+    watched = watch(publisher.endpoint)
+    publisher.await_subscriber()
+    for parts in ([b"one"], [b"a", b"b"], [b"", b"short", b""], [b"", b"\xff" * 8, b""], [b"1", b"2", b"3", b"4"]):
+        publisher.send(*parts)
+    watched.until(lambda: watched.stream.status.num_foreign == 5)
+    status = watched.stream.status
+    assert (status.state, status.why) == (LOST, f"{publisher.endpoint} sends something else than KV events")
+    publisher.publish(0, batch(stored(1)))
+    watched.until(lambda: watched.stream.status.state is LIVE)
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *parts: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    """The address of a server that speaks HTTP."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"tcp://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_web_server_is_no_publisher(web_server: str, watch: Watch) -> None:
+    watched = watch(web_server, web_server)
+    watched.until(lambda: watched.stream.status.state is LOST)
+    assert "is no publisher of KV events" in watched.stream.status.why
+    assert watched.follower.items == []
+
+
+def test_a_replay_endpoint_that_is_a_web_server_leaves_it_uncertain(fake: Fake, watch: Watch, web_server: str) -> None:
+    publisher = fake()
+    watched = watch(publisher.endpoint, web_server, replay_timeout_s=0.2)
+    publisher.await_subscriber()
+    publisher.publish(0, batch(stored(1)))
+    watched.until(lambda: watched.stream.status.state is UNCERTAIN)
+    watched.until(lambda: watched.follower.cached == {1})
+
+
+def test_a_socket_of_another_kind_is_no_publisher(context: zmq.Context[zmq.Socket[bytes]], watch: Watch) -> None:
+    with context.socket(zmq.PULL) as pull:
+        pull.bind("tcp://127.0.0.1:0")
+        endpoint = pull.get_string(zmq.LAST_ENDPOINT)
+        watched = watch(endpoint)
+        watched.until(lambda: watched.stream.status.state is LOST)
+        assert "is no publisher of KV events" in watched.stream.status.why
+
+
+def test_a_publisher_that_connects_is_waited_for(
+    context: zmq.Context[zmq.Socket[bytes]], watch: Watch, make_endpoint: Callable[[str], str]
+) -> None:
+    endpoint = make_endpoint("ipc")
+    watched = watch(endpoint, bind=True)
+    with context.socket(zmq.XPUB) as publisher:
+        publisher.connect(endpoint)
+        assert publisher.poll(60_000)
+        publisher.send_multipart((b"", bytes(8), batch(stored(5))))
+        watched.until(lambda: watched.follower.cached == {5})
+        assert watched.stream.status.state is LIVE
+
+
+def test_who_does_not_take_costs_no_memory_and_loses_nothing(fake: Fake, watch: Watch) -> None:
+    publisher = fake()
+    watched = watch(publisher.endpoint, publisher.replay_endpoint, pending=PendingItems(max_bytes=10_000))
+    publisher.await_subscriber()
+    hashes = [tuple(range(1000 * seq + 1, 1000 * seq + 200)) for seq in range(100)]
+    for seq in range(100):
+        publisher.publish(seq, batch(stored(*hashes[seq])))
+    watched.until(lambda: watched.stream.status.seq == 99 and _is_live(watched), publisher)
+    watched.until(lambda: watched.follower.cached == {each for run in hashes for each in run}, publisher)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "tcp://", "tcp://host", "tcp://*:5557", "tcp://h:0", "tcp://h:99999", "udp://h:1"]
+)
+def test_endpoints_that_are_none_are_refused(endpoint: str) -> None:
+    with pytest.raises(BadInput, match="is not accepted"):
+        KvEventStream(endpoint)
+    with pytest.raises(BadInput, match="is not accepted"):
+        KvEventStream("tcp://127.0.0.1:5557", endpoint)
+
+
+def test_an_endpoint_to_bind_that_is_taken_is_said(fake: Fake) -> None:
+    publisher = fake()
+    with pytest.raises(EndpointInUse, match="in use"):
+        KvEventStream(publisher.endpoint, bind=True)
+
+
+def test_it_ends_at_once_wherever_it_is(fake: Fake, make_endpoint: Callable[[str], str]) -> None:
+    publisher = fake()
+    for endpoint in (publisher.endpoint, make_endpoint("ipc")):
+        stream = KvEventStream(endpoint, publisher.replay_endpoint)
+        stream.close()
+        stream.close()
+        assert not stream._thread.is_alive()
+
+
+def _is_live(watched: Watched) -> bool:
+    return watched.stream.status.state is LIVE
