@@ -520,6 +520,7 @@ def test_askers_share_a_snapshot_whatever_is_asked_in_between(
             client.send(GetBlockText(blocks=(0,)))
             client.send(GetSnapshot(tag=3))
             client.send(GetBlockText(blocks=(0,)))
+            client.send(Abort(request_id="nobody's"))
             client.ask(GetStatus(), Status)  # answered beside the engine: what was sent before it waits
     assert {client.receive(Snapshot).seq for client in clients} == {running.engine.last_seq}
     assert running.engine.num_snapshots == 1

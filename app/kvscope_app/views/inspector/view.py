@@ -148,7 +148,7 @@ class InspectorView(View):
         if not session.is_playing and mirror.hello is not None:
             at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # perhaps long ago: the engine did nothing since
             frame = self.steps.get((mirror.hello.epoch, mirror.seq), at_ns)
-            why = "reading…" if self.steps.is_reading else "not kept"
+            why = "reading…" if self.steps.is_reading else self.steps.failure or "not kept"
         can_step = session.timeline_range_ns is not None
         return step_page(mirror, frame, self._newest, why, can_step=can_step)
 

@@ -101,6 +101,8 @@ class PrefixesView(View):
             return
         if self.keeper.follow(mirror):
             self._show_tree(mirror)
+        elif self.keeper.failure and self.keeper.tree is None:
+            self._show_empty(_not_made(self.keeper.failure))
         self._tell_time(mirror)
         if not self.keeper.is_settled:
             self._again.start(_COME_BACK_MS if self.keeper.is_working else _LATER_MS)
@@ -199,8 +201,9 @@ class PrefixesView(View):
         self.count.setText(words)
 
     def _show_note(self) -> None:
-        """Why rows have no text."""
-        note = self.session.texts.why_none
+        """Why there is no newer tree, or why rows have no text."""
+        failure = self.keeper.failure
+        note = _not_made(failure) if failure else self.session.texts.why_none
         if note != self.note.text():
             self.note.setText(note)
         self.note.setVisible(bool(note))
@@ -300,6 +303,10 @@ class PrefixesView(View):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self._empty)
         self._stack.addWidget(body)
+
+
+def _not_made(failure: str) -> str:
+    return f"The tree could not be made: {failure}"
 
 
 def _why_none(mirror: Mirror) -> str:

@@ -140,6 +140,16 @@ class TimelineView(View):
         self.steps.want(canvas.shown.span, canvas.whole)
         canvas.show_steps(self.steps.steps)
 
+    def _tell(self, words: str) -> None:
+        """What the pointer is on; where it is on nothing, why there are no steps, or what can be done."""
+        failure = self.steps.failure
+        self.pointed.setText(words or (f"Steps cannot be read: {failure}" if failure else _HELP))
+
+    def _on_steps(self) -> None:
+        self._show_steps()
+        if self.steps.failure:
+            self._tell("")
+
     def shut_down(self) -> None:
         self.steps.close()
 
@@ -164,8 +174,8 @@ class TimelineView(View):
         canvas.chosen.connect(self._on_chosen)
         canvas.moved.connect(self._on_moved)
         canvas.loop_wanted.connect(self._set_loop)
-        self.steps.changed.connect(self._show_steps)
-        canvas.pointed.connect(lambda words: self.pointed.setText(words or _HELP))
+        self.steps.changed.connect(self._on_steps)
+        canvas.pointed.connect(self._tell)
         self.lengths.chosen.connect(lambda index: canvas.show_length(list(_LENGTHS.values())[index]))
         self.orders.chosen.connect(lambda index: canvas.set_by_arrival(index == 1))
         self.follow.clicked.connect(canvas.set_follows)
