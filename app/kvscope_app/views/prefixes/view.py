@@ -14,13 +14,12 @@ from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QLineEdit,
-    QSizePolicy,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.makers import empty_state, head_row, label
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
@@ -286,14 +285,11 @@ class PrefixesView(View):
         self._bar.setSpacing(8)
         self._bar.addWidget(self.search, 2)
         self._bar.addLayout(rest, 3)
-        head = QWidget()
-        head.setLayout(self._bar)
-        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(head)
+        column.addWidget(head_row(self._bar))
         noted = QHBoxLayout()
         noted.setContentsMargins(10, 0, 10, 4)
         noted.addWidget(self.note)

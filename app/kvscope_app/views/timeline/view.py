@@ -9,9 +9,9 @@ from typing import ClassVar, Final
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state, set_icon, tool_button
+from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
@@ -215,9 +215,6 @@ class TimelineView(View):
             bar.addWidget(widget)
         bar.addWidget(self.pointed, 1)
         bar.addWidget(self.orders)
-        head = QWidget()
-        head.setLayout(bar)
-        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         lanes = QHBoxLayout()
         lanes.setSpacing(0)
         lanes.addWidget(self.canvas, 1)
@@ -226,7 +223,7 @@ class TimelineView(View):
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(head)
+        column.addWidget(head_row(bar))
         column.addLayout(lanes, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
