@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
-from PySide6.QtCore import QRectF, QSize
+from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
@@ -19,12 +18,13 @@ from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, SCALES, Show
 
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
-_MAX_LINES: Final = 2
+_MAX_LINES: Final = 3
 _OWNERS_WORD: Final = "each request its own colour, dimmer when only cached"
 
 
 class Legend(QWidget):
-    """One line, two where tiers and flashes are to be explained; what does not fit is left to the tooltip."""
+    """One line, up to three where tiers and flashes are to be explained. Of what does not fit it says how much that is,
+    and the tooltip says all."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -60,22 +60,49 @@ class Legend(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._take_lines()
+        self._describe()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if self._mode in SCALES:
             self._ink.draw_scale(painter, self._theme, SCALES[self._mode])
-        right = self._begin
-        for placed in self._placed():
-            swatch, x, line = placed
-            if line < self._num_lines:
-                self._draw_swatch(painter, placed)
-                right = x + self._ink.swatch_width(swatch) + _BETWEEN
-        has_room = right + self._ink.owners_width(_OWNERS_WORD) <= self.width() + _BETWEEN
-        if self._mode is ColorMode.OWNER and self._shown.is_plain and has_room:
-            self._ink.draw_owners(painter, self._theme, right, _OWNERS_WORD)
+        fitting = self.fitting
+        for placed in fitting:
+            self._draw_swatch(painter, placed)
+        right = self._after(fitting)
+        if words := self.more_words:
+            self._ink.draw_word(painter, self._theme, right, self._num_lines - 1, words)
+        if self._mode is ColorMode.OWNER and self._shown.is_plain:
+            room = self.width() - right - self._ink.owners_width("") + _BETWEEN
+            words = self.fontMetrics().elidedText(_OWNERS_WORD, Qt.TextElideMode.ElideRight, room)
+            self._ink.draw_owners(painter, self._theme, right, words)
         painter.end()
+
+    @property
+    def fitting(self) -> list[Placed]:
+        """The swatches that are shown, each with its left edge and its line."""
+        placed = self._placed()
+        shown = [place for place in placed if place[2] < self._num_lines]
+        while shown and len(shown) < len(placed):
+            words = self.fontMetrics().horizontalAdvance(_more(len(placed) - len(shown)))
+            if self._after(shown) + words <= self.width() or self._after(shown) == 0:
+                break
+            shown.pop()
+        return shown
+
+    @property
+    def more_words(self) -> str:
+        """What is said of those that do not fit; nothing where all do."""
+        num_hidden = len(self._placed()) - len(self.fitting)
+        return _more(num_hidden) if num_hidden else ""
+
+    def _after(self, shown: list[Placed]) -> int:
+        """Where the last line goes on."""
+        if not shown:
+            return self._begin
+        swatch, x, line = shown[-1]
+        return x + self._ink.swatch_width(swatch) + _BETWEEN if line == self._num_lines - 1 else 0
 
     def _take_lines(self) -> None:
         """As many lines as it takes at this width."""
@@ -85,8 +112,8 @@ class Legend(QWidget):
             self._num_lines = num_lines
             self.updateGeometry()
 
-    def _placed(self) -> Iterator[Placed]:
-        return self._ink.placed(swatches(self._mode, self._theme, self._shown), self._begin)
+    def _placed(self) -> list[Placed]:
+        return list(self._ink.placed(swatches(self._mode, self._theme, self._shown), self._begin))
 
     @property
     def _begin(self) -> int:
@@ -113,7 +140,12 @@ class Legend(QWidget):
         if self._mode in SCALES:
             words = [f"from {SCALES[self._mode][1]} to {SCALES[self._mode][2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
-        self.setToolTip("" if self._shown.is_plain else _explained(told))
+        plain = _OWNERS_WORD if self._mode is ColorMode.OWNER else ""
+        self.setToolTip(plain if self._shown.is_plain and not self.more_words else _explained(told))
+
+
+def _more(num_hidden: int) -> str:
+    return f"+{num_hidden} more"
 
 
 def _explained(told: list[Swatch]) -> str:

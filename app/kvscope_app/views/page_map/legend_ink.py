@@ -66,13 +66,13 @@ class LegendInk:
         painter.setPen(QPen(theme.color("border"), 1))
         painter.setBrush(QColor(swatch.color))
         painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5), 3, 3)
-        self._draw_word(painter, theme, x + SWATCH + GAP, top, swatch.word)
+        self.draw_word(painter, theme, x + SWATCH + GAP, line, swatch.word)
         return box
 
     def draw_scale(self, painter: QPainter, theme: Theme, scale: Scale) -> None:
         """In the first line, at the left."""
         stops, low, high = scale
-        self._draw_word(painter, theme, 0, 0, low)
+        self.draw_word(painter, theme, 0, 0, low)
         x = self._advance(low) + GAP
         ramp = QLinearGradient(x, 0, x + self._scale_width, 0)
         colors = stops(theme)
@@ -81,7 +81,7 @@ class LegendInk:
         painter.setPen(QPen(theme.color("border"), 1))
         painter.setBrush(ramp)
         painter.drawRoundedRect(QRectF(x, self._bar_top, self._scale_width, _BAR_HEIGHT), 3, 3)
-        self._draw_word(painter, theme, x + self._scale_width + GAP, 0, high)
+        self.draw_word(painter, theme, x + self._scale_width + GAP, 0, high)
 
     def draw_owners(self, painter: QPainter, theme: Theme, x: int, word: str) -> None:
         """Some of the colours that requests have, in the first line."""
@@ -89,7 +89,13 @@ class LegendInk:
         for index, color in enumerate(owner_colors(theme)[:_NUM_OWNERS]):
             painter.setBrush(QColor(color))
             painter.drawRoundedRect(QRectF(x + index * _OWNER_STEP, self._bar_top, 8, _BAR_HEIGHT), 2, 2)
-        self._draw_word(painter, theme, x + _NUM_OWNERS * _OWNER_STEP + GAP, 0, word)
+        self.draw_word(painter, theme, x + _NUM_OWNERS * _OWNER_STEP + GAP, 0, word)
+
+    def draw_word(self, painter: QPainter, theme: Theme, x: int, line: int, word: str) -> None:
+        """In a line, from `x` on."""
+        painter.setPen(theme.color("muted"))
+        metrics, top = self._widget.fontMetrics(), line * self.line_height
+        painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, word)
 
     @property
     def _bar_top(self) -> float:
@@ -97,8 +103,3 @@ class LegendInk:
 
     def _advance(self, word: str) -> int:
         return self._widget.fontMetrics().horizontalAdvance(word)
-
-    def _draw_word(self, painter: QPainter, theme: Theme, x: int, top: int, word: str) -> None:
-        painter.setPen(theme.color("muted"))
-        metrics = self._widget.fontMetrics()
-        painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, word)
