@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog
 
 from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.keys.shortcut_editor import ShortcutEditor
 from kvscope_app.window.sheets.command_palette import CommandPalette
@@ -64,20 +64,8 @@ def _comparison(window: CompareBody) -> list[ActionSpec]:
 
 
 def _view(window: CompareBody) -> list[ActionSpec]:
-    modes = [
-        ActionSpec(
-            f"color_{mode}",
-            f"Colour by {mode}",
-            VIEW,
-            partial(window.set_mode, mode),
-            (str(index),),
-            checkable=True,
-            exclusive="color",
-        )
-        for index, mode in enumerate(ColorMode, start=1)
-    ]
     return [
-        *modes,
+        *color_actions(VIEW, window.set_mode),
         ActionSpec("zoom_in", "Zoom in", VIEW, partial(window.zoom, "in"), ("+", "="), "zoom-in"),
         ActionSpec("zoom_out", "Zoom out", VIEW, partial(window.zoom, "out"), ("-",), "zoom-out"),
         ActionSpec("fit", "Show all blocks", VIEW, partial(window.zoom, "all"), ("F",), "fit"),

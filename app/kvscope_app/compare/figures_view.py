@@ -17,6 +17,7 @@ from kvscope_app.look.makers import label
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.exports.comparison.comparison import Comparison, Row
 from kvscope_telemetry.exports.comparison.spread import Verdict
 
@@ -27,6 +28,7 @@ _ABOUT: Final = (
     "Each run is cut into 5 windows of equal length. From how much a figure varies among them follows how near two runs"
     " of the same are in 19 of 20 cases. Of 20 figures one may be called larger by chance."
 )
+_HEAD: Final = TableHead(HEADINGS, ("", "", "", "", plain_tip(_ABOUT)), (_A, _B, _DIFFERENCE))
 
 
 class FiguresModel(QAbstractTableModel):
@@ -60,15 +62,7 @@ class FiguresModel(QAbstractTableModel):
         return len(HEADINGS)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation is not Qt.Orientation.Horizontal:
-            return None
-        if role == Qt.ItemDataRole.DisplayRole:
-            return HEADINGS[section]
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _alignment(section)
-        if role == Qt.ItemDataRole.ToolTipRole and section == _VERDICT:
-            return plain_tip(_ABOUT)
-        return None
+        return _HEAD.data(section, orientation, role)
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if not index.isValid():
@@ -77,7 +71,7 @@ class FiguresModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return self._cells[index.row()][column]
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _alignment(column)
+            return _HEAD.side(column)
         if role == Qt.ItemDataRole.ForegroundRole:
             return QBrush(self._theme.color(self._color(row, column)))
         if role == Qt.ItemDataRole.FontRole and column in (_DIFFERENCE, _VERDICT) and row.verdict is Verdict.LARGER:
@@ -170,8 +164,3 @@ class FiguresView(QWidget):
         column.setContentsMargins(10, 4, 10, 8)
         column.addLayout(row)
         column.addWidget(table, 1)
-
-
-def _alignment(column: int) -> Qt.AlignmentFlag:
-    side = Qt.AlignmentFlag.AlignRight if column in (_A, _B, _DIFFERENCE) else Qt.AlignmentFlag.AlignLeft
-    return side | Qt.AlignmentFlag.AlignVCenter

@@ -114,6 +114,9 @@ class Librarian:
             except KvscopeError as error:
                 self.failures.append(str(error))
                 return
+            except Exception as error:  # the other jobs are done, and the list goes on being kept
+                self.failures.append(f"The list of recordings was not changed: {error!r:.200}")
+                return
 
     def _look(self, store: LibraryStore) -> float:
         """Bring the list up to date, and look into one recording; seconds until there is more to do."""
@@ -129,7 +132,10 @@ class Librarian:
             return 0.0
         except (OSError, sqlite3.Error):  # busy, or gone: opened again
             store.close()
-            return LOOK_EVERY_S
+        except Exception as error:  # whatever it is, it is looked again, and whoever looks is not left waiting
+            known = self.told.entries if self.told is not None else ()
+            self.told = Told(known, f"The list of recordings cannot be read: {error!r:.200}")
+        return LOOK_EVERY_S
 
     def _look_into(self, store: LibraryStore, entry: Entry, entries: list[Entry]) -> None:
         from kvscope_app.library.looking import look_into  # most sessions need none of it

@@ -13,6 +13,7 @@ from kvscope_app.library.entry import Entry
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, percent, seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.table_head import TableHead
 
 Index = QModelIndex | QPersistentModelIndex
 _ROOT: Final = QModelIndex()
@@ -54,7 +55,11 @@ _TIPS: Final = {
     Column.TAGS: "Words to find it by; double-click to edit",
     Column.NOTES: "Double-click to edit",
 }
-_NUMBERS: Final = range(Column.LENGTH, Column.TAGS)
+_HEAD: Final = TableHead(
+    [TITLES[column] for column in Column],
+    [_TIPS.get(column, "") for column in Column],
+    range(Column.LENGTH, Column.TAGS),
+)
 _EDITED: Final = (Column.TAGS, Column.NOTES)
 
 
@@ -88,15 +93,7 @@ class LibraryModel(QAbstractTableModel):
         return 0 if parent.isValid() else len(Column)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation is Qt.Orientation.Vertical or section < 0:
-            return None
-        if role == Qt.ItemDataRole.DisplayRole:
-            return TITLES[Column(section)]
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return _TIPS.get(Column(section))
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _alignment(section)
-        return None
+        return _HEAD.data(section, orientation, role)
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         flags = Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsEnabled
@@ -115,7 +112,7 @@ class LibraryModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.ToolTipRole:
             return plain_tip(tip_of(entry))
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _alignment(column)
+            return _HEAD.side(column)
         if role == Qt.ItemDataRole.ForegroundRole and (entry.is_missing or entry.problem):
             return QColor(self.theme.warn if column is Column.NAME else self.theme.muted)
         return None
@@ -222,8 +219,3 @@ def _sort_key(entry: Entry, column: Column) -> Any:
         Column.REQUESTS: float(facts.requests),
     }
     return keys[column] if column in keys else text_of(entry, column).casefold()
-
-
-def _alignment(column: int) -> int:
-    side = Qt.AlignmentFlag.AlignRight if column in _NUMBERS else Qt.AlignmentFlag.AlignLeft
-    return int(side | Qt.AlignmentFlag.AlignVCenter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDoubleSpinBox, QLabel, QSizePolicy, QSpinBox, QToolButton, QWidget
+from PySide6.QtWidgets import QDoubleSpinBox, QLabel, QLayout, QSizePolicy, QSpinBox, QToolButton, QWidget
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel
@@ -49,6 +49,14 @@ def number_label(text: str = "") -> QLabel:
 def inset(box: QSpinBox | QDoubleSpinBox) -> None:
     """Begin its number where a line edit begins its text: a stylesheet's padding stops at a spin box's own field."""
     box.lineEdit().setTextMargins(7, 0, 0, 0)
+
+
+def head_row(bar: QLayout) -> QWidget:
+    """What stands above a view's content; it may be squeezed: a narrow dock stays narrow."""
+    made = QWidget()
+    made.setLayout(bar)
+    made.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+    return made
 
 
 def empty_state(text: str) -> QLabel:

@@ -75,7 +75,8 @@ class AlarmStrip(QWidget):
         if alarm.kind in self._told:
             self._told[alarm.kind] = alarm
             self._over_s[alarm.kind] = time.monotonic()
-            self._clock.start()
+            if not self._clock.isActive():  # others that end meanwhile do not put this one off
+                self._clock.start()
             self._show()
 
     def _forget_old(self) -> None:

@@ -47,6 +47,11 @@ class CourseReading:
         return self._work.share
 
     @property
+    def failure(self) -> str:
+        """Why not all of it was read, empty while all is well."""
+        return self._work.failure
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more comes."""
         return self._work.is_over and not self._parts and not self._bookmarks
@@ -84,11 +89,16 @@ class CourseReading:
         from_ns = missing_from(recording, written)
         if from_ns is not None and not recording.may_grow:
             self.is_computing = True
-            self._hand_over(computed_part(recording, from_ns, watch))
-            self.is_computing = False
+            try:
+                self._hand_over(computed_part(recording, from_ns, watch))
+            finally:
+                self.is_computing = False
         event_ns = written.events[-1].time_ns if written.events else 0
         while recording.may_grow and not self._is_ending.wait(_GROW_S):
-            recording.grow()
+            try:
+                recording.grow()
+            except BadInput:  # it is gone: there is no more of it
+                return
             part = Part()
             for item in recording.glances(newest_ns):
                 if isinstance(item, Summary) and item.time_ns > newest_ns:

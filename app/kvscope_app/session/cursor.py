@@ -108,6 +108,18 @@ class Cursor:
         self.wants_play = False
         return ""
 
+    def take_failure(self) -> str:
+        """Why the tape cannot be read any further, once; else empty. What is shown of it stays, and where one goes next
+        it is opened anew."""
+        source = self._source
+        if source is None or not source.failure:
+            return ""
+        if self.reached is not None:
+            self.stood_ns = source.taken_ns
+        self._source = self.wanted_seq = None
+        source.close()  # its thread has ended
+        return source.failure
+
     def step_as_wanted(self) -> None:
         """Once there is a state, by as many frames as it is away from the one that was asked for."""
         if self.wanted_seq is not None and self.point is not None and self.point.has_state and self._source is not None:

@@ -95,7 +95,7 @@ class Loop(QObject):
     def _settle(self) -> None:
         if self.range_ns is None:
             self._clock.stop()
-        else:
+        elif not self._clock.isActive():  # a bound that is dragged does not put off the look
             self._clock.start()
         self.changed.emit()
 

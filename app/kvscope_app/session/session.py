@@ -249,6 +249,8 @@ class Session(SourceTimeline):
             self.bookmarks.told(reading.take_bookmarks())
             if reading.is_over:
                 self._reading = None
+                if reading.failure:
+                    self.noticed.emit(f"Not all of its course can be read: {reading.failure}")
         if has_grown:
             if reading is not None:
                 self._end.fill_past()

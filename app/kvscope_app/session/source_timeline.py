@@ -296,7 +296,7 @@ class SourceTimeline(QObject):
         self._cursor.go_to(time_ns, self.kept)
 
     def _look_after_cursor(self) -> bool:
-        failure = self._cursor.take_opened(self._speed)
+        failure = self._cursor.take_opened(self._speed) or self._cursor.take_failure()
         if failure:
             self.noticed.emit(f"What was kept cannot be read: {failure}")
         point, player = self._cursor.point, self._cursor.player

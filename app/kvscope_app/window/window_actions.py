@@ -21,7 +21,7 @@ from kvscope_app.pictures.picture_actions import picture_actions
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
-from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.arranging.kept_layouts import LAYOUTS, KeptLayouts
 from kvscope_app.window.edit_actions import EDIT, edit_actions, name_what_is_undone
@@ -164,20 +164,8 @@ def _view(window: WindowBody) -> list[ActionSpec]:
 
 def _map(window: WindowBody) -> list[ActionSpec]:
     view = window.page_map
-    modes = [
-        ActionSpec(
-            f"color_{mode}",
-            f"Colour by {mode}",
-            MAP,
-            partial(view.set_mode, mode),
-            (str(index),),
-            checkable=True,
-            exclusive="color",
-        )
-        for index, mode in enumerate(ColorMode, start=1)
-    ]
     return [
-        *modes,
+        *color_actions(MAP, view.set_mode),
         ActionSpec("zoom_in", "Zoom in", MAP, view.zoom_in, ("+", "="), "zoom-in"),
         ActionSpec("zoom_out", "Zoom out", MAP, view.zoom_out, ("-",), "zoom-out"),
         ActionSpec("fit", "Show all blocks", MAP, view.fit_all, ("F",), "fit"),

@@ -83,6 +83,12 @@ class PlaybackSource:
         )
 
     @property
+    def failure(self) -> str:
+        """Why nothing is read any more: it stands where it is and goes nowhere. Empty while all is well."""
+        with self._changed:
+            return self._failure
+
+    @property
     def note(self) -> str:
         """What is wrong with the file, in words; empty when nothing was found so far."""
         return self.recording.note
@@ -140,7 +146,8 @@ class PlaybackSource:
         if self.is_at_end:
             self.seek(0.0)
         with self._changed:
-            self._clock.play()
+            if not self._failure:
+                self._clock.play()
             self._changed.notify_all()
 
     def pause(self) -> None:
@@ -162,6 +169,8 @@ class PlaybackSource:
         """
         wanted_ns = max(0, min(round(seconds * 1e9), self._duration_ns))
         with self._changed:
+            if self._failure:
+                return
             self._num_steps = 0
             self._wanted = (wanted_ns, with_past)
             self._spans.clear()
@@ -171,6 +180,8 @@ class PlaybackSource:
         """Stand still `num_frames` further than now, or back with a negative number; steps that wait add up."""
         with self._changed:
             self._clock.pause()
+            if self._failure:
+                return
             self._num_steps += num_frames
             self._changed.notify_all()
 

@@ -112,6 +112,39 @@ def test_a_missing_file_is_not_taken_for_another(library, record, qtbot):
         library.unwatch()
 
 
+def test_a_job_that_breaks_ends_no_other(library, record, qtbot, monkeypatch):
+    def broken(path, watch):
+        raise ZeroDivisionError("of a codec")
+
+    path = record("one.mcap")
+    library.note(path)
+    watch(library, qtbot, is_known)
+    monkeypatch.setattr("kvscope_app.library.looking.look_into", broken)
+    library.watch()
+    try:
+        with qtbot.waitSignal(library.failed, timeout=WAIT_MS) as failed:
+            library.relocate(str(path), record("two.mcap"))
+    finally:
+        library.unwatch()
+    assert "ZeroDivisionError('of a codec')" in failed.args[0]
+    library.set_tags(str(path), "still kept")
+    watch(library, qtbot, lambda entries: entries[0].tags == "still kept")
+
+
+def test_a_list_that_cannot_be_read_is_told_and_looked_at_again(library, record, qtbot, monkeypatch):
+    path = record("one.mcap")
+    library.note(path)
+    watch(library, qtbot, is_known)
+    entries = LibraryStore.entries
+    monkeypatch.setattr(LibraryStore, "entries", lambda store: 1 // 0)
+    library.watch()
+    qtbot.waitUntil(lambda: "cannot be read" in library.told.trouble, timeout=WAIT_MS)
+    assert [entry.path for entry in library.told.entries] == [str(path)]
+    monkeypatch.setattr(LibraryStore, "entries", entries)
+    qtbot.waitUntil(lambda: not library.told.trouble, timeout=WAIT_MS)
+    library.unwatch()
+
+
 def test_what_is_no_recording_is_listed_with_the_reason(library, qtbot, tmp_path):
     path = tmp_path / "no.mcap"
     path.write_bytes(b"not at all")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from msgspec.structs import replace
+from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QDialogButtonBox
 
 from kvscope_app.marks import alarm_strip
 from kvscope_app.marks.alarm_sheet import AlarmSheet
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.setting_names import ALARM_RULES
+from kvscope_telemetry.alarms.alarm_engine import Alarm
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, KINDS, decode_rules, encode_rules
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import settled
@@ -73,6 +77,21 @@ def test_a_notice_of_what_is_over_goes_by_itself(scripted, session, monkeypatch,
     assert not strip.isVisible()
     assert not strip._clock.isActive()
     assert len(session.bookmarks.shown) == 1
+
+
+def test_what_ends_meanwhile_does_not_put_off_that_a_notice_goes(scripted, monkeypatch, qtbot):
+    strip, now_s = scripted.alarm_strip, time.monotonic()
+    rung = [Alarm(rule, 7, START_NS, START_NS, 1.0) for rule in DEFAULT_RULES[:2]]
+    for alarm in rung:
+        strip._on_rang(alarm)
+    strip._clock.setInterval(20)
+    strip._on_over(rung[0])
+    strip._over_s[rung[0].kind] = now_s - 2 * alarm_strip.GOES_AFTER_S
+    ending = QTimer(strip, interval=1)
+    ending.timeout.connect(lambda: strip._on_over(rung[1]))
+    ending.start()
+    qtbot.waitUntil(lambda: strip.kinds == [rung[1].kind], timeout=WAIT_MS)
+    ending.stop()
 
 
 def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session, qtbot):

@@ -223,6 +223,30 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
         session.deleteLater()
 
 
+def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qtbot):
+    told = []
+    live.noticed.connect(told.append)
+    first_ns = live.timeline_range_ns[0]
+    live.go_to(first_ns)
+    arrive(live, qtbot)
+    seq, source = live.mirror.seq, live.player
+
+    def broken(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    source._reader.jump = broken
+    live.go_to(first_ns + SECOND_NS)
+    qtbot.waitUntil(lambda: bool(told), timeout=WAIT_MS)
+    assert told == ["What was kept cannot be read: the file cannot be read: Input/output error"]
+    assert live.paused
+    assert live.mirror.seq == seq
+    live.go_to(first_ns + SECOND_NS)
+    qtbot.waitUntil(lambda: live.player is not None, timeout=WAIT_MS)
+    arrive(live, qtbot)
+    assert live.player is not source
+    assert len(told) == 1
+
+
 def test_the_end_leaves_no_ring_and_no_thread(live, qtbot):
     live.go_to(live.timeline_range_ns[0])
     arrive(live, qtbot)

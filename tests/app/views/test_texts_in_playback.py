@@ -9,6 +9,7 @@ import pytest
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.recorded_texts import RecordedTexts
 from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.kept.text_keeping import TextKeeping
 from kvscope_app.session.session import Session
@@ -191,6 +192,23 @@ def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
     finder.choose(later[-1])
     assert session.selected_block == later[-1].block
     assert abs(session.cursor_ns - later[-1].time_ns) < 1_000_000_000
+    finder.deleteLater()
+
+
+def test_texts_that_cannot_be_read_are_told_of_everywhere(play, show, qtbot, monkeypatch):
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    session = play(with_texts=True)
+    monkeypatch.setattr(RecordedTexts, "_read", broken)
+    _, table = held(session)
+    inspector, finder = show(InspectorView(session)), Finder(session)
+    session.select_block(table[0])
+    why = "Texts cannot be read: Input/output error"
+    qtbot.waitUntil(lambda: inspector.refresh() or facts(inspector)["Text"] == why, timeout=WAIT_MS)
+    finder.look("words")
+    why = "Other times cannot be read: Input/output error."
+    qtbot.waitUntil(lambda: finder.texts.note.endswith(why), timeout=WAIT_MS)
     finder.deleteLater()
 
 

@@ -310,6 +310,20 @@ def test_a_file_that_goes_away_is_told(record: Callable[..., Any], watch: Callab
     assert status.reason.endswith("cannot be read: No such file or directory")
 
 
+def test_after_a_failure_it_goes_nowhere_and_nobody_waits(
+    record: Callable[..., Any], watch: Callable[..., Watcher]
+) -> None:
+    source = watch(record(100).path).source
+    source.recording.path.unlink()
+    source.seek(1.0)
+    assert source.wait(lambda: bool(source._failure), WAIT_S)
+    for move in (lambda: source.seek(0.5), lambda: source.step(1), source.play):
+        move()
+        assert not source.is_seeking
+        assert not source.is_playing
+    assert source.failure.endswith("cannot be read: No such file or directory")
+
+
 def test_a_recording_without_a_state_has_nothing_to_take(
     record: Callable[..., Any], watch: Callable[..., Watcher]
 ) -> None:

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.session.background import Background
-from kvscope_app.session.kept.own_handle import OwnHandle
+from kvscope_app.session.kept.recorded_reading import RecordedReading
 
 if TYPE_CHECKING:
     from kvscope_app.session.session import Session
     from kvscope_telemetry.recorded import Recorded
     from kvscope_telemetry.recordings.effort import Watch
 
-_LOOK_MS: Final = 60
 _Key = TypeVar("_Key", bound=Hashable)
 _Found = TypeVar("_Found")
 
@@ -41,55 +39,49 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self._session, self._read, self._name, self._most_kept = session, read, name, most_kept
-        self._handle: OwnHandle | None = None
+        self._read, self._most_kept = read, most_kept
         self._known: OrderedDict[_Key, _Found | None] = OrderedDict()
         self._wanted: tuple[_Key, int] | None = None
-        self._reading: _Key | None = None
-        self._work: Background[_Found | None] | None = None
-        self._timer = QTimer(self, interval=_LOOK_MS)
-        self._timer.timeout.connect(self._look)
+        self._key: _Key | None = None
+        self._reading: RecordedReading[_Found | None] = RecordedReading(session, name, self)
+        self._reading.over.connect(self._take)
 
     @property
     def is_reading(self) -> bool:
         """Whether `found` will tell."""
-        return self._work is not None or self._wanted is not None
+        return self._reading.is_reading
+
+    @property
+    def failure(self) -> str:
+        """Why the last look failed, empty where it did not: what it looked for may be there."""
+        return self._reading.failure
 
     def get(self, key: _Key, at_ns: int) -> _Found | None:
         """What was found for `key`, about at `at_ns`; None while it is not known, and where it is not there."""
         if key in self._known:
             return self._known[key]
-        if key != self._reading:
-            self._handle = self._handle or self._session.own_handle()
-            if self._handle is not None:
-                self._wanted = (key, at_ns)
-                if not self._timer.isActive():  # who asks at each frame must not put off the look
-                    self._timer.start()
+        if key != self._key:
+            self._wanted = (key, at_ns)
+            self._go_on()
         return None
 
     def close(self) -> None:
         """No more."""
-        self._timer.stop()
         self._wanted = None
-        if self._work is not None:
-            self._work.cancel()
-            self._work.wait(2.0)
+        self._reading.close()
 
-    def _look(self) -> None:
-        if self._work is not None and self._work.is_over:
-            if self._reading is not None:
-                self._known[self._reading] = self._work.made
-                while len(self._known) > self._most_kept:
-                    self._known.popitem(last=False)
-            self._work = self._reading = None
-            self.found.emit()
-        if self._work is None and self._wanted is not None and self._handle is not None:
-            key, at_ns = self._wanted
-            self._wanted, self._reading = None, key
-            self._work = Background(self._reading_of(self._handle, key, at_ns), self._name)
-        if self._work is None:
-            self._timer.stop()
+    def _take(self) -> None:
+        if self._key is not None:
+            self._known[self._key] = self._reading.made
+            while len(self._known) > self._most_kept:
+                self._known.popitem(last=False)
+        self._key = None
+        self._go_on()
+        self.found.emit()
 
-    def _reading_of(self, handle: OwnHandle, key: _Key, at_ns: int) -> Callable[[Watch], _Found | None]:
-        read = self._read
-        return lambda watch: read(handle.get(watch), key, at_ns, watch)
+    def _go_on(self) -> None:
+        if self._wanted is None or self._reading.is_reading:
+            return
+        (key, at_ns), self._wanted, read = self._wanted, None, self._read
+        if self._reading.begin(lambda recorded, watch: read(recorded, key, at_ns, watch)):
+            self._key = key

@@ -67,6 +67,7 @@ class SessionTexts(QObject):
         self._tag = 0
         self._tags = itertools.count(_FIRST_TAG)
         self._looked_for: list[Asked] = []
+        self._failure = ""  # of the last look into what was recorded
         self._looking: Background[list[BlockContent | None]] | None = None
         self._timer = QTimer(self, singleShot=True, interval=ASK_EVERY_MS)
         self._timer.timeout.connect(self.look)
@@ -107,7 +108,8 @@ class SessionTexts(QObject):
             return NOT_TOLD if is_missing else ""
         if self._recorded is None:
             return self.why_none or NOT_KEPT
-        return (self.why_none or NOT_OF_BLOCK) if is_missing else ""
+        why_not_of_block = f"Texts cannot be read: {self._failure}" if self._failure else NOT_OF_BLOCK
+        return (self.why_none or why_not_of_block) if is_missing else ""
 
     @property
     def is_reading(self) -> bool:
@@ -206,6 +208,7 @@ class SessionTexts(QObject):
         if self._looking is None or not self._looking.is_over:
             return
         found = self._looking.made or [None] * len(self._looked_for)
+        self._failure = self._looking.failure
         self._looking = None
         for asked, content in zip(self._looked_for, found, strict=True):
             self._note(asked, content)

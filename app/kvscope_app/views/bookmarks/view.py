@@ -14,13 +14,12 @@ from PySide6.QtWidgets import (
     QBoxLayout,
     QHBoxLayout,
     QListView,
-    QSizePolicy,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, set_icon, tool_button
+from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import Segments
 from kvscope_app.session.session import Session
@@ -216,14 +215,11 @@ class BookmarksView(View):
         self._bar.setSpacing(4)
         self._bar.addWidget(self.choices, 0, Qt.AlignmentFlag.AlignLeft)
         self._bar.addLayout(buttons, 1)
-        head = QWidget()
-        head.setLayout(self._bar)
-        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(head)
+        column.addWidget(head_row(self._bar))
         column.addWidget(self.list, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))

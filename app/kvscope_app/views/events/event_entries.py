@@ -14,11 +14,13 @@ from kvscope_app.look.clock_text import clock_text
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.event_log import LoggedEvent
+from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.telemetry import Event
 
 Index = QModelIndex | QPersistentModelIndex
 HEADERS: Final = ("Time", "Event", "Request", "Why")
+_HEAD: Final = TableHead(HEADERS)
 WHY: Final = 3
 KIND_COLORS: Final = {
     "admitted": "accent",
@@ -51,12 +53,8 @@ class EventEntries(QAbstractTableModel):
     def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(HEADERS)
 
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
-        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(HEADERS):
-            return None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-        return HEADERS[section] if role == Qt.ItemDataRole.DisplayRole else None
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        return _HEAD.data(section, orientation, role)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         entry = self.entry_at(index.row())

@@ -16,14 +16,13 @@ from PySide6.QtWidgets import (
     QHBoxLayout,
     QLineEdit,
     QMenu,
-    QSizePolicy,
     QStackedLayout,
     QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, tool_button
+from kvscope_app.look.makers import empty_state, head_row, tool_button
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
@@ -198,14 +197,11 @@ class EventsView(View):
         self._bar.setSpacing(8)
         self._bar.addWidget(self.text, 2)
         self._bar.addLayout(rest, 3)
-        head = QWidget()
-        head.setLayout(self._bar)
-        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(head)
+        column.addWidget(head_row(self._bar))
         column.addWidget(self.table, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))

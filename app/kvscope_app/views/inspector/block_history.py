@@ -118,7 +118,6 @@ class BlockHistory(QObject):
         """No more."""
         work = self._work
         self._give_up()
-        self._is_wanted = False
         self._timer.stop()
         if work is not None:
             work.wait(2.0)
@@ -167,7 +166,8 @@ class BlockHistory(QObject):
             return
         self._give_up()
         self._asked_ns, self._is_wanted = cursor_ns, True
-        self._timer.start()
+        if not self._timer.isActive():  # who goes from block to block with a key held down must not put off the look
+            self._timer.start()
 
     def _last_ns(self, around: tuple[int, int]) -> int:
         """Until when there is something to read."""
@@ -219,7 +219,8 @@ class BlockHistory(QObject):
         self._whole = None
 
     def _give_up(self) -> None:
-        """What is still read is of no use."""
+        """What is still read, or wanted, is of no use."""
+        self._is_wanted = False
         self._parts = deque()
         if self._work is not None:
             self._work.cancel()

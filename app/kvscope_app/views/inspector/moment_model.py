@@ -15,10 +15,12 @@ from kvscope_app.look.number_text import count
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.inspector.life_words import KIND_COLORS, moment_text
+from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.summaries.life_moments import Moment
 
 Index = QModelIndex | QPersistentModelIndex
 HEADERS: Final = ("Time", "What happened", "Step")
+_HEAD: Final = TableHead(HEADERS)
 WHAT: Final = 1
 
 
@@ -77,12 +79,8 @@ class MomentModel(QAbstractTableModel):
     def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(HEADERS)
 
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
-        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(HEADERS):
-            return None
-        if role == Qt.ItemDataRole.TextAlignmentRole:
-            return Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
-        return HEADERS[section] if role == Qt.ItemDataRole.DisplayRole else None
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        return _HEAD.data(section, orientation, role)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         moment = self.moment_at(index.row())

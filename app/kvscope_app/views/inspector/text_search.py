@@ -136,7 +136,7 @@ class TextSearch(QObject):
         """What was found at other times, once it is."""
         if self._elsewhen is None or not self._elsewhen.is_over:
             return
-        found, self._elsewhen = self._elsewhen.made or [], None
+        found, failure, self._elsewhen = self._elsewhen.made or [], self._elsewhen.failure, None
         mirror = self._session.mirror
         there = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
         other = [text for text in found if text.epoch != mirror.epoch or not _is_there(text, mirror, there)]
@@ -144,7 +144,7 @@ class TextSearch(QObject):
             at = max(text.text.casefold().find(self._text), 0)
             self._num_found += 1
             self.found.emit(self._finding(text.block, text.text, at, text))
-        self._end(self._summary())
+        self._end(self._summary() + (f" Other times cannot be read: {failure}." if failure else ""))
 
     def _match(self, place: Place, text: str) -> None:
         """In the block's text, and where it goes on from the one before it in the same table."""

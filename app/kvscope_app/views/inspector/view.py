@@ -9,9 +9,9 @@ from functools import partial
 from typing import ClassVar, Final
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QSplitter, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state, label, set_icon, tool_button
+from kvscope_app.look.makers import empty_state, head_row, label, set_icon, tool_button
 from kvscope_app.look.theme import Theme, owner_color
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
@@ -148,7 +148,7 @@ class InspectorView(View):
         if not session.is_playing and mirror.hello is not None:
             at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # perhaps long ago: the engine did nothing since
             frame = self.steps.get((mirror.hello.epoch, mirror.seq), at_ns)
-            why = "reading…" if self.steps.is_reading else "not kept"
+            why = "reading…" if self.steps.is_reading else self.steps.failure or "not kept"
         can_step = session.timeline_range_ns is not None
         return step_page(mirror, frame, self._newest, why, can_step=can_step)
 
@@ -244,15 +244,13 @@ class InspectorView(View):
         self._stack = QStackedLayout(body)
         self._stack.addWidget(self._nothing)
         self._stack.addWidget(self.splitter)
-        top = QWidget()
-        rows = QVBoxLayout(top)
+        rows = QVBoxLayout()
         rows.setContentsMargins(0, 0, 0, 0)
         rows.setSpacing(0)
         rows.addLayout(bar)
         rows.addLayout(head)
-        top.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(top)
+        column.addWidget(head_row(rows))
         column.addWidget(body, 1)

@@ -17,12 +17,15 @@ from kvscope_app.views.prefixes.columns import COLUMNS, IDLE, PREFIX, WITH_BELOW
 from kvscope_app.views.prefixes.labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
 from kvscope_app.views.prefixes.shown_nodes import Mask, Shown, Which, matches, show
 from kvscope_app.views.prefixes.step_times import StepTimes
+from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.prefixes.tree import ROOT
 
 Index = QModelIndex | QPersistentModelIndex
-_LEFT, _RIGHT = (
-    side | Qt.AlignmentFlag.AlignVCenter for side in (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignRight)
+_HEAD: Final = TableHead(
+    [column.title for column in COLUMNS],
+    [column.tip for column in COLUMNS],
+    frozenset(place for place, column in enumerate(COLUMNS) if column.is_number),
 )
 _NO_NODES: Final = Shown(np.empty(0, np.int64), 0)
 
@@ -155,14 +158,8 @@ class PrefixModel(QAbstractTableModel):
     def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(COLUMNS)
 
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
-        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(COLUMNS):
-            return None
-        if role == Qt.ItemDataRole.DisplayRole:
-            return COLUMNS[section].title
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return COLUMNS[section].tip
-        return _alignment(section) if role == Qt.ItemDataRole.TextAlignmentRole else None
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        return _HEAD.data(section, orientation, role)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         node, column, moment = self.node_at(index.row()), index.column(), self.moment
@@ -172,7 +169,7 @@ class PrefixModel(QAbstractTableModel):
             text = self._labels.label(node) if column == PREFIX else None
             return text or COLUMNS[column].text(moment, node)
         if role == Qt.ItemDataRole.TextAlignmentRole:
-            return _alignment(column)
+            return _HEAD.side(column)
         if role == Qt.ItemDataRole.ToolTipRole and column == PREFIX:
             return plain_tip(self._labels.text(node, TIP_BLOCKS) or node_words(moment.tree, node, moment.cache))
         if role == Qt.ItemDataRole.ForegroundRole and column == PREFIX and not self._labels.label(node):
@@ -211,7 +208,3 @@ def state_color(moment: Moment, node: int) -> str:
         return "block_host" if in_tier[Tier.HOST] else "block_disk"
     holders = int(tree.holders[node])
     return "block_shared" if holders > 1 else "block_active" if holders else "block_cached"
-
-
-def _alignment(column: int) -> Qt.AlignmentFlag:
-    return _RIGHT if COLUMNS[column].is_number else _LEFT

@@ -19,6 +19,8 @@ AT_ONCE_ROWS: Final = 2048
 _REST_SHARE: Final = 10
 """A tree that took a second is not made again for so many."""
 _LEAST_REST_S: Final = 0.25
+_AFTER_FAILURE_S: Final = 5.0
+"""Until it is tried again, as where there is no memory for it."""
 
 
 class TreeKeeper:
@@ -26,6 +28,8 @@ class TreeKeeper:
 
     def __init__(self) -> None:
         self.tree: PrefixTree | None = None
+        self.failure = ""
+        """Why the last could not be made, empty while all is well."""
         self.step = 0
         """When that was."""
         self.epoch: int | None = None
@@ -54,7 +58,7 @@ class TreeKeeper:
         if self._work is not None or wanted == self._made_of:
             return has_news
         self._working_on = wanted
-        if not self._is_other(wanted) and time.monotonic() < self._rest_until_s:
+        if time.monotonic() < self._rest_until_s and (self.failure or not self._is_other(wanted)):
             return has_news
         return self._begin(mirror) or has_news
 
@@ -93,8 +97,10 @@ class TreeKeeper:
         work = self._work
         if work is None or not work.is_over:
             return False
-        self._work = None
-        assert not work.failure, f"the tree could not be made: {work.failure}"
+        self._work, self.failure = None, work.failure
+        if work.failure:
+            self._rest_until_s = time.monotonic() + _AFTER_FAILURE_S
+            return False
         if work.made is None:  # there is room for a copy now
             return False
         self._keep(work.made)

@@ -14,13 +14,12 @@ from PySide6.QtWidgets import (
     QComboBox,
     QHBoxLayout,
     QLineEdit,
-    QSizePolicy,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.makers import empty_state, head_row, label
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
@@ -101,6 +100,8 @@ class PrefixesView(View):
             return
         if self.keeper.follow(mirror):
             self._show_tree(mirror)
+        elif self.keeper.failure and self.keeper.tree is None:
+            self._show_empty(_not_made(self.keeper.failure))
         self._tell_time(mirror)
         if not self.keeper.is_settled:
             self._again.start(_COME_BACK_MS if self.keeper.is_working else _LATER_MS)
@@ -199,8 +200,9 @@ class PrefixesView(View):
         self.count.setText(words)
 
     def _show_note(self) -> None:
-        """Why rows have no text."""
-        note = self.session.texts.why_none
+        """Why there is no newer tree, or why rows have no text."""
+        failure = self.keeper.failure
+        note = _not_made(failure) if failure else self.session.texts.why_none
         if note != self.note.text():
             self.note.setText(note)
         self.note.setVisible(bool(note))
@@ -283,14 +285,11 @@ class PrefixesView(View):
         self._bar.setSpacing(8)
         self._bar.addWidget(self.search, 2)
         self._bar.addLayout(rest, 3)
-        head = QWidget()
-        head.setLayout(self._bar)
-        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(head)
+        column.addWidget(head_row(self._bar))
         noted = QHBoxLayout()
         noted.setContentsMargins(10, 0, 10, 4)
         noted.addWidget(self.note)
@@ -300,6 +299,10 @@ class PrefixesView(View):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self._empty)
         self._stack.addWidget(body)
+
+
+def _not_made(failure: str) -> str:
+    return f"The tree could not be made: {failure}"
 
 
 def _why_none(mirror: Mirror) -> str:

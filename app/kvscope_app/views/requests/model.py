@@ -20,6 +20,7 @@ from kvscope_app.look.number_text import NOTHING, count, seconds, short
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme, owner_color
 from kvscope_app.views.requests.columns import Filter, RequestColumns, order_rows
+from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.messages.request_words import RequestState
 
 Index = QModelIndex | QPersistentModelIndex
@@ -105,10 +106,12 @@ COLUMNS: Final = (
     Column("Preempted", "num_preemptions", _preempted_text, "How often its blocks were taken for another"),
     Column("Id", "request_ids", lambda columns, row: columns.request_ids[row], "The client's name for it", False),
 )
-_LEFT, _RIGHT = (
-    side | Qt.AlignmentFlag.AlignVCenter for side in (Qt.AlignmentFlag.AlignLeft, Qt.AlignmentFlag.AlignRight)
+_HEAD: Final = TableHead(
+    [column.title for column in COLUMNS],
+    [column.tip for column in COLUMNS],
+    frozenset(place for place, column in enumerate(COLUMNS) if column.is_number),
 )
-_ALIGNMENTS: Final = tuple(_RIGHT if column.is_number else _LEFT for column in COLUMNS)
+_SIDES: Final = tuple(_HEAD.side(place) for place in range(len(COLUMNS)))
 OUTPUT_COLUMN: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "Output")
 _STATE: Final = next(index for index, column in enumerate(COLUMNS) if column.title == "State")
 
@@ -209,14 +212,8 @@ class RequestModel(QAbstractTableModel):
     def columnCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(COLUMNS)
 
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = 0) -> Any:
-        if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(COLUMNS):
-            return None
-        if role == Qt.ItemDataRole.DisplayRole:
-            return COLUMNS[section].title
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return COLUMNS[section].tip
-        return _ALIGNMENTS[section] if role == Qt.ItemDataRole.TextAlignmentRole else None
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        return _HEAD.data(section, orientation, role)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if role not in _TOLD_ROLES:  # asked thousands of times a second
@@ -227,7 +224,7 @@ class RequestModel(QAbstractTableModel):
         if role == _DISPLAY:
             return COLUMNS[column].text(self._columns, row)
         if role == _ALIGNMENT:
-            return _ALIGNMENTS[column]
+            return _SIDES[column]
         if role == _FOREGROUND and column == _STATE:
             return self.theme.color(_STATE_COLORS[RequestState(int(self._columns.state[row]))])
         if role == _TIP:

@@ -6,24 +6,22 @@ Owns which stretch is wanted and the last that was read. Reads nothing while so 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Final
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.session.background import Background
-from kvscope_app.session.kept.own_handle import OwnHandle
+from kvscope_app.session.kept.recorded_reading import RecordedReading
 from kvscope_app.session.session import Session
 from kvscope_app.views.timeline.steps import NO_STEPS, Steps, read_steps
 from kvscope_app.views.timeline.time_span import TimeSpan
-from kvscope_telemetry.recordings.effort import Watch
 
-_LOOK_MS: Final = 50
 _MARGIN: Final = 0.5
 """Of the span, read on either side of it."""
 _PATIENCE_S: Final = 10.0
 _AGAIN_S: Final = 0.7
 """Between two looks at an end that goes on."""
+AFTER_FAILURE_S: Final = 5.0
+"""Until it is tried again."""
 
 
 class StepFeed(QObject):
@@ -35,62 +33,48 @@ class StepFeed(QObject):
         super().__init__(parent)
         self.steps: Steps = NO_STEPS
         self._session = session
-        self._handle: OwnHandle | None = None
-        self._work: Background[Steps] | None = None
-        self._reading: TimeSpan | None = None
         self._asked_s = 0.0
-        self._timer = QTimer(self, interval=_LOOK_MS)
-        self._timer.timeout.connect(self._look)
+        self._reading: RecordedReading[Steps] = RecordedReading(session, "kvscope-steps", self)
+        self._reading.over.connect(self._take)
 
     @property
     def is_reading(self) -> bool:
         """Whether more comes."""
-        return self._work is not None
+        return self._reading.is_reading
+
+    @property
+    def failure(self) -> str:
+        """Why the last could not be read, empty while all is well."""
+        return self._reading.failure
 
     def want(self, span: TimeSpan, whole: TimeSpan) -> None:
         """Steps of `span`, of what there is in `whole`."""
         begin_ns, end_ns = max(span.begin_ns, whole.begin_ns), min(span.end_ns, whole.end_ns)
-        if self._work is not None or self.steps.covers(begin_ns, end_ns) or not hasattr(self._session, "own_handle"):
+        if self.is_reading or self.steps.covers(begin_ns, end_ns) or not hasattr(self._session, "own_handle"):
             return
-        is_same = self.steps.covers(begin_ns, begin_ns)  # only the end went on
-        if is_same and time.monotonic() - self._asked_s < _AGAIN_S:
-            return
-        self._handle = self._handle or self._session.own_handle()
-        if self._handle is None:
+        if time.monotonic() - self._asked_s < self._rest_s(begin_ns):
             return
         margin_ns = round(span.length_ns * _MARGIN)
-        wanted = TimeSpan(max(begin_ns - margin_ns, whole.begin_ns), min(end_ns + margin_ns, whole.end_ns))
-        self._asked_s, self._reading = time.monotonic(), wanted
-        self._work = Background(_reading(self._handle, wanted), "kvscope-steps")
-        self._timer.start()
+        first_ns, last_ns = max(begin_ns - margin_ns, whole.begin_ns), min(end_ns + margin_ns, whole.end_ns)
+        self._asked_s = time.monotonic()
+        self._reading.begin(lambda recorded, watch: read_steps(recorded, first_ns, last_ns, watch))
 
     def finish(self) -> None:
         """Wait for what is read."""
-        if self._work is not None:
-            self._work.wait(_PATIENCE_S)
-            self._look()
+        self._reading.finish(_PATIENCE_S)
 
     def close(self) -> None:
         """No more."""
-        self._timer.stop()
-        if self._work is not None:
-            self._work.cancel()
-            self._work.wait(2.0)
-            self._work = None
+        self._reading.close()
 
-    def _look(self) -> None:
-        work = self._work
-        if work is None or not work.is_over:
-            return
-        self._work = None
-        self._timer.stop()
-        if work.made is not None:
-            self.steps = work.made
+    def _rest_s(self, begin_ns: int) -> float:
+        """Between two readings."""
+        if self.failure:
+            return AFTER_FAILURE_S
+        only_the_end_went_on = self.steps.covers(begin_ns, begin_ns)
+        return _AGAIN_S if only_the_end_went_on else 0.0
+
+    def _take(self) -> None:
+        if self._reading.made is not None:
+            self.steps = self._reading.made
         self.changed.emit()
-
-
-def _reading(handle: OwnHandle, span: TimeSpan) -> Callable[[Watch], Steps]:
-    def work(watch: Watch) -> Steps:
-        return read_steps(handle.get(watch), span.begin_ns, span.end_ns, watch)
-
-    return work

@@ -9,9 +9,9 @@ from typing import ClassVar, Final
 
 from PySide6.QtCore import Qt, QTimer
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state, set_icon, tool_button
+from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
 from kvscope_app.session.session import Session
@@ -140,6 +140,16 @@ class TimelineView(View):
         self.steps.want(canvas.shown.span, canvas.whole)
         canvas.show_steps(self.steps.steps)
 
+    def _tell(self, words: str) -> None:
+        """What the pointer is on; where it is on nothing, why there are no steps, or what can be done."""
+        failure = self.steps.failure
+        self.pointed.setText(words or (f"Steps cannot be read: {failure}" if failure else _HELP))
+
+    def _on_steps(self) -> None:
+        self._show_steps()
+        if self.steps.failure:
+            self._tell("")
+
     def shut_down(self) -> None:
         self.steps.close()
 
@@ -164,8 +174,8 @@ class TimelineView(View):
         canvas.chosen.connect(self._on_chosen)
         canvas.moved.connect(self._on_moved)
         canvas.loop_wanted.connect(self._set_loop)
-        self.steps.changed.connect(self._show_steps)
-        canvas.pointed.connect(lambda words: self.pointed.setText(words or _HELP))
+        self.steps.changed.connect(self._on_steps)
+        canvas.pointed.connect(self._tell)
         self.lengths.chosen.connect(lambda index: canvas.show_length(list(_LENGTHS.values())[index]))
         self.orders.chosen.connect(lambda index: canvas.set_by_arrival(index == 1))
         self.follow.clicked.connect(canvas.set_follows)
@@ -205,9 +215,6 @@ class TimelineView(View):
             bar.addWidget(widget)
         bar.addWidget(self.pointed, 1)
         bar.addWidget(self.orders)
-        head = QWidget()
-        head.setLayout(bar)
-        head.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)  # a narrow dock stays narrow
         lanes = QHBoxLayout()
         lanes.setSpacing(0)
         lanes.addWidget(self.canvas, 1)
@@ -216,7 +223,7 @@ class TimelineView(View):
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addWidget(head)
+        column.addWidget(head_row(bar))
         column.addLayout(lanes, 1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))

@@ -58,7 +58,7 @@ def test_who_asks_again_and_again_gets_the_answer(lookup, qtbot):
 def test_of_what_is_asked_meanwhile_only_the_last_is_looked_up(lookup, gate, looked_up, qtbot):
     gate.clear()
     assert lookup.get(1, 0) is None
-    qtbot.waitUntil(lambda: lookup._work is not None, timeout=30_000)
+    qtbot.waitUntil(lambda: lookup.is_reading, timeout=30_000)
     for key in (2, 3, 4):
         assert lookup.get(key, 0) is None
     gate.set()

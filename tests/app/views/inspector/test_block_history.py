@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QPoint, QSettings, Qt
+from PySide6.QtCore import QPoint, QSettings, Qt, QTimer
 from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import DARK
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
-from kvscope_app.views.inspector.block_history import reading_order
+from kvscope_app.views.inspector.block_history import BlockHistory, reading_order
 from kvscope_app.views.inspector.view import BLOCK, STEP, InspectorView
 from kvscope_telemetry.ledger import COLUMNS
 from kvscope_telemetry.playback.playback_source import PlaybackSource
@@ -159,6 +160,29 @@ def test_another_block_gives_the_reading_up(recording, played, show, qtbot):
     mirror = recording[0].state_at(5.0)
     expected = tuple(int(getattr(mirror.ledger, name)[recording[1]]) for name in COLUMNS)
     assert row_at(part, recording[0].start_ns + 5 * SECOND_NS) == expected
+
+
+def test_a_key_held_down_does_not_put_off_the_reading(recording, played, qtbot):
+    """It goes from block to block, sooner one after the other than it is looked at."""
+    history, blocks = BlockHistory(played), itertools.cycle((3, recording[1]))
+    stepping = QTimer(interval=1)
+    stepping.timeout.connect(lambda: history.show(next(blocks)))
+    stepping.start()
+    qtbot.waitUntil(lambda: history._work is not None, timeout=WAIT_MS)
+    stepping.stop()
+    qtbot.waitUntil(lambda: not history.is_reading, timeout=WAIT_MS)
+    assert history.part is not None
+    assert history.part.rows.size
+    history.close()
+
+
+def test_a_block_that_is_left_at_once_is_not_read(played, qtbot):
+    history = BlockHistory(played)
+    history.show(3)
+    history.show(None)
+    assert not history.is_reading
+    qtbot.waitUntil(lambda: not history._timer.isActive(), timeout=WAIT_MS)
+    history.close()
 
 
 def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):

@@ -334,6 +334,27 @@ def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, mo
     made.shut_down()
 
 
+def test_a_tree_that_cannot_be_made_is_told_and_made_later(engine, session, poll, qtbot, monkeypatch):
+    def broken(blocks):
+        raise MemoryError("for a tree")
+
+    monkeypatch.setattr(tree_keeper, "AT_ONCE_ROWS", 0)
+    monkeypatch.setattr(tree_keeper, "_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(tree_keeper, "build", broken)
+    fill(engine)
+    poll(session)
+    made = PrefixesView(session)
+    qtbot.addWidget(made)
+    made.show()
+    made.refresh()
+    qtbot.waitUntil(lambda: made._empty.text() == "The tree could not be made: MemoryError: for a tree")
+    monkeypatch.undo()
+    monkeypatch.setattr(tree_keeper, "AT_ONCE_ROWS", 0)
+    qtbot.waitUntil(lambda: made.model.rowCount() == 2)
+    assert made.keeper.failure == ""
+    made.shut_down()
+
+
 def test_idle_is_told_in_seconds(view, engine, session, poll, qtbot):
     now_ns = view.model.moment.now_ns
     moment = view.model.moment

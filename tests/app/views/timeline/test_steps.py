@@ -118,6 +118,16 @@ def test_only_what_is_near_enough_is_read(view, session, recording, qtbot):
     assert view.canvas.shown.steps is None
 
 
+def test_steps_that_cannot_be_read_are_told_of(view, recording, qtbot, monkeypatch):
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("kvscope_app.views.timeline.step_feed.read_steps", broken)
+    view.canvas.show_span(TimeSpan(recording.start_ns, recording.start_ns + 2 * SECOND_NS))
+    qtbot.waitUntil(lambda: view.steps.failure == "Input/output error", timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: view.pointed.text() == "Steps cannot be read: Input/output error", timeout=WAIT_MS)
+
+
 def test_a_step_tells_its_batch_and_a_click_selects_it_everywhere(view, session, recording, qtbot):
     inspector = InspectorView(session)
     qtbot.addWidget(inspector)

@@ -1,0 +1,75 @@
+"""Reads what was recorded on a thread, one reading at a time, and tells when it is over.
+
+Owns the handle, the thread and the timer that looks whether it ended. Must not know what is read, nor who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.session.background import Background
+from kvscope_app.session.kept.own_handle import OwnHandle
+
+if TYPE_CHECKING:
+    from kvscope_app.session.session import Session
+    from kvscope_telemetry.recorded import Recorded
+    from kvscope_telemetry.recordings.effort import Watch
+
+_LOOK_MS: Final = 50
+_Made = TypeVar("_Made")
+
+
+class RecordedReading(QObject, Generic[_Made]):
+    """`begin` as often as the one before is over; `made` is what the last one returned, or `failure` says why not."""
+
+    over = Signal()
+
+    def __init__(self, session: Session, name: str, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.made: _Made | None = None
+        self.failure = ""
+        self._session, self._name = session, name
+        self._handle: OwnHandle | None = None
+        self._work: Background[_Made] | None = None
+        self._timer = QTimer(self, interval=_LOOK_MS)
+        self._timer.timeout.connect(self._look)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether `over` will tell."""
+        return self._work is not None
+
+    def begin(self, read: Callable[[Recorded, Watch], _Made]) -> bool:
+        """Have `read` called on the thread; False where nothing was recorded."""
+        assert self._work is None, "one reading at a time"
+        handle = self._handle = self._handle or self._session.own_handle()
+        if handle is None:
+            return False
+        self._work = Background(lambda watch: read(handle.get(watch), watch), self._name)
+        self._timer.start()
+        return True
+
+    def finish(self, seconds: float) -> None:
+        """Wait for what is read, so long at most."""
+        if self._work is not None:
+            self._work.wait(seconds)
+            self._look()
+
+    def close(self) -> None:
+        """No more; `over` does not tell."""
+        self._timer.stop()
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+            work.wait(2.0)
+
+    def _look(self) -> None:
+        work = self._work
+        if work is not None and work.is_over:
+            self._timer.stop()
+            self._work = None
+            self.made, self.failure = work.made, work.failure
+            self.over.emit()

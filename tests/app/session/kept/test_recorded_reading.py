@@ -1,0 +1,115 @@
+"""One reading at a time, told when it is over: also one that fails, which nobody waits for for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.session.kept.own_handle import OwnHandle
+from kvscope_app.session.kept.recorded_lookup import RecordedLookup
+from kvscope_app.session.kept.recorded_reading import RecordedReading
+from kvscope_app.views.timeline import step_feed
+from kvscope_app.views.timeline.step_feed import StepFeed
+from kvscope_app.views.timeline.steps import NO_STEPS
+from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.errors import BadInput
+
+WAIT_MS = 60_000
+
+
+class KeptSession:
+    """What it has recorded cannot be opened while `is_broken`; counts who tries."""
+
+    def __init__(self):
+        self.num_opened = 0
+        self.is_broken = True
+
+    def own_handle(self):
+        return OwnHandle(self._open, lambda: None)
+
+    def _open(self, watch):
+        self.num_opened += 1
+        if self.is_broken:
+            raise BadInput("it is gone")
+        return "what was recorded"
+
+
+@pytest.fixture
+def kept(qapp):
+    return KeptSession()
+
+
+@pytest.fixture
+def reading(kept):
+    made = RecordedReading(kept, "kvscope-test-reading")
+    yield made
+    made.close()
+
+
+def test_what_was_read_is_told(reading, kept, qtbot):
+    kept.is_broken = False
+    with qtbot.waitSignal(reading.over, timeout=WAIT_MS):
+        assert reading.begin(lambda recorded, watch: recorded.upper())
+        assert reading.is_reading
+    assert not reading.is_reading
+    assert (reading.made, reading.failure) == ("WHAT WAS RECORDED", "")
+
+
+def test_one_that_fails_is_over_and_says_why(reading, kept, qtbot):
+    with qtbot.waitSignal(reading.over, timeout=WAIT_MS):
+        reading.begin(lambda recorded, watch: recorded)
+    assert not reading.is_reading
+    assert (reading.made, reading.failure) == (None, "it is gone")
+
+
+def test_one_that_is_closed_tells_nothing(reading, kept, qtbot):
+    told = []
+    reading.over.connect(lambda: told.append(True))
+    reading.begin(lambda recorded, watch: recorded)
+    reading.close()
+    qtbot.waitUntil(lambda: not reading.is_reading, timeout=WAIT_MS)
+    assert not told
+
+
+def test_where_nothing_was_recorded_nothing_begins(qapp):
+    class Nothing:
+        def own_handle(self):
+            return None
+
+    reading = RecordedReading(Nothing(), "kvscope-test-reading")
+    assert not reading.begin(lambda recorded, watch: recorded)
+    assert not reading.is_reading
+
+
+def test_a_lookup_that_fails_says_why_and_goes_on_with_the_next(kept, qtbot):
+    lookup = RecordedLookup(kept, lambda recorded, key, at_ns, watch: key, "kvscope-test-lookup", 2)
+    lookup.get(1, 0)
+    qtbot.waitUntil(lambda: not lookup.is_reading, timeout=WAIT_MS)
+    assert (lookup.get(1, 0), lookup.failure) == (None, "it is gone")
+    kept.is_broken = False
+    lookup.get(2, 0)
+    qtbot.waitUntil(lambda: not lookup.is_reading, timeout=WAIT_MS)
+    assert (lookup.get(2, 0), lookup.failure) == (2, "")
+    lookup.close()
+
+
+def test_steps_that_cannot_be_read_are_not_asked_for_without_end(kept, qtbot, monkeypatch):
+    """Whoever draws asks again as soon as it is told."""
+    monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 1e9)
+    monkeypatch.setattr(step_feed, "read_steps", lambda *_: NO_STEPS)
+    feed, span, told = StepFeed(kept), TimeSpan(0, 10**9), []
+
+    def ask():
+        told.append(feed.failure)
+        feed.want(span, span)
+
+    feed.changed.connect(ask)
+    feed.want(span, span)
+    qtbot.waitUntil(lambda: bool(told) and not feed.is_reading, timeout=WAIT_MS)
+    assert told == ["it is gone"]
+    assert kept.num_opened == 1
+    monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 0.0)
+    kept.is_broken = False
+    with qtbot.waitSignal(feed.changed, timeout=WAIT_MS):
+        feed.want(span, span)
+    assert feed.failure == ""
+    feed.close()

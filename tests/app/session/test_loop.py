@@ -1,0 +1,39 @@
+"""A loop's clock looks whatever a person does to its bounds meanwhile."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, QTimer
+
+from kvscope_app.session.loop import Loop
+
+SECOND_NS = 1_000_000_000
+
+
+class Played:
+    """A recording that plays beyond every bound."""
+
+    is_file, is_playing, paused = True, True, False
+    cursor_ns = 100 * SECOND_NS
+    player = None
+
+    def __init__(self):
+        self.went_to = []
+
+    def go_to(self, time_ns):
+        self.went_to.append(time_ns)
+
+    def play(self):
+        pass
+
+
+def test_a_bound_that_is_dragged_does_not_put_off_the_look(qapp, qtbot):
+    played, parent = Played(), QObject()
+    loop = Loop(played, parent)
+    loop.set_begin(SECOND_NS)
+    dragging = QTimer(parent, interval=1)
+    dragging.timeout.connect(lambda: loop.set_end(10 * SECOND_NS))
+    dragging.start()
+    qtbot.waitUntil(lambda: bool(played.went_to), timeout=60_000)
+    dragging.stop()
+    loop.clear()
+    assert set(played.went_to) == {SECOND_NS}
