@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 import zstandard
 
 MAGIC: Final = b"\x89MCAP0\r\n"
-FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX = 2, 4, 5, 6, 7
+FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, METADATA = 2, 4, 5, 6, 7, 12
 RECORD: Final = struct.Struct("<BQ")  # opcode, length
 _MESSAGE: Final = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
 MAX_CHUNK_MESSAGES: Final = 1 << 17
@@ -45,6 +45,8 @@ class Chunk:
     """Channel -> messages, by the indexes that follow the chunk until it was read, then as it is."""
     indexed_ns: tuple[int, int] | None = None
     """First and last log time by those indexes."""
+    num_bundled: int | None = None
+    """Frames in its bundles, once that is known."""
     damage: str = ""
     """Why it cannot be read, once that is known."""
     is_read: bool = False

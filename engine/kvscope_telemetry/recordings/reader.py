@@ -235,7 +235,8 @@ class Recording:
 
     def _info(self, new: list[Chunk]) -> RecordingInfo:
         self._end_ns = max([self._end_ns, *(chunk.end_ns for chunk in new)])
-        self._num_frames += sum(chunk.counts.get(self._found.channels[FRAMES], 0) for chunk in new)
+        alone = self._found.channels[FRAMES]
+        self._num_frames += sum(chunk.counts.get(alone, 0) + (chunk.num_bundled or 0) for chunk in new)
         found = self._found
         return RecordingInfo(
             hello=found.hellos[0],

@@ -9,19 +9,23 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.messages.leap import decode_leap
-from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
+from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
+from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.layout import (
     BOOKMARKS,
+    BUNDLES,
     EVENTS,
     FRAMES,
     KEYFRAMES,
@@ -40,12 +44,29 @@ from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
 MAX_BAD_MESSAGES: Final = 100_000
 """So many at most are remembered and counted."""
-TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES)
+TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES, BUNDLES)
 """Kinds of messages that tell what was; the others are made of them."""
 _GLANCE_DECODERS: Final[dict[int, Callable[[bytes], Summary | TimedEvent]]] = {
     SUMMARIES: decode_summary,
     EVENTS: decode_event,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Unbundled:
+    """A frame of a bundle, as a message that lies in its chunk."""
+
+    channel: int
+    log_time_ns: int
+    frame: Frame
+
+    @property
+    def data(self) -> bytes:
+        """As it came."""
+        return encode(self.frame)
+
+
+_Raw = RawMessage | _Unbundled
 
 
 class StoredChunks:
@@ -156,14 +177,17 @@ class StoredChunks:
     def stored(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
         """What was told in this time as it was written, keyframes too; it is not decoded."""
         kinds = {self.found.channels[kind]: kind for kind in TOLD}
+        channels = self._channels(TOLD)
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
-                for _, raw in self._raw(file, chunk, kinds.keys(), until_ns):
+                for _, raw in self._raw(file, chunk, channels, until_ns):
                     if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
                         yield StoredMessage(kinds[raw.channel], raw.log_time_ns, raw.data)
 
     def _channels(self, kinds: Collection[int]) -> set[int]:
-        return {self.found.channels[kind] for kind in kinds}
+        """Where they lie: frames alone and in bundles."""
+        channels = {self.found.channels[kind] for kind in kinds}
+        return channels | {self.found.channels[BUNDLES]} if FRAMES in kinds else channels
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
         """Chunks that may hold something of this time."""
@@ -184,8 +208,8 @@ class StoredChunks:
 
     def _raw(
         self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int
-    ) -> Iterator[tuple[int, RawMessage]]:
-        """Messages of these channels not after `until_ns`, with their places in the chunk."""
+    ) -> Iterator[tuple[int, _Raw]]:
+        """Messages of these channels not after `until_ns`, with their places in the chunk; frames out of bundles."""
         if chunk.damage or not chunk.counts.keys() & channels:
             return
         try:
@@ -193,13 +217,32 @@ class StoredChunks:
         except DamagedChunk:
             self.found.damages.append(chunk.where)
             return
-        for place, message in enumerate(raw):
+        bundles, in_order = self.found.channels[BUNDLES], raw
+        if bundles in channels and bundles in chunk.counts:
+            in_order = self._unbundled(chunk, raw)
+        for place, message in enumerate(in_order):
             if message.channel in channels and message.log_time_ns <= until_ns:
                 yield place, message
 
-    def _message(self, chunk: Chunk, place: int, raw: RawMessage) -> TelemetryMessage | None:
+    def _unbundled(self, chunk: Chunk, raw: list[RawMessage]) -> list[_Raw]:
+        """The messages of a chunk with the frames of its bundles, in the order of their times."""
+        bundles, frames = self.found.channels[BUNDLES], self.found.channels[FRAMES]
+        found: list[_Raw] = []
+        for place, message in enumerate(raw):
+            if message.channel != bundles:
+                found.append(message)
+            elif num_frames_at_end(message.data) is None:
+                try:
+                    found += [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(message.data)]
+                except ProtocolError:
+                    self._note_bad(chunk, -1 - place)
+        return sorted(found, key=lambda each: each.log_time_ns)
+
+    def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | None:
         try:
             if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
+                if isinstance(raw, _Unbundled):
+                    return accepted(raw.frame, self.unknowns)
                 if raw.channel == self.found.channels[LEAPS]:
                     return decode_leap(raw.data)
                 return decode_telemetry(raw.data, self.unknowns)
