@@ -1,13 +1,13 @@
 """What a recording looks like inside, and how large what it claims may be.
 
-An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
+An MCAP file of profile `kvscope`: chunks of messages in msgpack, as they went over the wire (schema
 `kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels, but that the frames
 of a second are together in a bundle (schema `kvscope.Bundle`, described by `bundles.bundle` and `bundles.gathering`),
-which gives each back byte for byte; a metadata record after their chunk says how many there are. And, in chunks of
-their own, leaps over some seconds (`leaps`), a summary a second, every event, what was said of bookmarks and, only
-where somebody asked for them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's
-monotonic clock set by the wall clock of its hello, and on the first four channels never go back (`log_clock`). Every
-keyframe begins a chunk.
+which gives each back byte for byte; a metadata record after their chunk says how many there are. Keyframes and leaps
+lie without the hashes that they tell twice (`bundles.placed_parents`). And, in chunks of their own, leaps over some
+seconds (`leaps`), a summary a second, every event, what was said of bookmarks and, only where somebody asked for them,
+texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by the wall
+clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
 CHUNK_BYTES: Final = 1 << 20
 """Of messages in a chunk, before frames become bundles: what a killed process loses at most, and no more of them than
 came in the last second."""
-CHUNK_NS: Final = 900_000_000
+CHUNK_NS: Final = 1_000_000_000
 """Of many messages: from the first to the last in a chunk."""
 FRAMES_RECORD: Final = "kvscope.frames"
 """Name of the metadata record after a chunk with bundles: the number of frames in them, twice."""

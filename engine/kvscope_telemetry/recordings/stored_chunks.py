@@ -21,6 +21,7 @@ from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
 from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.placed_parents import with_parents
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.layout import (
@@ -182,7 +183,7 @@ class StoredChunks:
             for chunk in self._from(from_ns, until_ns):
                 for _, raw in self._raw(file, chunk, channels, until_ns):
                     if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
-                        yield StoredMessage(kinds[raw.channel], raw.log_time_ns, raw.data)
+                        yield StoredMessage(kinds[raw.channel], raw.log_time_ns, _as_it_came(raw.data))
 
     def _channels(self, kinds: Collection[int]) -> set[int]:
         """Where they lie: frames alone and in bundles."""
@@ -244,8 +245,8 @@ class StoredChunks:
                 if isinstance(raw, _Unbundled):
                     return accepted(raw.frame, self.unknowns)
                 if raw.channel == self.found.channels[LEAPS]:
-                    return decode_leap(raw.data)
-                return decode_telemetry(raw.data, self.unknowns)
+                    return decode_leap(with_parents(raw.data))
+                return decode_telemetry(with_parents(raw.data), self.unknowns)
         except UnknownMessage:
             return None
         except ProtocolError:
@@ -256,6 +257,13 @@ class StoredChunks:
     def _note_bad(self, chunk: Chunk, place: int) -> None:
         if len(self._bad_messages) < MAX_BAD_MESSAGES:
             self._bad_messages.add((chunk.offset, place))
+
+
+def _as_it_came(data: bytes) -> bytes:
+    try:
+        return with_parents(data)
+    except ProtocolError:  # nobody can read it
+        return data
 
 
 def _start(chunk: Chunk) -> int:

@@ -16,6 +16,7 @@ from kvscope_telemetry.messages.telemetry import Hello, Snapshot
 from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.placed_parents import with_parents
 from kvscope_telemetry.recordings.chunk_walk import ChunkList, ChunkWalk
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_LOG_TIME_NS, Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent, Watch
@@ -170,7 +171,7 @@ def _frames_in(bundles: list[bytes]) -> tuple[int, list[int]]:
 def _hellos(messages: Iterable[RawMessage]) -> Iterator[Hello]:
     for raw in messages:
         try:
-            message = decode_telemetry(raw.data)
+            message = decode_telemetry(with_parents(raw.data))
         except ProtocolError:  # met again, and counted, when it is read
             continue
         if isinstance(message, Hello | Snapshot):

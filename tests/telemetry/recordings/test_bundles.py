@@ -19,6 +19,7 @@ from mcap.writer import CompressionType, Writer
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import BlockRows
+from kvscope_telemetry.messages.leap import Leap, encode_leap
 from kvscope_telemetry.messages.telemetry import (
     Batch,
     Counters,
@@ -34,6 +35,7 @@ from kvscope_telemetry.messages.validity import check_frame
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.bundles.bundle import bundled_frame, pack_bundle, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
+from kvscope_telemetry.recordings.bundles.placed_parents import with_parents, without_parents
 from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES, OTHERS, TOPICS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -277,3 +279,33 @@ def test_frames_that_are_few_or_newer_lie_beside_bundles(record: Callable[..., A
     assert found.info.num_frames == 200
     raw = [each.data for each in found.raw_messages(0, 1 << 62) if each.kind == FRAMES]
     assert [msgspec.msgpack.decode(data).get("later") is not None for data in raw].count(True) == len(newer)
+
+
+def test_parents_lie_once_and_come_back() -> None:
+    engine = SyntheticEngine(num_blocks=2000, num_running=12, num_host_blocks=40, num_disk_blocks=20)
+    for _ in range(200):
+        engine.advance()
+    whole = engine.snapshot()
+    some = engine.ledger.pack(np.arange(0, 2000, 3, np.uint32))
+    leap = Leap(epoch=1, seq=9, since_seq=3, step=9, time_ns=9, blocks=some)
+    for message, data in ((whole, encode(whole)), (leap, encode_leap(leap))):
+        assert message.blocks.parent
+        bare = without_parents(message)
+        assert with_parents(bare) == data
+        assert with_parents(data) == data
+    assert len(without_parents(whole)) < len(encode(whole)) - len(whole.blocks.parent) // 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(blocks=block_rows())
+def test_any_parents_come_back(blocks: BlockRows) -> None:
+    leap = Leap(epoch=1, seq=9, since_seq=3, step=9, time_ns=9, blocks=blocks)
+    assert with_parents(without_parents(leap)) == encode_leap(leap)
+
+
+def test_parents_that_stand_nowhere_are_refused() -> None:
+    engine = SyntheticEngine(num_blocks=200, num_running=4)
+    good = msgspec.msgpack.decode(without_parents(engine.snapshot()))
+    for change in ({"places": b"\x01\x04"}, {"told": b"\0" * 8}, {"message": b"\xc1"}, {"places": b"\x00"}):
+        with pytest.raises(ProtocolError):
+            with_parents(msgspec.msgpack.encode(good | change))

@@ -1,1 +1,1 @@
-"""Frames of a second as they lie in a recording: their columns side by side, each told by what went before."""
+"""How state lies in a recording: frames of a second side by side, keyframes and leaps without what is told twice."""
