@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
-from kvscope_telemetry.messages.leap import decode_leap
+from kvscope_telemetry.messages.leap import Leap, check_leap, decode_leap
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
 from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
-from kvscope_telemetry.recordings.bundles.placed_parents import with_parents
+from kvscope_telemetry.recordings.bundles.placed_parents import stated, with_parents
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.layout import (
@@ -86,6 +86,7 @@ class StoredChunks:
         """Those of summaries, events and bookmarks, in the order they were written: an event may be of long before."""
         self.texts: list[Chunk] = []
         """Those of texts of blocks, in the order they were written."""
+        self._unbundled_last: tuple[int, list[_Raw]] = (0, [])  # offset of a chunk: who goes on comes back to it
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
 
     @property
@@ -116,9 +117,16 @@ class StoredChunks:
         well."""
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
-                for log_time_ns, message in self._decoded(file, chunk, self._channels(kinds), until_ns):
-                    if log_time_ns >= from_ns:
-                        yield log_time_ns, message
+                yield from self._decoded(file, chunk, self._channels(kinds), until_ns, from_ns)
+
+    def messages_after(self, where: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """Frames from the time of a keyframe or leap on, whose chunk is at `where` in the file. What was written before
+        it and ended by then is passed over."""
+        channels = self._channels((FRAMES,))
+        with self.file.open() as file:
+            for chunk in self._from(from_ns, until_ns):
+                if chunk.offset > where or chunk.end_ns > from_ns:
+                    yield from self._decoded(file, chunk, channels, until_ns, from_ns)
 
     def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
         """The same from `until_ns` backwards."""
@@ -127,14 +135,15 @@ class StoredChunks:
             for chunk in reversed(self.told[: bisect_right(self.told, until_ns, key=_start)]):
                 yield from reversed(list(self._decoded(file, chunk, channels, until_ns)))
 
-    def leaps_between(self, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """Leaps that end in this time."""
+    def leaps_between(self, from_ns: int, until_ns: int) -> Iterator[tuple[int, TimedMessage]]:
+        """Leaps that end in this time, and where the chunk of each is in the file."""
         channels = self._channels((LEAPS,))
         with self.file.open() as file:
             for chunk in self.leaps[bisect_left(self.leaps, from_ns, key=_start) :]:
                 if chunk.start_ns > until_ns:
                     return
-                yield from self._decoded(file, chunk, channels, until_ns)
+                for timed in self._decoded(file, chunk, channels, until_ns):
+                    yield chunk.offset, timed
 
     def glances_from(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
@@ -200,9 +209,11 @@ class StoredChunks:
             first += 1
 
     def _decoded(
-        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int
+        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, from_ns: int = 0
     ) -> Iterator[TimedMessage]:
         for place, raw in self._raw(file, chunk, channels, until_ns):
+            if raw.log_time_ns < from_ns:
+                continue
             message = self._message(chunk, place, raw)
             if message is not None:
                 yield raw.log_time_ns, message
@@ -227,6 +238,8 @@ class StoredChunks:
 
     def _unbundled(self, chunk: Chunk, raw: list[RawMessage]) -> list[_Raw]:
         """The messages of a chunk with the frames of its bundles, in the order of their times."""
+        if self._unbundled_last[0] == chunk.offset:
+            return self._unbundled_last[1]
         bundles, frames = self.found.channels[BUNDLES], self.found.channels[FRAMES]
         found: list[_Raw] = []
         for place, message in enumerate(raw):
@@ -237,16 +250,24 @@ class StoredChunks:
                     found += [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(message.data)]
                 except ProtocolError:
                     self._note_bad(chunk, -1 - place)
-        return sorted(found, key=lambda each: each.log_time_ns)
+        found.sort(key=lambda each: each.log_time_ns)
+        self._unbundled_last = chunk.offset, found
+        return found
 
     def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | None:
         try:
             if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
                 if isinstance(raw, _Unbundled):
                     return accepted(raw.frame, self.unknowns)
+                message = stated(raw.data)
+                if isinstance(message, Leap):
+                    check_leap(message)
+                    return message
+                if message is not None:
+                    return accepted(message, self.unknowns)
                 if raw.channel == self.found.channels[LEAPS]:
-                    return decode_leap(with_parents(raw.data))
-                return decode_telemetry(with_parents(raw.data), self.unknowns)
+                    return decode_leap(raw.data)
+                return decode_telemetry(raw.data, self.unknowns)
         except UnknownMessage:
             return None
         except ProtocolError:

@@ -45,6 +45,8 @@ def joined(parts: Sequence[bytes], form: str) -> tuple[Ints, Groups]:
 
 def cut_up(column: Ints, form: str | np.dtype[np.generic], groups: Groups) -> list[bytes]:
     """The rows of each group, packed; what does not fit is cut off, as damage would be."""
+    if not groups.num_rows:
+        return [b""] * len(groups.counts)
     form = np.dtype(form)
     data, starts = column.astype(form).tobytes(), (groups.starts * form.itemsize).tolist()
     return [data[begin:end] for begin, end in pairwise(starts)]

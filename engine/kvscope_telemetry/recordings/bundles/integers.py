@@ -27,7 +27,12 @@ def unpack(data: bytes, count: int) -> Ints:
     """The `count` integers that `pack` was given."""
     if not data or data[0] > _WIDTH or len(data) != 1 + data[0] * count:
         raise ProtocolError(f"a bundle with a column of {len(data)} bytes for {count} numbers")
+    if not data[0]:
+        return np.zeros(count, np.int64)
     planes = np.frombuffer(data, np.uint8, offset=1).reshape(data[0], count)
+    if data[0] == 1:
+        small: Ints = planes[0].astype(np.int64)
+        return (small >> 1) ^ -(small & 1)
     padded = np.zeros((count, _WIDTH), np.uint8)
     padded[:, : data[0]] = planes.T
     folded = padded.view("<u8").ravel()

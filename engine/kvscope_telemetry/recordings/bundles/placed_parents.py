@@ -53,9 +53,15 @@ def without_parents(message: Stated) -> bytes:
 
 
 def with_parents(data: bytes) -> bytes:
-    """The message that `without_parents` was given; any other as it is. Raises ProtocolError."""
+    """The bytes of the message that `without_parents` was given; any others as they are. Raises ProtocolError."""
+    message = stated(data)
+    return data if message is None else _encoded(message)
+
+
+def stated(data: bytes) -> Stated | None:
+    """The message that `without_parents` was given, not checked; None where it lies as it is. Raises ProtocolError."""
     if not data.startswith(_BEGIN):
-        return data
+        return None
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes is refused: at most {MAX_MESSAGE_BYTES} are accepted")
     try:
@@ -64,7 +70,7 @@ def with_parents(data: bytes) -> bytes:
         parents = _parents(placed, _hashed(message.blocks.hash))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a keyframe or leap that cannot be read: {str(error).splitlines()[0]}") from None
-    return _encoded(replace(message, blocks=replace(message.blocks, parent=parents.astype("<i8").tobytes())))
+    return replace(message, blocks=replace(message.blocks, parent=parents.astype("<i8").tobytes()))
 
 
 def _parents(placed: PlacedParents, hashes: Ints) -> Ints:

@@ -28,6 +28,8 @@ def pack_ids(ids: Ints, groups: Groups, known: Ints, known_groups: Groups) -> tu
 
 def unpack_ids(data: tuple[bytes, bytes], groups: Groups, known: Ints, known_groups: Groups) -> Ints:
     """The ids that `pack_ids` was given."""
+    if not groups.num_rows:
+        return np.zeros(0, np.int64)
     is_told, sources = _sources(data[0], groups, known_groups.starts[:-1], known_groups.counts)
     ids = np.zeros(groups.num_rows, np.int64)
     ids[~is_told] = known[sources[~is_told]]
