@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -225,13 +225,13 @@ class StoredChunks:
         if chunk.damage or not chunk.counts.keys() & channels:
             return
         try:
-            raw = read_chunk(file, chunk)
+            read = read_chunk(file, chunk)
         except DamagedChunk:
             self.found.damages.append(chunk.where)
             return
-        bundles, in_order = self.found.channels[BUNDLES], raw
-        if bundles in channels and bundles in chunk.counts:
-            in_order = self._unbundled(chunk, raw)
+        bundles = self.found.channels[BUNDLES]
+        has_bundles = bundles in channels and bundles in chunk.counts
+        in_order: Sequence[_Raw] = self._unbundled(chunk, read) if has_bundles else read
         for place, message in enumerate(in_order):
             if message.channel in channels and message.log_time_ns <= until_ns:
                 yield place, message

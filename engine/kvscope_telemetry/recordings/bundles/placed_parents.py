@@ -79,14 +79,15 @@ def _parents(placed: PlacedParents, hashes: Ints) -> Ints:
     told = np.frombuffer(placed.told, "<i8")
     if np.any((sources < 0) | (sources >= hashes.size)) or told.size != int(is_told.sum()):
         raise ProtocolError("a keyframe or leap with parents that are told nowhere")
-    parents = hashes[sources]
+    parents: Ints = hashes[sources]
     parents[is_told] = told
     return parents
 
 
 def _hashed(column: bytes) -> Ints:
     hashes: Ints = np.frombuffer(column, "<i8").astype(np.int64)
-    return hashes[hashes != 0]
+    told: Ints = hashes[hashes != 0]
+    return told
 
 
 def _encoded(message: Stated) -> bytes:
