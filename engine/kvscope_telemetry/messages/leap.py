@@ -36,7 +36,12 @@ def decode_leap(data: bytes) -> Leap:
         leap = _DECODER.decode(data)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a leap that cannot be read: {str(error).splitlines()[0]}") from None
+    check_leap(leap)
+    return leap
+
+
+def check_leap(leap: Leap) -> None:
+    """Raise ProtocolError unless the leap is consistent in itself."""
     validity.check_frame(leap)
     if not 0 <= leap.since_seq < leap.seq:
         raise ProtocolError(f"a leap from frame {leap.since_seq} to frame {leap.seq}")
-    return leap

@@ -45,9 +45,14 @@ def decode_telemetry(data: bytes, unknowns: Unknowns | None = None) -> Telemetry
     What has no word here is counted in `unknowns`. Raises ProtocolError; UnknownMessage when all of it has none.
     """
     unknowns = Unknowns() if unknowns is None else unknowns
-    message = known_telemetry(_decode(_TELEMETRY, data, MAX_MESSAGE_BYTES, "telemetry message", unknowns), unknowns)
-    validity.check(message)
-    return message
+    return accepted(_decode(_TELEMETRY, data, MAX_MESSAGE_BYTES, "telemetry message", unknowns), unknowns)
+
+
+def accepted(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryMessage:
+    """`message`, checked, in words of this version. Raises ProtocolError."""
+    known = known_telemetry(message, unknowns)
+    validity.check(known)
+    return known
 
 
 def decode_command(data: bytes) -> Command:

@@ -7,19 +7,22 @@ of no consequence. Knows records and channels; inflates nothing. Format: mcap.de
 from __future__ import annotations
 
 import os
+import re
 import struct
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from kvscope_telemetry.recordings.chunks import CHANNEL, CHUNK, FOOTER, MESSAGE_INDEX, RECORD, Chunk
+from kvscope_telemetry.recordings.chunks import CHANNEL, CHUNK, FOOTER, MESSAGE_INDEX, METADATA, RECORD, Chunk
 from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent
-from kvscope_telemetry.recordings.layout import MAX_CHUNK_BYTES, MAX_CHUNKS, TOPICS
+from kvscope_telemetry.recordings.layout import FRAMES_RECORD, MAX_CHUNK_BYTES, MAX_CHUNKS, TOPICS
 
 _CHUNK: Final = struct.Struct("<QQQII")  # first and last log time, inflated size, CRC, length of the compression's name
 _SIZE: Final = struct.Struct("<Q")
 _INDEX: Final = struct.Struct("<HI")  # channel, bytes of entries
 _INDEX_ENTRY: Final = struct.Struct("<QQ")  # log time, offset in the chunk
 _MAX_CHANNEL_BYTES: Final = 4096
+_MAX_METADATA_BYTES: Final = 256
+_FRAMES: Final = re.compile(rb".{4}%b.{8}frames.{4}(\d{1,6}).{4}again.{4}\1" % FRAMES_RECORD.encode(), re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class ChunkWalk:
                 self._add(chunk)
         elif opcode == MESSAGE_INDEX and self.found.chunks and length >= _INDEX.size:
             self._note_index(self.found.chunks[-1], length)
+        elif opcode == METADATA and self.found.chunks and length <= _MAX_METADATA_BYTES:
+            _note_metadata(self._file.read(length), self.found.chunks[-1])
         elif opcode == CHANNEL and length <= _MAX_CHANNEL_BYTES:
             _note_channel(self._file.read(length), self.found.topics)
 
@@ -123,10 +128,19 @@ class ChunkWalk:
         return form.unpack(data)
 
 
+def _note_metadata(data: bytes, chunk: Chunk) -> None:
+    """The number of frames in the bundles of a chunk, where it is said twice alike. Other metadata is left alone."""
+    said = _FRAMES.fullmatch(data)
+    if said is not None:
+        chunk.num_bundled = int(said[1])
+
+
 def _note_channel(data: bytes, topics: dict[str, int]) -> None:
     """A channel record: id, schema, topic, and more that is of no interest here."""
     if len(data) >= 8:
         channel, _, size = struct.unpack_from("<HHI", data)
         topic = data[8 : 8 + size].decode("utf-8", "replace")
         if topic in topics:
+            for other in [name for name, taken in topics.items() if taken == channel]:
+                topics[other] = -1 - channel  # it is not in the file, or its own record comes yet
             topics[topic] = channel

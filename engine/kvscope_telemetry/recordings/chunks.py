@@ -11,12 +11,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import zstandard
 
 MAGIC: Final = b"\x89MCAP0\r\n"
-FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX = 2, 4, 5, 6, 7
+FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, METADATA = 2, 4, 5, 6, 7, 12
 RECORD: Final = struct.Struct("<BQ")  # opcode, length
 _MESSAGE: Final = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
 MAX_CHUNK_MESSAGES: Final = 1 << 17
@@ -45,6 +45,8 @@ class Chunk:
     """Channel -> messages, by the indexes that follow the chunk until it was read, then as it is."""
     indexed_ns: tuple[int, int] | None = None
     """First and last log time by those indexes."""
+    num_bundled: int | None = None
+    """Frames in its bundles, once that is known."""
     damage: str = ""
     """Why it cannot be read, once that is known."""
     is_read: bool = False
@@ -66,8 +68,7 @@ class Chunk:
         return self.indexed_ns != (self.start_ns, self.end_ns) or not 0 <= self.end_ns < MAX_LOG_TIME_NS
 
 
-@dataclass(frozen=True, slots=True)
-class RawMessage:
+class RawMessage(NamedTuple):
     """A message as it lies in a chunk."""
 
     channel: int
@@ -95,9 +96,9 @@ def _read(file: BinaryIO, chunk: Chunk) -> list[RawMessage]:
     if chunk.crc and zlib.crc32(data) != chunk.crc:
         raise DamagedChunk("its checksum does not match")
     messages: list[RawMessage] = []
-    for opcode, body in _records(data):
+    for opcode, begin, end in _records(data):
         if opcode == MESSAGE:
-            messages.append(_message(body))
+            messages.append(_message(data, begin, end))
     return messages
 
 
@@ -125,26 +126,28 @@ def _unzipped(stored: bytes, claimed: int) -> bytes:
         raise DamagedChunk(str(error) or "there is not enough memory for it") from None
 
 
-def _records(data: bytes) -> Iterator[tuple[int, memoryview]]:
-    view, at, count = memoryview(data), 0, 0
-    while at < len(view):
-        if at + RECORD.size > len(view):
+def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Opcode of each, and from where to where its body is."""
+    at, count, num_bytes = 0, 0, len(data)
+    while at < num_bytes:
+        if at + RECORD.size > num_bytes:
             raise DamagedChunk("it ends within a record")
-        opcode, length = RECORD.unpack_from(view, at)
+        opcode, length = RECORD.unpack_from(data, at)
         at += RECORD.size
-        if at + length > len(view):
+        end = at + length
+        if end > num_bytes:
             raise DamagedChunk("it ends within a record")
         count += 1
         if not opcode:
             raise DamagedChunk("zeros where a record should be")
         if count > MAX_CHUNK_MESSAGES:
             raise DamagedChunk(f"it holds more than {MAX_CHUNK_MESSAGES} records")
-        yield opcode, view[at : at + length]
-        at += length
+        yield opcode, at, end
+        at = end
 
 
-def _message(body: memoryview) -> RawMessage:
-    if len(body) < _MESSAGE.size:
+def _message(data: bytes, begin: int, end: int) -> RawMessage:
+    if end - begin < _MESSAGE.size:
         raise DamagedChunk("a message of it is too short")
-    channel, _, log_time_ns, _ = _MESSAGE.unpack_from(body)
-    return RawMessage(channel, log_time_ns, bytes(body[_MESSAGE.size :]))
+    channel, _, log_time_ns, _ = _MESSAGE.unpack_from(data, begin)
+    return RawMessage(channel, log_time_ns, data[begin + _MESSAGE.size : end])

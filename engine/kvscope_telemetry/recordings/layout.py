@@ -1,11 +1,13 @@
 """What a recording looks like inside, and how large what it claims may be.
 
-An MCAP file of profile `kvscope`: chunks of messages in msgpack, each exactly as it went over the wire (schema
-`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels; and, in chunks of
-their own, leaps over some seconds (`leaps`), a summary a second, every event, what was said of bookmarks and, only
-where somebody asked for them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's
-monotonic clock set by the wall clock of its hello, and on the first four channels never go back (`log_clock`). Every
-keyframe begins a chunk.
+An MCAP file of profile `kvscope`: chunks of messages in msgpack, as they went over the wire (schema
+`kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels, but that the frames
+of a second are together in a bundle (schema `kvscope.Bundle`, described by `bundles.bundle` and `bundles.gathering`),
+which gives each back byte for byte; a metadata record after their chunk says how many there are. Keyframes and leaps
+lie without the hashes that they tell twice (`bundles.placed_parents`). And, in chunks of their own, leaps over some
+seconds (`leaps`), a summary a second, every event, what was said of bookmarks and, only where somebody asked for them,
+texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by the wall
+clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from kvscope_telemetry.texts.block_texts import RecordedText
 
 PROFILE: Final = "kvscope"
 SCHEMA: Final = "kvscope.TelemetryMessage"
+BUNDLE_SCHEMA: Final = "kvscope.Bundle"
 MESSAGE_ENCODING: Final = "msgpack"
 SUFFIX: Final = ".mcap"
 PART_SUFFIX: Final = ".part"
 """Added to the name while the file is being written."""
 
-FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS, BOOKMARKS, TEXTS = 1, 2, 3, 4, 5, 6, 7, 8, 9
+FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS, BOOKMARKS, TEXTS, BUNDLES = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 TOPICS: Final = {
     FRAMES: "/kvscope/frames",
     STATE: "/kvscope/state",  # hellos, and snapshots that somebody asked for
@@ -37,6 +40,7 @@ TOPICS: Final = {
     LEAPS: "/kvscope/leaps",  # the frames of some seconds joined into one, for seeking
     BOOKMARKS: "/kvscope/bookmarks",
     TEXTS: "/kvscope/texts",  # what blocks held, where somebody asked for it
+    BUNDLES: "/kvscope/bundles",  # frames, their columns side by side
 }
 """Channel id -> topic. A file that another tool wrote anew may have other ids; its channel records say so."""
 SEEKABLE: Final = (KEYFRAMES, LEAPS)
@@ -49,8 +53,13 @@ JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
 }
 """Channels that are JSON: name of the schema, and of what it is."""
 
-CHUNK_BYTES: Final = 256 << 10
-"""What a killed process loses at most, besides what came in the last second."""
+CHUNK_BYTES: Final = 1 << 20
+"""Of messages in a chunk, before frames become bundles: what a killed process loses at most, and no more of them than
+came in the last second."""
+CHUNK_NS: Final = 1_000_000_000
+"""Of many messages: from the first to the last in a chunk."""
+FRAMES_RECORD: Final = "kvscope.frames"
+"""Name of the metadata record after a chunk with bundles: the number of frames in them, twice."""
 MAX_CHUNK_BYTES: Final = 128 << 20
 """Inflated; a keyframe of 4 million blocks is 104 MB. Chunks that claim more are refused before they are read."""
 MAX_RECORDED_MESSAGE_BYTES: Final = min(MAX_MESSAGE_BYTES, MAX_CHUNK_BYTES - CHUNK_BYTES)

@@ -15,9 +15,14 @@ from typing import Any, Final, Protocol
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.pieces import Pieces
+from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.early_end import EARLY_END
 from kvscope_telemetry.recordings.layout import (
+    BUNDLE_SCHEMA,
+    BUNDLES,
     CHUNK_BYTES,
+    CHUNK_NS,
+    FRAMES_RECORD,
     JSON_SCHEMAS,
     MESSAGE_ENCODING,
     PART_SUFFIX,
@@ -32,7 +37,9 @@ from kvscope_telemetry.recordings.regular_file import hold_for_writing
 from kvscope_telemetry.summaries.summary import schema_of
 
 LIBRARY: Final = "kvscope"
-BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 2
+BIG_MESSAGE_BYTES: Final = CHUNK_BYTES // 8
+_MANY: Final = 64
+"""So many messages may be a chunk when they are of `CHUNK_NS`."""
 _RECORD_BYTES: Final = 31
 """What a message takes in a chunk besides its data."""
 _PLACES: Final = 8
@@ -92,14 +99,16 @@ class McapFile:
             raise BadInput(f"recording {str(path)!r} cannot be written: {error.strerror}") from None
         hold_for_writing(self._stream)
         # Any: two of its methods bear no types.
-        self._writer: Any = PiecewiseWriter(self._stream, chunk_bytes=2 * CHUNK_BYTES)
-        self._chunk_bytes = 0  # of messages in the chunk in progress
+        self._writer: Any = PiecewiseWriter(self._stream, chunk_bytes=4 * CHUNK_BYTES)
+        self._gathered: list[Entry] = []  # for the chunk in progress
+        self._gathered_bytes = 0
         self._writer.start(PROFILE, LIBRARY)
         self._head_bytes = self._stream.tell()  # before the first chunk
         self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # so much was handed over whole, the newest last
-        schema = self._writer.register_schema(SCHEMA, "", b"")
+        schemas = dict.fromkeys(TOPICS, self._writer.register_schema(SCHEMA, "", b""))
+        schemas[BUNDLES] = self._writer.register_schema(BUNDLE_SCHEMA, "", b"")
         for channel, topic in TOPICS.items():
-            given = self._register(channel, topic, schema)
+            given = self._register(channel, topic, schemas[channel])
             assert given == channel, f"channel {topic} got the id {given}"
 
     @property
@@ -124,9 +133,10 @@ class McapFile:
         alone = channel in SEEKABLE or len(data) > BIG_MESSAGE_BYTES
         if alone:
             self.flush()
-        self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
-        self._chunk_bytes += len(data) + _RECORD_BYTES
-        if alone or self._chunk_bytes >= CHUNK_BYTES:
+        self._gathered.append((channel, log_time_ns, data))
+        self._gathered_bytes += len(data) + _RECORD_BYTES
+        is_long = log_time_ns - self._gathered[0][1] >= CHUNK_NS and len(self._gathered) >= _MANY
+        if alone or is_long or self._gathered_bytes >= CHUNK_BYTES:
             self.flush()
 
     def _add_in_pieces(self, channel: int, log_time_ns: int, pieces: Pieces) -> None:
@@ -139,14 +149,23 @@ class McapFile:
         if not entries:
             return
         self.flush()
-        for channel, log_time_ns, data in entries:
-            self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
-        self.flush()
+        self._write(entries)
 
     def flush(self) -> None:
         """End the chunk in progress and hand all to the system."""
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        self._write(with_bundles(gathered))
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        """A chunk."""
+        num_bundled = 0
+        for channel, log_time_ns, data in entries:
+            self._writer.add_message(channel, log_time=log_time_ns, publish_time=log_time_ns, data=data)
+            num_bundled += (channel == BUNDLES and num_frames_at_end(data)) or 0
         self._writer.flush()
-        self._chunk_bytes = 0
+        if num_bundled:
+            self._writer.add_metadata(FRAMES_RECORD, {"frames": str(num_bundled), "again": str(num_bundled)})
+            self._stream.flush()
         place = self._stream.tell()
         if place > (self._whole_bytes[-1] if self._whole_bytes else self._head_bytes):
             self._whole_bytes.append(place)

@@ -196,12 +196,13 @@ class Recording:
         place = StatePlace()
         place.go_to(snapshot)
         yield from_ns, snapshot
-        for log_time_ns, leap in self._chunks.leaps_between(from_ns, until_ns):
+        where = 0  # the leap that is gone on from: frames before it in the file need not be read
+        for offset, (log_time_ns, leap) in self._chunks.leaps_between(from_ns, until_ns):
             if isinstance(leap, Leap) and place.is_before(leap):
                 place.advance(leap)
                 yield log_time_ns, leap
-                from_ns = log_time_ns
-        yield from self._chunks.messages((FRAMES,), from_ns, until_ns)
+                from_ns, where = log_time_ns, offset
+        yield from self._chunks.messages_after(where, from_ns, until_ns)
 
     def snapshot_before(self, seconds: float) -> float | None:
         """When the newest snapshot or keyframe not after `seconds` was; None before the first."""
@@ -235,7 +236,8 @@ class Recording:
 
     def _info(self, new: list[Chunk]) -> RecordingInfo:
         self._end_ns = max([self._end_ns, *(chunk.end_ns for chunk in new)])
-        self._num_frames += sum(chunk.counts.get(self._found.channels[FRAMES], 0) for chunk in new)
+        alone = self._found.channels[FRAMES]
+        self._num_frames += sum(chunk.counts.get(alone, 0) + (chunk.num_bundled or 0) for chunk in new)
         found = self._found
         return RecordingInfo(
             hello=found.hellos[0],

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
-from kvscope_telemetry.messages.leap import decode_leap
-from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.leap import Leap, check_leap, decode_leap
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
-from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
+from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
+from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.placed_parents import stated, with_parents
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.layout import (
     BOOKMARKS,
+    BUNDLES,
     EVENTS,
     FRAMES,
     KEYFRAMES,
@@ -40,12 +45,29 @@ from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
 MAX_BAD_MESSAGES: Final = 100_000
 """So many at most are remembered and counted."""
-TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES)
+TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES, BUNDLES)
 """Kinds of messages that tell what was; the others are made of them."""
 _GLANCE_DECODERS: Final[dict[int, Callable[[bytes], Summary | TimedEvent]]] = {
     SUMMARIES: decode_summary,
     EVENTS: decode_event,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Unbundled:
+    """A frame of a bundle, as a message that lies in its chunk."""
+
+    channel: int
+    log_time_ns: int
+    frame: Frame
+
+    @property
+    def data(self) -> bytes:
+        """As it came."""
+        return encode(self.frame)
+
+
+_Raw = RawMessage | _Unbundled
 
 
 class StoredChunks:
@@ -64,6 +86,7 @@ class StoredChunks:
         """Those of summaries, events and bookmarks, in the order they were written: an event may be of long before."""
         self.texts: list[Chunk] = []
         """Those of texts of blocks, in the order they were written."""
+        self._unbundled_last: tuple[int, list[_Raw]] = (0, [])  # offset of a chunk: who goes on comes back to it
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
 
     @property
@@ -94,9 +117,16 @@ class StoredChunks:
         well."""
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
-                for log_time_ns, message in self._decoded(file, chunk, self._channels(kinds), until_ns):
-                    if log_time_ns >= from_ns:
-                        yield log_time_ns, message
+                yield from self._decoded(file, chunk, self._channels(kinds), until_ns, from_ns)
+
+    def messages_after(self, where: int, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
+        """Frames from the time of a keyframe or leap on, whose chunk is at `where` in the file. What was written before
+        it and ended by then is passed over."""
+        channels = self._channels((FRAMES,))
+        with self.file.open() as file:
+            for chunk in self._from(from_ns, until_ns):
+                if chunk.offset > where or chunk.end_ns > from_ns:
+                    yield from self._decoded(file, chunk, channels, until_ns, from_ns)
 
     def newest_first(self, kinds: Collection[int], until_ns: int) -> Iterator[TimedMessage]:
         """The same from `until_ns` backwards."""
@@ -105,14 +135,15 @@ class StoredChunks:
             for chunk in reversed(self.told[: bisect_right(self.told, until_ns, key=_start)]):
                 yield from reversed(list(self._decoded(file, chunk, channels, until_ns)))
 
-    def leaps_between(self, from_ns: int, until_ns: int) -> Iterator[TimedMessage]:
-        """Leaps that end in this time."""
+    def leaps_between(self, from_ns: int, until_ns: int) -> Iterator[tuple[int, TimedMessage]]:
+        """Leaps that end in this time, and where the chunk of each is in the file."""
         channels = self._channels((LEAPS,))
         with self.file.open() as file:
             for chunk in self.leaps[bisect_left(self.leaps, from_ns, key=_start) :]:
                 if chunk.start_ns > until_ns:
                     return
-                yield from self._decoded(file, chunk, channels, until_ns)
+                for timed in self._decoded(file, chunk, channels, until_ns):
+                    yield chunk.offset, timed
 
     def glances_from(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
@@ -156,14 +187,17 @@ class StoredChunks:
     def stored(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
         """What was told in this time as it was written, keyframes too; it is not decoded."""
         kinds = {self.found.channels[kind]: kind for kind in TOLD}
+        channels = self._channels(TOLD)
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
-                for _, raw in self._raw(file, chunk, kinds.keys(), until_ns):
+                for _, raw in self._raw(file, chunk, channels, until_ns):
                     if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
-                        yield StoredMessage(kinds[raw.channel], raw.log_time_ns, raw.data)
+                        yield StoredMessage(kinds[raw.channel], raw.log_time_ns, _as_it_came(raw.data))
 
     def _channels(self, kinds: Collection[int]) -> set[int]:
-        return {self.found.channels[kind] for kind in kinds}
+        """Where they lie: frames alone and in bundles."""
+        channels = {self.found.channels[kind] for kind in kinds}
+        return channels | {self.found.channels[BUNDLES]} if FRAMES in kinds else channels
 
     def _from(self, from_ns: int, until_ns: int) -> Iterator[Chunk]:
         """Chunks that may hold something of this time."""
@@ -175,31 +209,62 @@ class StoredChunks:
             first += 1
 
     def _decoded(
-        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int
+        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, from_ns: int = 0
     ) -> Iterator[TimedMessage]:
         for place, raw in self._raw(file, chunk, channels, until_ns):
+            if raw.log_time_ns < from_ns:
+                continue
             message = self._message(chunk, place, raw)
             if message is not None:
                 yield raw.log_time_ns, message
 
     def _raw(
         self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int
-    ) -> Iterator[tuple[int, RawMessage]]:
-        """Messages of these channels not after `until_ns`, with their places in the chunk."""
+    ) -> Iterator[tuple[int, _Raw]]:
+        """Messages of these channels not after `until_ns`, with their places in the chunk; frames out of bundles."""
         if chunk.damage or not chunk.counts.keys() & channels:
             return
         try:
-            raw = read_chunk(file, chunk)
+            read = read_chunk(file, chunk)
         except DamagedChunk:
             self.found.damages.append(chunk.where)
             return
-        for place, message in enumerate(raw):
+        bundles = self.found.channels[BUNDLES]
+        has_bundles = bundles in channels and bundles in chunk.counts
+        in_order: Sequence[_Raw] = self._unbundled(chunk, read) if has_bundles else read
+        for place, message in enumerate(in_order):
             if message.channel in channels and message.log_time_ns <= until_ns:
                 yield place, message
 
-    def _message(self, chunk: Chunk, place: int, raw: RawMessage) -> TelemetryMessage | None:
+    def _unbundled(self, chunk: Chunk, raw: list[RawMessage]) -> list[_Raw]:
+        """The messages of a chunk with the frames of its bundles, in the order of their times."""
+        if self._unbundled_last[0] == chunk.offset:
+            return self._unbundled_last[1]
+        bundles, frames = self.found.channels[BUNDLES], self.found.channels[FRAMES]
+        found: list[_Raw] = []
+        for place, message in enumerate(raw):
+            if message.channel != bundles:
+                found.append(message)
+            elif num_frames_at_end(message.data) is None:
+                try:
+                    found += [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(message.data)]
+                except ProtocolError:
+                    self._note_bad(chunk, -1 - place)
+        found.sort(key=lambda each: each.log_time_ns)
+        self._unbundled_last = chunk.offset, found
+        return found
+
+    def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | None:
         try:
             if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
+                if isinstance(raw, _Unbundled):
+                    return accepted(raw.frame, self.unknowns)
+                message = stated(raw.data)
+                if isinstance(message, Leap):
+                    check_leap(message)
+                    return message
+                if message is not None:
+                    return accepted(message, self.unknowns)
                 if raw.channel == self.found.channels[LEAPS]:
                     return decode_leap(raw.data)
                 return decode_telemetry(raw.data, self.unknowns)
@@ -213,6 +278,13 @@ class StoredChunks:
     def _note_bad(self, chunk: Chunk, place: int) -> None:
         if len(self._bad_messages) < MAX_BAD_MESSAGES:
             self._bad_messages.add((chunk.offset, place))
+
+
+def _as_it_came(data: bytes) -> bytes:
+    try:
+        return with_parents(data)
+    except ProtocolError:  # nobody can read it
+        return data
 
 
 def _start(chunk: Chunk) -> int:

@@ -6,6 +6,7 @@ the effort there is, and what is left out is said. Holds no file open.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -13,10 +14,13 @@ from typing import BinaryIO
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.messages.telemetry import Hello, Snapshot
 from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
+from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.placed_parents import with_parents
 from kvscope_telemetry.recordings.chunk_walk import ChunkList, ChunkWalk
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_LOG_TIME_NS, Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import RECORD_BYTES, Effort, EffortSpent, Watch
-from kvscope_telemetry.recordings.layout import KEYFRAMES, STATE, TOPICS
+from kvscope_telemetry.recordings.layout import BUNDLES, KEYFRAMES, STATE, TOPICS
 from kvscope_telemetry.recordings.regular_file import FollowedFile, stored_bytes
 
 
@@ -92,7 +96,9 @@ class Surveyor:
         last = new[-1] if new and not walked.is_complete else None
         for place, chunk in enumerate(new):
             self._effort.is_at(place / len(new))
-            if chunk.is_doubtful or chunk is last:  # a file may end within the indexes of its last chunk
+            if (
+                chunk.is_doubtful or self._is_uncounted(chunk) or chunk is last
+            ):  # a file may end within the indexes of its last chunk
                 try:
                     self._settle(chunk)
                 except EffortSpent as spent:
@@ -104,11 +110,19 @@ class Surveyor:
                 believed.append(chunk)
         return sorted(believed, key=lambda chunk: chunk.start_ns)
 
+    def _is_uncounted(self, chunk: Chunk) -> bool:
+        """Whether it has bundles, and nothing beside it says of how many frames."""
+        return chunk.num_bundled is None and self.found.channels[BUNDLES] in chunk.counts
+
     def _settle(self, chunk: Chunk) -> None:
         try:
-            times = [message.log_time_ns for message in self._read(chunk)]
+            messages = self._read(chunk)
         except DamagedChunk:
             return
+        times = [message.log_time_ns for message in messages]
+        bundles = [message.data for message in messages if message.channel == self.found.channels[BUNDLES]]
+        chunk.num_bundled, latest = _frames_in(bundles)
+        times += latest
         if times and max(times) >= MAX_LOG_TIME_NS:
             chunk.damage = "its messages are of after the year 2116"
         elif times:
@@ -138,10 +152,26 @@ class Surveyor:
         return messages
 
 
+def _frames_in(bundles: list[bytes]) -> tuple[int, list[int]]:
+    """How many frames there are; and, where another tool put an end elsewhere, when the last was of each bundle."""
+    said = [num_frames_at_end(data) for data in bundles]
+    counts = [count for count in said[1::2] if count is not None]
+    if said[::2] == [None] * len(counts):
+        return sum(counts), []
+    count, latest = 0, []
+    for data in bundles:
+        if num_frames_at_end(data) is None:
+            with contextlib.suppress(ProtocolError):  # met again, and counted, when it is read
+                timed = unpack_bundle(data)
+                count += len(timed)
+                latest.append(max(at_ns for at_ns, _ in timed))
+    return count, latest
+
+
 def _hellos(messages: Iterable[RawMessage]) -> Iterator[Hello]:
     for raw in messages:
         try:
-            message = decode_telemetry(raw.data)
+            message = decode_telemetry(with_parents(raw.data))
         except ProtocolError:  # met again, and counted, when it is read
             continue
         if isinstance(message, Hello | Snapshot):

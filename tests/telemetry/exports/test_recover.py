@@ -11,7 +11,7 @@ import pytest
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.recordings.effort import OpeningCancelled
-from kvscope_telemetry.recordings.layout import FRAMES
+from kvscope_telemetry.recordings.layout import BUNDLES
 from kvscope_telemetry.recordings.overview import missing_from, written_part
 from kvscope_telemetry.recordings.reader import Recording
 
@@ -51,7 +51,7 @@ def test_after_damage_it_goes_on_with_the_next_state(record, assert_same_state, 
     data = bytearray(recorded.path.read_bytes())
     with recorded.path.open("rb") as file:
         summary = mcap.reader.make_reader(file).get_summary()
-    chunks = [chunk for chunk in summary.chunk_indexes if FRAMES in chunk.message_index_offsets]
+    chunks = [chunk for chunk in summary.chunk_indexes if BUNDLES in chunk.message_index_offsets]
     data[chunks[len(chunks) // 2].chunk_start_offset + 200] ^= 0xFF
     (tmp_path / "bad.mcap").write_bytes(bytes(data))
     done = recover(Recording.open(tmp_path / "bad.mcap"), tmp_path / "new.mcap")

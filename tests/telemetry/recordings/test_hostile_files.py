@@ -21,7 +21,7 @@ from kvscope_telemetry.recordings import effort as efforts
 from kvscope_telemetry.recordings import survey as surveys
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_CHUNK_MESSAGES
 from kvscope_telemetry.recordings.effort import Effort, EffortSpent, OpeningCancelled
-from kvscope_telemetry.recordings.layout import FRAMES, OTHERS, STATE
+from kvscope_telemetry.recordings.layout import BUNDLES, OTHERS, STATE
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.regular_file import open_regular, stored_bytes
 
@@ -154,7 +154,7 @@ def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
 def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
     """Its times and counts hold, so that opening does not look into it; every pass over the file meets it."""
     recorded = record(300)
-    bad = [chunk for chunk in Recording.open(recorded.path)._chunks.told if chunk.counts.get(FRAMES)][1]
+    bad = [chunk for chunk in Recording.open(recorded.path)._chunks.told if chunk.counts.get(BUNDLES)][1]
     data = bytearray(recorded.path.read_bytes())
     data[bad.offset + bad.stored_bytes // 2] ^= 1
     path = tmp_path / "bad.mcap"
@@ -242,7 +242,7 @@ def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_message
 def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Record) -> None:
     recording = Recording.open(record(100).path)
     assert isinstance(next(iter(recording.messages()))[1], Hello)
-    first = next(each for each in recording._chunks.told if each.counts.get(FRAMES, 0) > 1)
+    first = next(each for each in recording._chunks.told if each.counts.get(BUNDLES))
     first.end_ns = first.start_ns
     before = len(list(recording.frames()))
     damaged = recording.num_damaged

@@ -15,8 +15,10 @@ from kvscope_telemetry import Recording
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Hello, Progress, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
+from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, TOPICS
+from kvscope_telemetry.recordings.layout import BUNDLES, KEYFRAMES, TOPICS
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
@@ -83,8 +85,11 @@ def test_other_tools_read_it(record: Callable[..., Any]) -> None:
     with recorded.path.open("rb") as file:
         reader = mcap.reader.make_reader(file, validate_crcs=True)
         assert reader.get_header().profile == "kvscope"
-        found = [message.data for schema, channel, message in reader.iter_messages(topics=[TOPICS[1]])]
-    assert found == [encode(frame) for frame in recorded.frames]
+        found = list(reader.iter_messages(topics=[TOPICS[BUNDLES]]))
+    assert {schema.name for schema, _, _ in found} == {"kvscope.Bundle"}
+    bundles = [message.data for _, _, message in found if num_frames_at_end(message.data) is None]
+    frames = [frame for data in bundles for _, frame in unpack_bundle(data)]
+    assert [encode(frame) for frame in frames] == [encode(frame) for frame in recorded.frames]
 
 
 def test_bytes_are_kept_as_they_came(record: Callable[..., Any], tmp_path: Path) -> None:
@@ -160,7 +165,8 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
     assert recording.info.is_complete
     with (tmp_path / "full.mcap").open("rb") as file:  # another program's reader
         reader = mcap.reader.make_reader(file)
-        assert sum(channel.id == FRAMES for _, channel, _ in reader.iter_messages()) == 148
+        bundles = [message.data for _, _, message in reader.iter_messages(topics=[TOPICS[BUNDLES]])]
+        assert sum(num_frames_at_end(data) or 0 for data in bundles) == 148
 
 
 def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""The changed blocks of many frames as columns of a bundle.
+
+Owns what a row is told by: the row before of that block, and its frame's step. Rows are those of `BlockRows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import COLUMNS, DENSE, BlockRows, unpack
+from kvscope_telemetry.recordings.bundles import hashes as told_hashes
+from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up
+from kvscope_telemetry.recordings.bundles.integers import Ints, starts_of
+from kvscope_telemetry.recordings.bundles.keyed import Keyed
+from kvscope_telemetry.recordings.bundles.references import pack_chained, unpack_chained
+
+_PLAIN: Final = ("state", "ref_count", "filled", "owner", "tier", "prefix_hits")
+_MASK: Final = (1 << 32) - 1
+
+
+def pack_blocks(rows: Sequence[BlockRows], steps: Ints, groups: Groups, ids: Ints) -> dict[str, bytes]:
+    """`rows` a frame with its step; `ids` are theirs, in `groups`. Their columns are as long as they should be."""
+    columns = {name: column.astype(np.int64) for name, column in unpack(rows).items()}
+    blocks, owners = Keyed(ids), Keyed(columns["owner"])
+    packed = dict(zip(("ids", "new_ids"), pack_chained(ids, groups), strict=True))
+    packed |= {name: blocks.pack(columns[name]) for name in _PLAIN}
+    packed["age"] = blocks.pack(steps[groups.of] - columns["last_used_step"])
+    packed["hash"], packed["hashes"] = told_hashes.pack_hashes(columns["hash"], blocks)
+    parents = told_hashes.pack_parents(columns["parent"], columns["hash"], owners, blocks)
+    return packed | dict(zip(("parent", "parents", "parent_places"), parents, strict=True))
+
+
+def unpack_ids(packed: Mapping[str, bytes], groups: Groups) -> Ints:
+    """Which blocks the rows are of."""
+    return unpack_chained((packed["ids"], packed["new_ids"]), groups)
+
+
+def unpack_blocks(
+    packed: Mapping[str, bytes], steps: Ints, groups: Groups, ids: Ints, has_parents: Sequence[bool]
+) -> list[BlockRows]:
+    """The rows that `pack_blocks` was given; `has_parents`: frames that told any."""
+    blocks = Keyed(ids)
+    columns = {name: blocks.unpack(packed[name]) for name in _PLAIN}
+    columns["last_used_step"] = (steps[groups.of] - blocks.unpack(packed["age"])) & _MASK
+    hashes, codes = told_hashes.unpack_hashes((packed["hash"], packed["hashes"]), blocks, groups.num_rows)
+    told = (packed["parent"], packed["parents"], packed["parent_places"])
+    parents = told_hashes.unpack_parents(told, hashes, codes, Keyed(columns["owner"]), blocks)
+    columns["hash"] = hashes
+    return _rows(ids, columns, parents, groups, has_parents)
+
+
+def _rows(
+    ids: Ints, columns: Mapping[str, Ints], parents: Ints, groups: Groups, has_parents: Sequence[bool]
+) -> list[BlockRows]:
+    is_hashed = columns["hash"] != 0
+    if np.any(parents[~is_hashed]):
+        raise ProtocolError("a bundle with the parent of a block that has no hash")
+    num_hashed = np.diff(starts_of(is_hashed.astype(np.int64))[groups.starts])
+    told = cut_up(parents[is_hashed], COLUMNS["parent"], Groups.counted(num_hashed))
+    cut = [cut_up(ids, "<u4", groups), *(cut_up(columns[name], COLUMNS[name], groups) for name in DENSE)]
+    cut.append([each if has else b"" for each, has in zip(told, has_parents, strict=True)])
+    return [BlockRows(*each) for each in zip(*cut, strict=True)]

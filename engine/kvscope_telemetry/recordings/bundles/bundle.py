@@ -1,0 +1,176 @@
+"""A bundle: the frames of a second or less as one message of a recording, and back, byte for byte.
+
+Columns of all frames lie side by side, each number told by what went before it in the bundle, so that what goes on as
+it did costs next to nothing. A bundle tells all by itself: nothing before it in the file is needed. It is msgpack: a
+map of columns by name (`kvscope.Bundle`). Frames of which it could not give every byte back, such as those of a later
+version, are refused, and belong in the file as they came. Knows no files. What is read is checked for what unpacking
+needs; the frames as messages are checked where they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages import validity
+from kvscope_telemetry.messages.telemetry import Counters, Event, Frame, RequestInfo, Timings
+from kvscope_telemetry.recordings.bundles.block_columns import pack_blocks, unpack_blocks
+from kvscope_telemetry.recordings.bundles.block_columns import unpack_ids as unpack_block_ids
+from kvscope_telemetry.recordings.bundles.groups import joined, pack_counts, unpack_counts
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
+from kvscope_telemetry.recordings.bundles.request_columns import (
+    pack_batches,
+    pack_moves,
+    pack_requests,
+    pack_times,
+    unpack_batches,
+    unpack_moves,
+    unpack_requests,
+    unpack_times,
+)
+
+MAX_FRAMES: Final = 4096
+MAX_BUNDLE_BYTES: Final = 16 << 20
+"""Of one that is read; ours are of at most a MiB of frames."""
+
+TimedFrame = tuple[int, Frame]
+"""Log time in ns, and a frame."""
+_NUMBERS: Final = (
+    "seq",
+    "step",
+    "time_ns",
+    "batch.num_prefill_tokens",
+    "batch.num_decode_tokens",
+    *(f"timings.{name}" for name in Timings.__struct_fields__),
+    *(f"counters.{name}" for name in Counters.__struct_fields__),
+)
+_numbers_of: Final = attrgetter(*_NUMBERS)
+_SUMS, _TIMINGS, _COUNTERS = slice(3, 5), slice(5, 5 + len(Timings.__struct_fields__)), slice(10, None)
+_OPTIONAL: Final = ("blocks", "requests", "batch", "timings", "counters", "moves")
+"""Left out of a message where they are their defaults."""
+_PARENTS: Final = 1 << len(_OPTIONAL)
+_TIMES: Final = ("first_token_ns", "inter_token_ns")
+_FIELDS: Final = Frame.__struct_fields__[4:]
+"""Those of a frame after its head."""
+_ABSENT: Final = dict(zip(_FIELDS, Frame.__struct_defaults__, strict=True))
+
+
+class _Bundle(msgspec.Struct, frozen=True):
+    num_frames: int
+    epoch: int
+    columns: dict[str, bytes]
+    events: tuple[tuple[Event, ...], ...]
+    new_requests: tuple[tuple[RequestInfo, ...], ...]
+
+
+_FRAMES: Final = msgspec.msgpack.Decoder(Frame)
+_BUNDLES: Final = msgspec.msgpack.Decoder(_Bundle)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def bundled_frame(data: bytes) -> Frame | None:
+    """The frame whose bytes these are, when a bundle gives them back as they are."""
+    try:
+        frame = _FRAMES.decode(data)
+        validity.check_frame(frame)
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError, ProtocolError):
+        return None
+    return frame if type(frame) is Frame and _ENCODER.encode(frame) == data else None
+
+
+def pack_bundle(timed: Sequence[TimedFrame]) -> bytes:
+    """Frames of one epoch that `bundled_frame` gave, with their log times."""
+    frames = [frame for _, frame in timed]
+    numbers = np.array([_numbers_of(frame) for frame in frames], np.int64).T
+    ids, groups = joined([frame.blocks.ids for frame in frames], "<u4")
+    changed, number_groups = joined([frame.requests.number for frame in frames], "<u4")
+    columns = {name: pack_deltas(column) for name, column in zip(_NUMBERS, numbers, strict=True)}
+    columns["log_time_ns"] = pack_deltas(np.array([at_ns for at_ns, _ in timed], np.int64) - numbers[2])
+    columns["is_there"] = pack(np.array([_which(frame) for frame in frames], np.int64))
+    columns["rows"] = pack_counts(groups)
+    columns |= _named("blocks", pack_blocks([frame.blocks for frame in frames], numbers[1], groups, ids))
+    columns |= _named("requests", pack_requests([frame.requests for frame in frames], ids, groups))
+    columns |= _named("batch", pack_batches([frame.batch for frame in frames], changed, number_groups))
+    columns |= _named("moves", pack_moves([frame.moves for frame in frames], ids, groups))
+    for name in _TIMES:
+        columns[f"{name}_rows"], columns[name] = pack_times([getattr(frame, name) for frame in frames])
+    events = tuple(frame.events for frame in frames)
+    return _ENCODER.encode(
+        _Bundle(len(frames), frames[0].epoch, columns, events, tuple(frame.new_requests for frame in frames))
+    )
+
+
+def unpack_bundle(data: bytes) -> list[TimedFrame]:
+    """What `pack_bundle` was given. Raises ProtocolError."""
+    if len(data) > MAX_BUNDLE_BYTES:
+        raise ProtocolError(f"a bundle of {len(data)} bytes is refused: at most {MAX_BUNDLE_BYTES} are accepted")
+    try:
+        return _unpacked(_BUNDLES.decode(data))
+    except (msgspec.DecodeError, ValueError, OverflowError, IndexError, RecursionError) as error:
+        raise ProtocolError(f"a bundle that cannot be read: {str(error).splitlines()[0]}") from None
+    except KeyError as error:
+        raise ProtocolError(f"a bundle without its column {error}") from None
+
+
+def _unpacked(bundle: _Bundle) -> list[TimedFrame]:
+    count = bundle.num_frames
+    if not 0 < count <= MAX_FRAMES:
+        raise ProtocolError(f"a bundle of {count} frames: 1 to {MAX_FRAMES} are accepted")
+    numbers = np.array([unpack_deltas(bundle.columns[name], count) for name in _NUMBERS])
+    log_times = unpack_deltas(bundle.columns["log_time_ns"], count) + numbers[2]
+    heads = zip(*numbers[:3].tolist(), strict=True)
+    parts = zip(*_parts(bundle, numbers), strict=True)
+    frames = (_frame(bundle.epoch, *head, *part) for head, part in zip(heads, parts, strict=True))
+    return list(zip(log_times.tolist(), frames, strict=True))
+
+
+def _parts(bundle: _Bundle, numbers: Ints) -> list[Sequence[Any]]:
+    """What each frame has besides its head, a list a field."""
+    columns, count = bundle.columns, bundle.num_frames
+    there = unpack(columns["is_there"], count)
+    groups = unpack_counts(columns["rows"], count)
+    of_blocks, of_requests = _unnamed("blocks", columns), _unnamed("requests", columns)
+    ids = unpack_block_ids(of_blocks, groups)
+    requests, changed, number_groups = unpack_requests(of_requests, count, ids, groups)
+    sums = numbers[_SUMS].tolist()
+    has_parents = (there & _PARENTS).tolist()
+    parts: dict[str, Sequence[Any]] = {
+        "blocks": unpack_blocks(of_blocks, numbers[1], groups, ids, has_parents),
+        "requests": requests,
+        "batch": unpack_batches(_unnamed("batch", columns), count, changed, number_groups, sums),
+        "timings": [Timings(*each) for each in numbers[_TIMINGS].T.tolist()],
+        "counters": [Counters(*each) for each in numbers[_COUNTERS].T.tolist()],
+        "moves": unpack_moves(_unnamed("moves", columns), count, ids, groups),
+    }
+    for bit, name in enumerate(_OPTIONAL):
+        absent = _ABSENT[name]
+        is_there = (there & (1 << bit)).tolist()
+        parts[name] = [part if has else absent for part, has in zip(parts[name], is_there, strict=True)]
+    for name in _TIMES:
+        parts[name] = unpack_times((columns[f"{name}_rows"], columns[name]), count)
+    parts |= {"events": bundle.events, "new_requests": bundle.new_requests}
+    return [parts[name] for name in _FIELDS]
+
+
+def _frame(epoch: int, seq: int, step: int, time_ns: int, *parts: Any) -> Frame:
+    return Frame(epoch=epoch, seq=seq, step=step, time_ns=time_ns, **dict(zip(_FIELDS, parts, strict=True)))
+
+
+def _which(frame: Frame) -> int:
+    """A bit for each of what may be absent and is there, and one for the parents of its blocks."""
+    bits = sum(1 << bit for bit, name in enumerate(_OPTIONAL) if getattr(frame, name) is not _ABSENT[name])
+    return bits | (_PARENTS if frame.blocks.parent else 0)
+
+
+def _named(table: str, columns: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {f"{table}.{name}": column for name, column in columns.items()}
+
+
+def _unnamed(table: str, columns: Mapping[str, bytes]) -> dict[str, bytes]:
+    begin = table + "."
+    return {name.removeprefix(begin): column for name, column in columns.items() if name.startswith(begin)}

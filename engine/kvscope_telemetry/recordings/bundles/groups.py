@@ -1,0 +1,65 @@
+"""Rows of many frames, one after another: how many each has, and back to packed bytes a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.recordings.bundles.integers import Ints, groups_of, pack, starts_of, unpack
+
+MAX_ROWS: Final = 1 << 20
+"""Of all frames of a bundle together, in each of its tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows one after another, so many a group."""
+
+    counts: Ints
+    starts: Ints
+    of: Ints
+    """The group of each row."""
+
+    @classmethod
+    def counted(cls, counts: Ints) -> Groups:
+        """Of these sizes."""
+        return cls(counts, starts_of(counts), groups_of(counts))
+
+    @property
+    def num_rows(self) -> int:
+        """Of all groups."""
+        return int(self.starts[-1])
+
+
+def joined(parts: Sequence[bytes], form: str) -> tuple[Ints, Groups]:
+    """The numbers of all parts, and how many each has."""
+    size = np.dtype(form).itemsize
+    counts = np.array([len(part) // size for part in parts], np.int64)
+    return np.frombuffer(b"".join(parts), form).astype(np.int64), Groups.counted(counts)
+
+
+def cut_up(column: Ints, form: str | np.dtype[np.generic], groups: Groups) -> list[bytes]:
+    """The rows of each group, packed; what does not fit is cut off, as damage would be."""
+    if not groups.num_rows:
+        return [b""] * len(groups.counts)
+    form = np.dtype(form)
+    data, starts = column.astype(form).tobytes(), (groups.starts * form.itemsize).tolist()
+    return [data[begin:end] for begin, end in pairwise(starts)]
+
+
+def pack_counts(groups: Groups) -> bytes:
+    """How many rows each frame has."""
+    return pack(groups.counts)
+
+
+def unpack_counts(data: bytes, num_frames: int) -> Groups:
+    """The groups that `pack_counts` was given."""
+    counts = unpack(data, num_frames)
+    if np.any((counts < 0) | (counts > MAX_ROWS)) or counts.sum() > MAX_ROWS:
+        raise ProtocolError("a bundle with more rows than are accepted")
+    return Groups.counted(counts)

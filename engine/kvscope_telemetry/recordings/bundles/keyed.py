@@ -1,0 +1,69 @@
+"""Columns of rows that have a key, each told by the row before with the same key.
+
+Owns which row that is. The first of a key is told by the first of the key before. Knows no messages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack
+
+
+class Keyed:
+    """Rows with `keys`, in their order."""
+
+    def __init__(self, keys: Ints) -> None:
+        self._order = np.argsort(keys, kind="stable")
+        in_order = keys[self._order]
+        is_first = np.ones(keys.size, np.bool_)
+        is_first[1:] = in_order[1:] != in_order[:-1]
+        self._begins = np.flatnonzero(is_first)
+        self._lengths = np.diff(self._begins, append=keys.size)
+        self.firsts = np.sort(self._order[self._begins])
+        """Rows that are the first of their key."""
+
+    def pack(self, values: Ints) -> bytes:
+        """What changed."""
+        changes = self.changes(values)
+        changes[self.firsts] = np.diff(values[self.firsts], prepend=0)
+        return pack(changes)
+
+    def unpack(self, data: bytes) -> Ints:
+        """The values that `pack` was given."""
+        changes = unpack(data, self._order.size)
+        changes[self.firsts] = np.cumsum(changes[self.firsts])
+        return self.summed(changes)
+
+    def changes(self, values: Ints) -> Ints:
+        """Each value less that of the row before with the same key; the first of a key as it is."""
+        in_order = values[self._order]
+        changed = np.diff(in_order, prepend=0)
+        changed[self._begins] = in_order[self._begins]
+        return self._back(changed)
+
+    def summed(self, changes: Ints) -> Ints:
+        """The values of which `changes` are told."""
+        in_order = changes[self._order]
+        totals = np.cumsum(in_order)
+        before = totals[self._begins] - in_order[self._begins]
+        return self._back(totals - np.repeat(before, self._lengths))
+
+    def before(self, values: Ints) -> Ints:
+        """The value of the row before with the same key; 0 for the first of a key."""
+        in_order = values[self._order]
+        moved = np.concatenate((np.zeros(1, values.dtype), in_order[:-1]))[: values.size]
+        moved[self._begins] = 0
+        return self._back(moved)
+
+    def held(self, values: Ints, is_told: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
+        """For each row the value of the newest that is told, with the same key and not after it; 0 where none is."""
+        rows = np.where(is_told[self._order], np.arange(values.size), -1)
+        newest = np.maximum.accumulate(rows) if rows.size else rows
+        is_there = newest >= np.repeat(self._begins, self._lengths)
+        return self._back(np.where(is_there, values[self._order][newest], 0))
+
+    def _back(self, in_order: Ints) -> Ints:
+        values = np.empty_like(in_order)
+        values[self._order] = in_order
+        return values

@@ -1,0 +1,94 @@
+"""Keyframes and leaps without the hashes that they tell twice: a block's parent is mostly another block's hash.
+
+Such a message lies in a recording without its parents, and beside it each parent as the place of that hash: how many
+rows before it, of those with a hash; 0 is a parent that is told in full. Knows no files; what is read is checked for
+what this needs, the message where it goes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.leap import Leap, encode_leap
+from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Snapshot
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack
+
+Stated = Leap | Snapshot
+"""Rows of the ledger as they stand at a time."""
+
+
+class PlacedParents(msgspec.Struct, frozen=True, tag=True):
+    """As it lies in a recording."""
+
+    message: bytes
+    """Without parents."""
+    places: bytes
+    told: bytes
+    """u8 a parent that is told in full."""
+
+
+_BEGIN: Final = msgspec.msgpack.encode(PlacedParents(b"", b"", b""))[:20]
+"""Map of four, and the tag: no other message begins so."""
+_PLACED: Final = msgspec.msgpack.Decoder(PlacedParents)
+_STATED: Final[msgspec.msgpack.Decoder[Stated]] = msgspec.msgpack.Decoder(Stated)
+
+
+def without_parents(message: Stated) -> bytes:
+    """`message` as it is written; as it is where it has no parents."""
+    blocks = message.blocks
+    if not blocks.parent:
+        return _encoded(message)
+    hashes, parents = _hashed(blocks.hash), np.frombuffer(blocks.parent, "<i8")
+    order = np.argsort(hashes, kind="stable")
+    at = order[np.minimum(np.searchsorted(hashes[order], parents), order.size - 1)]
+    places = np.where(hashes[at] == parents, np.arange(order.size) - at, 0)
+    bare = _encoded(replace(message, blocks=replace(blocks, parent=b"")))
+    return msgspec.msgpack.encode(PlacedParents(bare, pack(places), parents[places == 0].tobytes()))
+
+
+def with_parents(data: bytes) -> bytes:
+    """The bytes of the message that `without_parents` was given; any others as they are. Raises ProtocolError."""
+    message = stated(data)
+    return data if message is None else _encoded(message)
+
+
+def stated(data: bytes) -> Stated | None:
+    """The message that `without_parents` was given, not checked; None where it lies as it is. Raises ProtocolError."""
+    if not data.startswith(_BEGIN):
+        return None
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes is refused: at most {MAX_MESSAGE_BYTES} are accepted")
+    try:
+        placed = _PLACED.decode(data)
+        message = _STATED.decode(placed.message)
+        parents = _parents(placed, _hashed(message.blocks.hash))
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"a keyframe or leap that cannot be read: {str(error).splitlines()[0]}") from None
+    return replace(message, blocks=replace(message.blocks, parent=parents.astype("<i8").tobytes()))
+
+
+def _parents(placed: PlacedParents, hashes: Ints) -> Ints:
+    places = unpack(placed.places, hashes.size)
+    sources, is_told = np.arange(hashes.size) - places, places == 0
+    told = np.frombuffer(placed.told, "<i8")
+    if np.any((sources < 0) | (sources >= hashes.size)) or told.size != int(is_told.sum()):
+        raise ProtocolError("a keyframe or leap with parents that are told nowhere")
+    parents: Ints = hashes[sources]
+    parents[is_told] = told
+    return parents
+
+
+def _hashed(column: bytes) -> Ints:
+    hashes: Ints = np.frombuffer(column, "<i8").astype(np.int64)
+    told: Ints = hashes[hashes != 0]
+    return told
+
+
+def _encoded(message: Stated) -> bytes:
+    return encode_leap(message) if isinstance(message, Leap) else encode(message)

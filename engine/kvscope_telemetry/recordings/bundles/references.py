@@ -1,0 +1,86 @@
+"""Ids told by where they stand in a list that is known: what a frame names is mostly what the one before named.
+
+A row's code is how far its id stands behind that of the row before, 1 for the next; 0 is an id that is told in full.
+Rows are in groups, a group a frame, and each group has its own list. Knows no messages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.recordings.bundles.groups import Groups
+from kvscope_telemetry.recordings.bundles.integers import (
+    Ints,
+    pack,
+    pack_deltas,
+    starts_of,
+    unpack,
+    unpack_deltas,
+)
+
+
+def pack_ids(ids: Ints, groups: Groups, known: Ints, known_groups: Groups) -> tuple[bytes, bytes]:
+    """Codes, and the ids that are told in full; each group of `ids` by the same group of `known`."""
+    codes = _codes(ids, groups, known, known_groups.of, known_groups.starts)
+    return pack(codes), pack_deltas(ids[codes == 0])
+
+
+def unpack_ids(data: tuple[bytes, bytes], groups: Groups, known: Ints, known_groups: Groups) -> Ints:
+    """The ids that `pack_ids` was given."""
+    if not groups.num_rows:
+        return np.zeros(0, np.int64)
+    is_told, sources = _sources(data[0], groups, known_groups.starts[:-1], known_groups.counts)
+    ids = np.zeros(groups.num_rows, np.int64)
+    ids[~is_told] = known[sources[~is_told]]
+    return _with_told(ids, is_told, data[1])
+
+
+def pack_chained(ids: Ints, groups: Groups) -> tuple[bytes, bytes]:
+    """The same, each group by the one before it."""
+    codes = _codes(ids, groups, ids, groups.of + 1, np.concatenate((np.zeros(1, np.int64), groups.starts)))
+    return pack(codes), pack_deltas(ids[codes == 0])
+
+
+def unpack_chained(data: tuple[bytes, bytes], groups: Groups) -> Ints:
+    """The ids that `pack_chained` was given."""
+    none = np.zeros(1, np.int64)
+    starts, counts = np.concatenate((none, groups.starts[:-2])), np.concatenate((none, groups.counts[:-1]))
+    is_told, sources = _sources(data[0], groups, starts[: len(groups.counts)], counts[: len(groups.counts)])
+    sources[is_told] = np.flatnonzero(is_told)
+    while not np.array_equal(sources, nearer := sources[sources]):  # each is of the group before: it ends
+        sources = nearer
+    return _with_told(np.zeros(groups.num_rows, np.int64), is_told, data[1])[sources]
+
+
+def _codes(ids: Ints, groups: Groups, known: Ints, known_of: Ints, known_starts: Ints) -> Ints:
+    wanted, there = (groups.of << 32) | ids, (known_of << 32) | known
+    order = np.argsort(there, kind="stable")
+    if not order.size:
+        return np.zeros(ids.size, np.int64)
+    at = np.minimum(np.searchsorted(there[order], wanted), order.size - 1)
+    is_found = there[order[at]] == wanted
+    places = order[at] - known_starts[groups.of]
+    rows = np.arange(ids.size)
+    newest = np.maximum.accumulate(np.where(is_found, rows, -1))
+    before = np.concatenate((np.full(1, -1), newest[:-1]))[: ids.size]
+    last = np.where(before >= groups.starts[groups.of], places[before], -1)
+    return np.where(is_found, places - last, 0)
+
+
+def _sources(
+    codes: bytes, groups: Groups, starts: Ints, counts: Ints
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.bool_]], Ints]:
+    """Which rows are told in full, and where the others stand in what is known."""
+    steps = unpack(codes, groups.num_rows)
+    is_told = steps == 0
+    walked = starts_of(steps)
+    places = walked[1:] - walked[groups.starts[groups.of]] - 1
+    if np.any(((places < 0) | (places >= counts[groups.of])) & ~is_told):
+        raise ProtocolError("a bundle with an id that stands nowhere")
+    return is_told, places + starts[groups.of]
+
+
+def _with_told(ids: Ints, is_told: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], told: bytes) -> Ints:
+    ids[is_told] = unpack_deltas(told, int(is_told.sum()))
+    return ids

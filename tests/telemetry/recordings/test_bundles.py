@@ -1,0 +1,311 @@
+"""Bundles: frames side by side give back every byte, in the order they came, and are never believed unchecked."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mcap.reader import make_reader
+from mcap.writer import CompressionType, Writer
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import BlockRows
+from kvscope_telemetry.messages.leap import Leap, encode_leap
+from kvscope_telemetry.messages.telemetry import (
+    Batch,
+    Counters,
+    Event,
+    Frame,
+    Heartbeat,
+    Moves,
+    RequestInfo,
+    RequestRows,
+    Timings,
+)
+from kvscope_telemetry.messages.validity import check_frame
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.bundles.bundle import bundled_frame, pack_bundle, unpack_bundle
+from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
+from kvscope_telemetry.recordings.bundles.placed_parents import with_parents, without_parents
+from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES, OTHERS, TOPICS
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+
+U2, U4, U8 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
+I8 = (1 << 63) - 1
+FEW_IDS = st.integers(0, 9) | st.integers(0, U4)
+
+
+def packed(values: list[int], form: str) -> bytes:
+    return np.array(values, form).tobytes()
+
+
+@st.composite
+def block_rows(draw: st.DrawFn) -> BlockRows:
+    count = draw(st.integers(0, 6))
+
+    def column(form: str, most: int, few: int = 3) -> bytes:
+        values = st.integers(0, few) | st.integers(0, most)
+        return packed(draw(st.lists(values, min_size=count, max_size=count)), form)
+
+    hashes = draw(st.lists(st.integers(0, 5) | st.integers(0, U8), min_size=count, max_size=count))
+    parents = draw(st.lists(st.integers(0, 5) | st.integers(0, U8), min_size=count, max_size=count))
+    told = [parent for parent, own in zip(parents, hashes, strict=True) if own]
+    owners = draw(st.lists(st.integers(-1, 5) | st.integers(-1, (1 << 31) - 1), min_size=count, max_size=count))
+    return BlockRows(
+        ids=packed(draw(st.lists(FEW_IDS, min_size=count, max_size=count)), "<u4"),
+        state=column("u1", 2, 2),
+        ref_count=column("<i4", (1 << 31) - 1),
+        filled=column("<u2", U2),
+        owner=packed(owners, "<i4"),
+        tier=column("u1", 2, 2),
+        last_used_step=column("<u4", U4),
+        prefix_hits=column("<u2", U2),
+        hash=packed(hashes, "<u8"),
+        parent=packed(told, "<u8") if any(told) or draw(st.booleans()) else b"",
+    )
+
+
+@st.composite
+def request_rows(draw: st.DrawFn) -> RequestRows:
+    count = draw(st.integers(0, 4))
+    columns = [
+        packed(draw(st.lists(st.integers(0, 4) | st.integers(0, most), min_size=count, max_size=count)), form)
+        for form, most in (("<u4", U4), ("u1", 3), ("<u4", U4), ("<u4", U4), ("<u4", U4), ("<u2", U2), ("<u4", 9))
+    ]
+    table = draw(st.lists(FEW_IDS, max_size=6)) if count else []
+    counts = [len(table), *[0] * (count - 1)] if count else []
+    return RequestRows(*columns, packed(counts, "<u4"), packed(table, "<u4"))
+
+
+IDS = st.lists(FEW_IDS, max_size=4).map(lambda ids: packed(ids, "<u4"))
+TIMES = st.lists(st.integers(0, U8), max_size=3).map(lambda times: packed(times, "<u8"))
+COUNTS = st.integers(0, 5) | st.integers(0, I8)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    ran = draw(st.lists(FEW_IDS, max_size=4))
+    tokens = [draw(FEW_IDS) for _ in ran]
+    return Batch(packed(ran, "<u4"), packed(tokens, "<u4"), draw(COUNTS), draw(COUNTS))
+
+
+FRAMES_OF = st.builds(
+    Frame,
+    epoch=st.just(7),
+    seq=st.integers(1, I8),
+    step=COUNTS,
+    time_ns=COUNTS,
+    blocks=st.just(Frame.__struct_defaults__[0]) | block_rows(),
+    new_requests=st.lists(
+        st.builds(
+            RequestInfo, number=FEW_IDS, request_id=st.text(max_size=3), arrival_ns=COUNTS, num_prompt_tokens=COUNTS
+        ),
+        max_size=1,
+    ).map(tuple),
+    requests=request_rows(),
+    batch=batches(),
+    timings=st.builds(Timings, *[COUNTS] * len(Timings.__struct_fields__)),
+    counters=st.builds(Counters, *[COUNTS] * len(Counters.__struct_fields__)),
+    events=st.lists(st.builds(Event, kind=st.sampled_from(["admitted", "of later"]), time_ns=COUNTS), max_size=1).map(
+        tuple
+    ),
+    first_token_ns=TIMES,
+    inter_token_ns=TIMES,
+    moves=st.builds(Moves, IDS, IDS, IDS, IDS),
+)
+
+
+def is_sound(frame: Frame) -> bool:
+    try:
+        check_frame(frame)
+    except ProtocolError:
+        return False
+    return True
+
+
+@settings(max_examples=120, deadline=None)
+@given(frames=st.lists(FRAMES_OF.filter(is_sound), min_size=1, max_size=6), late=st.lists(st.integers(0, 9)))
+def test_every_byte_comes_back(frames: list[Frame], late: list[int]) -> None:
+    data = [encode(frame) for frame in frames]
+    found = [bundled_frame(each) for each in data]
+    timed = [(sum(late[:place]), frame) for place, frame in enumerate(found) if frame is not None]
+    assert len(timed) == len(frames)
+    unpacked = unpack_bundle(pack_bundle(timed))
+    assert unpacked == timed
+    assert [encode(frame) for _, frame in unpacked] == data
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 40])
+def test_an_engines_frames_take_a_fraction(num_host_blocks: int) -> None:
+    engine = SyntheticEngine(num_blocks=300, num_running=12, num_host_blocks=num_host_blocks, num_disk_blocks=20)
+    timed = [(at_ns, engine.advance()) for at_ns in range(300)]
+    data = [encode(frame) for _, frame in timed]
+    assert all(bundled_frame(each) for each in data)
+    bundle = pack_bundle(timed)
+    assert [encode(frame) for _, frame in unpack_bundle(bundle)] == data
+    assert len(bundle) < sum(map(len, data)) / 4
+
+
+def test_what_a_bundle_could_not_give_back_stays_as_it_came() -> None:
+    data = encode(Frame(epoch=1, seq=1, step=1, time_ns=1))
+    newer = msgspec.msgpack.encode(msgspec.msgpack.decode(data) | {"later": 1})
+    fields = list(msgspec.msgpack.decode(data).items())
+    in_another_order = msgspec.msgpack.encode(dict([fields[0], *fields[:0:-1]]))
+    uneven = encode(Frame(epoch=1, seq=1, step=1, time_ns=1, blocks=BlockRows(ids=b"\0\0\0\0")))
+    for each in (newer, in_another_order, uneven, b"\xc1", b"", encode(Heartbeat(epoch=1, time_ns=1, seq=1, step=1))):
+        assert bundled_frame(each) is None
+    assert bundled_frame(data) is not None
+
+
+def in_order(written: list[Entry]) -> list[Entry]:
+    """As a reader gives the messages of a chunk."""
+    found: list[Entry] = []
+    for channel, at_ns, data in written:
+        if channel != BUNDLES:
+            found.append((channel, at_ns, data))
+        elif num_frames_at_end(data) is None:
+            found += [(FRAMES, frame_ns, encode(frame)) for frame_ns, frame in unpack_bundle(data)]
+    return sorted(found, key=lambda entry: entry[1]) if any(each[0] == BUNDLES for each in written) else found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("fffffoou"), st.integers(0, 2)), max_size=30))
+def test_messages_keep_their_order(told: list[tuple[str, int]]) -> None:
+    """Frames, other messages and frames of a later version, some of them at the same time."""
+    entries: list[Entry] = []
+    at_ns = 0
+    for seq, (kind, later_ns) in enumerate(told, 1):
+        at_ns += later_ns
+        frame = encode(Frame(epoch=1 + seq // 12, seq=seq, step=seq, time_ns=seq))
+        newer = msgspec.msgpack.encode(msgspec.msgpack.decode(frame) | {"later": 1})
+        channel = OTHERS if kind == "o" else FRAMES
+        entries.append((channel, at_ns, newer if kind == "u" else b"%d" % seq if kind == "o" else frame))
+    written = with_bundles(entries)
+    assert in_order(written) == entries
+    for (channel, begin_ns, head), (_, end_ns, _) in pairwise(written):
+        if channel == BUNDLES and num_frames_at_end(head) is None:
+            times = [frame_ns for frame_ns, _ in unpack_bundle(head)]
+            assert (times[0], times[-1]) == (begin_ns, end_ns)
+
+
+def test_damage_is_refused_and_nothing_worse() -> None:
+    engine = SyntheticEngine(num_blocks=100, num_running=4)
+    good = pack_bundle([(at_ns, engine.advance()) for at_ns in range(30)])
+    choose = random.Random(2)
+    for _ in range(400):
+        bad = bytearray(good)
+        for _ in range(choose.choice((1, 1, 4))):
+            bad[choose.randrange(len(bad))] = choose.randrange(256)
+        with contextlib.suppress(ProtocolError):
+            unpack_bundle(bytes(bad[: choose.choice((len(bad), choose.randrange(len(bad))))]))
+    columns = msgspec.msgpack.decode(good)
+    for name in columns["columns"]:
+        less = columns | {"columns": {other: data for other, data in columns["columns"].items() if other != name}}
+        with pytest.raises(ProtocolError):
+            unpack_bundle(msgspec.msgpack.encode(less))
+    for count in (0, -1, 1 << 40):
+        with pytest.raises(ProtocolError):
+            unpack_bundle(msgspec.msgpack.encode(columns | {"num_frames": count}))
+
+
+def test_rows_that_take_no_bytes_are_bounded() -> None:
+    """A column of zeros takes a byte however long it is."""
+    good = msgspec.msgpack.decode(pack_bundle([(1, Frame(epoch=1, seq=1, step=1, time_ns=1))]))
+    many = b"\x05" + (1 << 37).to_bytes(5, "little")
+    for name in ("rows", "requests.rows", "batch.ran_rows", "moves.saved_rows", "inter_token_ns_rows"):
+        claimed = good | {"columns": good["columns"] | {name: many}}
+        with pytest.raises(ProtocolError, match="more rows than are accepted"):
+            unpack_bundle(msgspec.msgpack.encode(claimed))
+
+
+def test_a_file_that_another_tool_wrote_anew(record: Callable[..., Any], tmp_path: Path) -> None:
+    """Its chunks are others, and the numbers of frames beside them are gone."""
+    recorded = record(300)
+    path = tmp_path / "anew.mcap"
+    with recorded.path.open("rb") as file, path.open("wb") as into:
+        writer = Writer(into, chunk_size=60_000, compression=CompressionType.ZSTD)
+        writer.start("kvscope")
+        channels: dict[int, int] = {}
+        for _, channel, message in make_reader(file).iter_messages(log_time_order=True):
+            if channel.id not in channels:
+                channels[channel.id] = writer.register_channel(channel.topic, channel.message_encoding, 0)
+            writer.add_message(channels[channel.id], message.log_time, message.data, message.publish_time)
+        writer.finish()
+    found = Recording.open(path)
+    assert found.info.num_frames == 300
+    assert list(found.frames()) == recorded.frames
+    assert found.state_at(1e9).ledger.equals(recorded.mirror_after(302).ledger)
+
+
+def test_a_recording_of_before_bundles_opens(record: Callable[..., Any], tmp_path: Path) -> None:
+    """Its frames lie one by one, each as it came."""
+    messages = record(120).messages
+    path = tmp_path / "older.mcap"
+    with path.open("wb") as into:
+        writer = Writer(into, chunk_size=40_000, compression=CompressionType.ZSTD)
+        writer.start("kvscope")
+        channels = {name: writer.register_channel(name, "msgpack", 0) for name in list(TOPICS.values())[:4]}
+        for place, message in enumerate(messages):
+            topic = "/kvscope/frames" if isinstance(message, Frame) else "/kvscope/state"
+            writer.add_message(channels[topic], 10**18 + place, encode(message), 10**18 + place)
+        writer.finish()
+    found = Recording.open(path)
+    assert found.info.num_frames == 120
+    assert [message for _, message in found.messages()] == messages
+
+
+def test_frames_that_are_few_or_newer_lie_beside_bundles(record: Callable[..., Any], tmp_path: Path) -> None:
+    messages = record(200).messages
+    newer = {60, 61, 62, 150}
+    with RecordingWriter(tmp_path / "mixed.mcap") as writer:
+        for message in messages:
+            data = encode(message)
+            if isinstance(message, Frame) and message.seq in newer:
+                data = msgspec.msgpack.encode(msgspec.msgpack.decode(data) | {"later": 1})
+            assert writer.write(message, data, wait=True)
+    found = Recording.open(tmp_path / "mixed.mcap")
+    assert [message for _, message in found.messages()] == messages
+    assert found.info.num_frames == 200
+    raw = [each.data for each in found.raw_messages(0, 1 << 62) if each.kind == FRAMES]
+    assert [msgspec.msgpack.decode(data).get("later") is not None for data in raw].count(True) == len(newer)
+
+
+def test_parents_lie_once_and_come_back() -> None:
+    engine = SyntheticEngine(num_blocks=2000, num_running=12, num_host_blocks=40, num_disk_blocks=20)
+    for _ in range(200):
+        engine.advance()
+    whole = engine.snapshot()
+    some = engine.ledger.pack(np.arange(0, 2000, 3, np.uint32))
+    leap = Leap(epoch=1, seq=9, since_seq=3, step=9, time_ns=9, blocks=some)
+    for message, data in ((whole, encode(whole)), (leap, encode_leap(leap))):
+        assert message.blocks.parent
+        bare = without_parents(message)
+        assert with_parents(bare) == data
+        assert with_parents(data) == data
+    assert len(without_parents(whole)) < len(encode(whole)) - len(whole.blocks.parent) // 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(blocks=block_rows())
+def test_any_parents_come_back(blocks: BlockRows) -> None:
+    leap = Leap(epoch=1, seq=9, since_seq=3, step=9, time_ns=9, blocks=blocks)
+    assert with_parents(without_parents(leap)) == encode_leap(leap)
+
+
+def test_parents_that_stand_nowhere_are_refused() -> None:
+    engine = SyntheticEngine(num_blocks=200, num_running=4)
+    good = msgspec.msgpack.decode(without_parents(engine.snapshot()))
+    for change in ({"places": b"\x01\x04"}, {"told": b"\0" * 8}, {"message": b"\xc1"}, {"places": b"\x00"}):
+        with pytest.raises(ProtocolError):
+            with_parents(msgspec.msgpack.encode(good | change))
