@@ -7,13 +7,12 @@ import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.warm_python import WarmPython
 
 from kvscope_engine.cli.main import main
 from kvscope_engine.model.tiers.kept_index import Expected, read_index
@@ -135,14 +134,13 @@ def test_an_index_that_cannot_be_written_leaves_no_file(refused: Refused, model:
     assert not (tmp_path / "tier").exists()
 
 
-def test_a_folder_that_may_only_be_read(model: Words, tmp_path: Path) -> None:
+def test_a_folder_that_may_only_be_read(model: Words, tmp_path: Path, warm_python: WarmPython) -> None:
     """As a user who may not; the superuser may everything."""
     folder = tmp_path / "read only"
     folder.mkdir(mode=0o555)
     if os.access(folder, os.W_OK):
         pytest.skip("this user may write everywhere")
-    command = [sys.executable, "-m", "kvscope_engine.cli.main", "generate", "--prompt", "x", *model]
-    run = subprocess.run([*command, *disk(str(folder / "tier"))], capture_output=True, text=True)
+    run = warm_python.run(["generate", "--prompt", "x", *model, *disk(str(folder / "tier"))])
     assert run.returncode == BAD_INPUT
     assert run.stderr.endswith("Permission denied\n")
 
