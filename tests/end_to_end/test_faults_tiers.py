@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -22,8 +21,6 @@ MIB = 1 << 20
 Words = tuple[str, ...]
 Refused = Callable[..., str]
 Start = Callable[..., Any]
-Asked = tuple[list[list[int]], int, str]
-"""Tokens of each prompt, how many of the first were there already, and what was said on standard error."""
 
 
 @pytest.fixture(autouse=True)
@@ -220,35 +217,3 @@ def ask(talk: Any, prefix: str, numbers: range) -> None:
         ids = random.Random(number).choices(range(3, 256), k=60 + number)
         talk.submit_ids(f"{prefix}{number}", ids, max_tokens=30)
     talk.wait_for(lambda: {f"{prefix}{number}" for number in numbers} <= set(talk.finished()))
-
-
-# Two starts
-
-
-@pytest.fixture
-def ask_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Asked]:
-    """`generate` over two long prompts, the first of which has to make way for the second, and a kept file."""
-    text = (Path(__file__).parents[2] / "LICENSE").read_text()
-    lines = [json.dumps({"prompt": text[low : low + 1200]}) for low in (500, 3000)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
-
-    def run(*words: str) -> Asked:
-        capfd.readouterr()
-        sizes = ("--kv-memory", "14MiB", "--max-num-seqs", "1", "--dtype", "float32")
-        options = ("--json", "--max-tokens", "4", "--temperature", "0", "--kv-disk-keep")
-        prompts = ("--prompts", str(tmp_path / "prompts.jsonl"))
-        code = main(["generate", *prompts, *sizes, *options, *disk(str(tmp_path / "tier"), "3MiB", "32MiB"), *words])
-        out, err = capfd.readouterr()
-        assert code == 0, err
-        answers = [json.loads(line) for line in out.splitlines()]
-        return [answer["token_ids"] for answer in answers], answers[0]["usage"]["cached_tokens"], err
-
-    return run
-
-
-def test_the_second_start_knows_what_the_first_one_kept(ask_again: Callable[..., Asked], tmp_path: Path) -> None:
-    tokens, cached, told = ask_again()
-    assert (cached, told) == (0, "")
-    again, cached, told = ask_again()
-    assert (again, told) == (tokens, "")
-    assert cached > 100
