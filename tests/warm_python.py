@@ -7,6 +7,7 @@ what forks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,8 +52,9 @@ class Process:
         return returncode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:  # until the server was asked the number is this process's, dead or alive
-            os.kill(self.pid, number)
+        if self.returncode is None:  # until it is known, nobody has waited for it, and the number is its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -86,10 +88,20 @@ class WarmPython:
 
     def ask(self, files: Sequence[int] = (), **question: Any) -> Any:
         """What the server answers."""
-        socket.send_fds(self._channel, [json.dumps(question).encode()], list(files))
-        answer = self._channel.recv(MAX_ANSWER_BYTES)
+        try:
+            socket.send_fds(self._channel, [json.dumps(question).encode()], list(files))
+            answer = self._channel.recv(MAX_ANSWER_BYTES)
+        except BaseException:  # a test that takes too long is stopped anywhere: the answer would be the next one's
+            self._channel.close()
+            raise
         assert answer, f"the warm Python ended with {self._server.wait()}; it said why on standard error"
         return json.loads(answer)
+
+    def can_fork(self) -> bool:
+        """Not where another environment counts; a GPU and other threads are not taken through a fork."""
+        if self._channel.fileno() == -1 or Path("/dev/nvidiactl").exists():
+            return False
+        return _read_early(os.environ) == self._environment and self.ask(threads=True) == 1
 
     def close(self) -> None:
         self._channel.close()
@@ -100,11 +112,6 @@ class WarmPython:
             return Process(self, words, out, errors)
         program = [] if words[0] == "-c" else ["-c", CONSOLE_COMMAND]
         return subprocess.Popen([sys.executable, *program, *words], stdout=out, stderr=errors)
-
-    def can_fork(self) -> bool:
-        """Not where another environment counts; a GPU and other threads are not taken through a fork."""
-        has_gpu = Path("/dev/nvidiactl").exists()
-        return _read_early(os.environ) == self._environment and not has_gpu and self.ask(threads=True) == 1
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
