@@ -33,8 +33,8 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal $(ARGS)
+test: $(STAMP)
+	@scripts/test.sh $(BIN) $(WORKERS) $(ARGS)
 
 test-portable: $(STAMP)
 	@PYTHON=$(BIN)/python scripts/test_portable.sh $(ARGS)

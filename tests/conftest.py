@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.warm_python import WarmPython
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -117,3 +118,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return f"dummy:{path}"
 
     return name
+
+
+@pytest.fixture(scope="session")
+def warm_python(_no_config_of_a_person: None) -> Iterator[WarmPython]:
+    """Starts processes that need not import the engine first."""
+    warm = WarmPython()
+    yield warm
+    warm.close()

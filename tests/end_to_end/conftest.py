@@ -10,8 +10,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.warm_python import Process, WarmPython
 
 from kvscope_telemetry import LiveSource, SourceState
 from kvscope_telemetry.messages.commands import Finished, Reply, Submit, Tokens
@@ -25,7 +27,7 @@ class RunningEngine:
     """`kvscope-engine serve` on `endpoint`."""
 
     endpoint: str
-    process: subprocess.Popen[str]
+    process: Process | subprocess.Popen[Any]
 
     def kill(self) -> None:
         """As `kill -9` does."""
@@ -98,13 +100,13 @@ def tiny_engine(tiny_model: Callable[..., str]) -> Iterator[RunningEngine]:
 
 
 @pytest.fixture
-def start_engine(socket_folder: Path) -> Iterator[Callable[..., RunningEngine]]:
+def start_engine(socket_folder: Path, warm_python: WarmPython) -> Iterator[Callable[..., RunningEngine]]:
     """Starts engines on one endpoint, one after the other; none survives the test."""
     engines: list[RunningEngine] = []
     endpoint = f"ipc://{socket_folder}/e/telemetry"
 
     def start(*options: str) -> RunningEngine:
-        engines.append(launch(endpoint, *options))
+        engines.append(RunningEngine(endpoint, warm_python.start(["serve", "--endpoint", endpoint, *options])))
         return engines[-1]
 
     yield start

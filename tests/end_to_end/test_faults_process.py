@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import zmq
+from tests.warm_python import WarmPython
 
 from kvscope_telemetry import LiveSource, SourceState
 from kvscope_telemetry.ledger import BlockState
@@ -406,11 +407,10 @@ main()
 
 
 def test_a_forward_pass_that_raises_ends_everything_at_once(
-    socket_folder: Path, tiny_model: Callable[..., str], talk_to: Callable[..., Any]
+    socket_folder: Path, tiny_model: Callable[..., str], talk_to: Callable[..., Any], warm_python: WarmPython
 ) -> None:
     options = ["--model", tiny_model(), "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
-    command = [sys.executable, "-c", EVIL, "serve", "--endpoint", f"ipc://{socket_folder}", *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = warm_python.start(["-c", EVIL, "serve", "--endpoint", f"ipc://{socket_folder}", *options])
     try:
         engine = type("Running", (), {"endpoint": f"ipc://{socket_folder}", "process": process})
         talk = talk_to(engine)
@@ -425,12 +425,15 @@ def test_a_forward_pass_that_raises_ends_everything_at_once(
         talk.wait_for(lambda: talk.source.status.state is SourceState.ENDED)
         assert "evil forward" in talk.source.status.reason
         assert BlockState.ACTIVE in talk.source.mirror.ledger.state, "the desktop keeps what it knew"
-        _, err = process.communicate(timeout=240)
-        assert process.returncode == 1
-        assert err == "kvscope-engine: the engine died in a step: RuntimeError: evil forward in two lines\n"
+        assert process.wait(240) == 1
+        assert (
+            process.stderr.read()
+            == "kvscope-engine: the engine died in a step: RuntimeError: evil forward in two lines\n"
+        )
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stderr.close()
 
 
 def test_an_engine_that_is_told_to_ends_in_order(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.warm_python import WarmPython
 
 from kvscope_engine.cli.main import main
 from kvscope_engine.model.tiers.kept_index import Expected, read_index
@@ -23,8 +21,6 @@ MIB = 1 << 20
 Words = tuple[str, ...]
 Refused = Callable[..., str]
 Start = Callable[..., Any]
-Asked = tuple[list[list[int]], int, str]
-"""Tokens of each prompt, how many of the first were there already, and what was said on standard error."""
 
 
 @pytest.fixture(autouse=True)
@@ -135,14 +131,13 @@ def test_an_index_that_cannot_be_written_leaves_no_file(refused: Refused, model:
     assert not (tmp_path / "tier").exists()
 
 
-def test_a_folder_that_may_only_be_read(model: Words, tmp_path: Path) -> None:
+def test_a_folder_that_may_only_be_read(model: Words, tmp_path: Path, warm_python: WarmPython) -> None:
     """As a user who may not; the superuser may everything."""
     folder = tmp_path / "read only"
     folder.mkdir(mode=0o555)
     if os.access(folder, os.W_OK):
         pytest.skip("this user may write everywhere")
-    command = [sys.executable, "-m", "kvscope_engine.cli.main", "generate", "--prompt", "x", *model]
-    run = subprocess.run([*command, *disk(str(folder / "tier"))], capture_output=True, text=True)
+    run = warm_python.run(["generate", "--prompt", "x", *model, *disk(str(folder / "tier"))])
     assert run.returncode == BAD_INPUT
     assert run.stderr.endswith("Permission denied\n")
 
@@ -222,35 +217,3 @@ def ask(talk: Any, prefix: str, numbers: range) -> None:
         ids = random.Random(number).choices(range(3, 256), k=60 + number)
         talk.submit_ids(f"{prefix}{number}", ids, max_tokens=30)
     talk.wait_for(lambda: {f"{prefix}{number}" for number in numbers} <= set(talk.finished()))
-
-
-# Two starts
-
-
-@pytest.fixture
-def ask_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Asked]:
-    """`generate` over two long prompts, the first of which has to make way for the second, and a kept file."""
-    text = (Path(__file__).parents[2] / "LICENSE").read_text()
-    lines = [json.dumps({"prompt": text[low : low + 1200]}) for low in (500, 3000)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
-
-    def run(*words: str) -> Asked:
-        capfd.readouterr()
-        sizes = ("--kv-memory", "14MiB", "--max-num-seqs", "1", "--dtype", "float32")
-        options = ("--json", "--max-tokens", "4", "--temperature", "0", "--kv-disk-keep")
-        prompts = ("--prompts", str(tmp_path / "prompts.jsonl"))
-        code = main(["generate", *prompts, *sizes, *options, *disk(str(tmp_path / "tier"), "3MiB", "32MiB"), *words])
-        out, err = capfd.readouterr()
-        assert code == 0, err
-        answers = [json.loads(line) for line in out.splitlines()]
-        return [answer["token_ids"] for answer in answers], answers[0]["usage"]["cached_tokens"], err
-
-    return run
-
-
-def test_the_second_start_knows_what_the_first_one_kept(ask_again: Callable[..., Asked], tmp_path: Path) -> None:
-    tokens, cached, told = ask_again()
-    assert (cached, told) == (0, "")
-    again, cached, told = ask_again()
-    assert (again, told) == (tokens, "")
-    assert cached > 100

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
+from tests.warm_python import WarmPython
 from transformers import PreTrainedModel
 
 from kvscope_engine.model.gguf import cache as gguf_cache
@@ -25,10 +24,10 @@ import torch
 from kvscope_engine.model.gguf import cache as gguf_cache
 convert = gguf_cache.convert_gguf
 def counted(*arguments):
-    print("converts", flush=True)
+    print("converts", file=sys.stderr, flush=True)
     convert(*arguments)
 gguf_cache.convert_gguf = counted
-print(gguf_cache.converted_gguf(Path(sys.argv[1]), torch.float32, lambda _: None))
+print(gguf_cache.converted_gguf(Path(sys.argv[1]), torch.float32, lambda _: None), file=sys.stderr)
 """
 
 
@@ -118,18 +117,22 @@ def test_a_disk_that_is_full_while_weights_are_written_is_said(
     assert [path.name for path in (own_cache / "converted").iterdir() if path.is_dir()] == []
 
 
-def test_two_processes_at_once(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
+def test_two_processes_at_once(tiny_gguf: Callable[..., Path], own_cache: Path, warm_python: WarmPython) -> None:
     gguf = tiny_gguf()
-    command = [sys.executable, "-c", CONVERT, str(gguf)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=240)[0].split() for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    both = [warm_python.start(["-c", CONVERT, str(gguf)]) for _ in range(2)]
+    said = []
+    for process in both:
+        with process.stderr as heard:
+            said.append(heard.read().split())
+    assert [process.wait(240) for process in both] == [0, 0]
     assert said[0][-1] == said[1][-1]
     assert sum(lines.count("converts") for lines in said) == 1
     assert is_intact(Path(said[0][-1]))
 
 
-def test_a_drive_that_fills_up_while_it_is_written(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
+def test_a_drive_that_fills_up_while_it_is_written(
+    tiny_gguf: Callable[..., Path], own_cache: Path, warm_python: WarmPython
+) -> None:
     """The library that writes has an error of its own for it."""
     program = f"""
 import resource, torch
@@ -139,7 +142,7 @@ gguf = Path({str(tiny_gguf())!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, -1))
 converted_gguf(gguf, torch.float32, lambda _: None)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = warm_python.run(["-c", program])
     last = done.stderr.splitlines()[-1]
     assert "KvscopeError: cannot write the converted model to" in last
     assert "File too large; make room" in last

@@ -1,0 +1,44 @@
+"""What one start of the command line keeps in a file, the next one on the same model finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvscope_engine.cli.main import main
+
+Asked = tuple[list[list[int]], int, str]
+"""Tokens of each prompt, how many of the first were there already, and what was said on standard error."""
+
+
+@pytest.fixture
+def ask_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Asked]:
+    """`generate` over two long prompts, the first of which has to make way for the second, and a kept file."""
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    lines = [json.dumps({"prompt": text[low : low + 1200]}) for low in (500, 3000)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+
+    def run(*words: str) -> Asked:
+        capfd.readouterr()
+        sizes = ("--kv-memory", "14MiB", "--max-num-seqs", "1", "--dtype", "float32")
+        options = ("--json", "--max-tokens", "4", "--temperature", "0", "--kv-disk-keep")
+        prompts = ("--prompts", str(tmp_path / "prompts.jsonl"))
+        tiers = ("--kv-host-memory", "3MiB", "--kv-disk", "32MiB", "--kv-disk-path", str(tmp_path / "tier"))
+        code = main(["generate", *prompts, *sizes, *options, *tiers, *words])
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        answers = [json.loads(line) for line in out.splitlines()]
+        return [answer["token_ids"] for answer in answers], answers[0]["usage"]["cached_tokens"], err
+
+    return run
+
+
+def test_the_second_start_knows_what_the_first_one_kept(ask_again: Callable[..., Asked], tmp_path: Path) -> None:
+    tokens, cached, told = ask_again()
+    assert (cached, told) == (0, "")
+    again, cached, told = ask_again()
+    assert (again, told) == (tokens, "")
+    assert cached > 100

@@ -1,0 +1,118 @@
+"""Processes from a Python that is warm: torch and the engine are imported once, and each process is a fork of it.
+
+Importing takes seconds, all else of a small engine's start a tenth of one. What is started is a process as any other:
+it has its own number, environment, folder and files, and is killed and waited for as others are. `warm_server.py` is
+what forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+CONSOLE_COMMAND = "import sys; from kvscope_engine.cli.entry import main; sys.exit(main())"
+READ_LATE = ("KVSCOPE_CACHE", "PYTEST_CURRENT_TEST", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY", "QT_")
+"""How names in the environment begin that no import reads. Anything else may have been read by one."""
+MAX_ANSWER_BYTES = 1 << 12
+LOOK_S = 0.005
+
+
+class Process:
+    """As `subprocess.Popen`, of a process that the server waits for."""
+
+    def __init__(self, warm: WarmPython, words: Sequence[str], out: IO[Any], errors: IO[Any]) -> None:
+        self.args = words
+        self.returncode: int | None = None
+        self.stderr: IO[str] | None = None
+        self._warm = warm
+        files = (out.fileno(), errors.fileno())
+        self.pid: int = warm.ask(files, words=words, folder=os.getcwd(), environment=dict(os.environ))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._warm.ask(ended=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = None if timeout is None else time.monotonic() + timeout
+        while (returncode := self.poll()) is None:
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+            time.sleep(LOOK_S)
+        return returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:  # until it is known, nobody has waited for it, and the number is its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class WarmPython:
+    """Starts processes, for one thread."""
+
+    def __init__(self) -> None:
+        self._environment = _read_early(os.environ)
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, str(Path(__file__).with_name("warm_server.py")), str(theirs.fileno())]
+            self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    def start(self, words: Sequence[str]) -> Process | subprocess.Popen[bytes]:
+        """`kvscope-engine WORDS…`, or `-c`, a program and its arguments; `stderr` is a pipe."""
+        read_end, write_end = os.pipe()
+        with open(write_end, "wb") as errors, open(os.devnull, "wb") as nothing:
+            process: Any = self._begin(words, nothing, errors)
+        process.stderr = open(read_end, encoding="utf-8")  # noqa: SIM115
+        return process  # type: ignore[no-any-return]
+
+    def run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """As `start`, to the end; all that it said."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+            returncode = self._begin(words, out, errors).wait()
+            out.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(list(words), returncode, out.read(), errors.read())
+
+    def ask(self, files: Sequence[int] = (), **question: Any) -> Any:
+        """What the server answers."""
+        try:
+            socket.send_fds(self._channel, [json.dumps(question).encode()], list(files))
+            answer = self._channel.recv(MAX_ANSWER_BYTES)
+        except BaseException:  # a test that takes too long is stopped anywhere: the answer would be the next one's
+            self._channel.close()
+            raise
+        assert answer, f"the warm Python ended with {self._server.wait()}; it said why on standard error"
+        return json.loads(answer)
+
+    def can_fork(self) -> bool:
+        """Not where another environment counts; a GPU and other threads are not taken through a fork."""
+        if self._channel.fileno() == -1 or Path("/dev/nvidiactl").exists():
+            return False
+        return _read_early(os.environ) == self._environment and self.ask(threads=True) == 1
+
+    def close(self) -> None:
+        self._channel.close()
+        self._server.wait()
+
+    def _begin(self, words: Sequence[str], out: IO[Any], errors: IO[Any]) -> Process | subprocess.Popen[bytes]:
+        if self.can_fork():
+            return Process(self, words, out, errors)
+        program = [] if words[0] == "-c" else ["-c", CONSOLE_COMMAND]
+        return subprocess.Popen([sys.executable, *program, *words], stdout=out, stderr=errors)
+
+
+def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(READ_LATE)}
