@@ -92,4 +92,4 @@ def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) 
         [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in told], history.num_past_events
     )
     history.num_past_events = len(places)
-    history.request_times.admit(timed.event for timed in told if timed.epoch == history.epoch)
+    history.request_times.hear(timed.event for timed in told if timed.epoch == history.epoch)

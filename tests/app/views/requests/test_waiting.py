@@ -126,7 +126,7 @@ def test_when_a_request_was_admitted_is_known_from_its_event():
     times = RequestTimes()
     times.skip(rows(4, 9))
     admitted = Event(kind="admitted", time_ns=77, number=4)
-    times.admit([admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)])
+    times.hear([admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)])
     assert times.started_ns(np.array([4, 5])).tolist() == [77, -1]
 
 
