@@ -71,6 +71,14 @@ class Segments(QFrame):
         """Whether one of the buttons is there."""
         self._group.button(index).setVisible(shown)
 
+    def is_shown(self, index: int) -> bool:
+        """Whether one of the buttons is there."""
+        return not self._group.button(index).isHidden()
+
+    def width_of(self, index: int) -> int:
+        """What one of the buttons takes, where it is there."""
+        return self._group.button(index).sizeHint().width() + self.layout().spacing()
+
     def set_tip(self, index: int, tip: str) -> None:
         """Tooltip of one button."""
         self._group.button(index).setToolTip(tip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from PySide6.QtCore import QPointF, QRectF, QSize
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
@@ -19,12 +19,13 @@ _SWATCH: Final = 11
 _GAP: Final = 6
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
-_MAX_LINES: Final = 2
+_MAX_LINES: Final = 3
 _OWNERS_WORD: Final = "each request its own colour, dimmer when only cached"
 
 
 class Legend(QWidget):
-    """One line, two where tiers and flashes are to be explained; what does not fit is left to the tooltip."""
+    """One line, up to three where tiers and flashes are to be explained. Of what does not fit it says how much that is,
+    and the tooltip says all."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -59,20 +60,47 @@ class Legend(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._take_lines()
+        self._describe()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if self._mode in SCALES:
             self._draw_scale(painter)
-        x = self._begin()
-        for swatch, x, line in self._placed():
-            if line < self._num_lines:
-                self._draw_swatch(painter, QPointF(x, line * self._line_height), swatch)
-                x += self._width(swatch) + _BETWEEN
+        fitting = self.fitting
+        for swatch, x, line in fitting:
+            self._draw_swatch(painter, QPointF(x, line * self._line_height), swatch)
+        x = self._after(fitting)
+        if words := self.more_words:
+            self._draw_word(painter, x, words, (self._num_lines - 1) * self._line_height)
         if self._mode is ColorMode.OWNER and self._shown.is_plain:
             self._draw_owners(painter, x)
         painter.end()
+
+    @property
+    def fitting(self) -> list[tuple[Swatch, float, int]]:
+        """The swatches that are shown, each with its left edge and its line."""
+        placed = list(self._placed())
+        shown = [place for place in placed if place[2] < self._num_lines]
+        while shown and len(shown) < len(placed):
+            words = self.fontMetrics().horizontalAdvance(_more(len(placed) - len(shown)))
+            if self._after(shown) + words <= self.width() or self._after(shown) == 0:
+                break
+            shown.pop()
+        return shown
+
+    @property
+    def more_words(self) -> str:
+        """What is said of those that do not fit; nothing where all do."""
+        num_hidden = sum(1 for _ in self._placed()) - len(self.fitting)
+        return _more(num_hidden) if num_hidden else ""
+
+    def _after(self, shown: list[tuple[Swatch, float, int]]) -> float:
+        """Where the last line goes on."""
+        if not shown:
+            return self._begin()
+        swatch, x, line = shown[-1]
+        return x + self._width(swatch) + _BETWEEN if line == self._num_lines - 1 else 0.0
 
     @property
     def _line_height(self) -> int:
@@ -136,13 +164,13 @@ class Legend(QWidget):
         self._draw_word(painter, x + _SCALE_WIDTH + _GAP, high)
 
     def _draw_owners(self, painter: QPainter, x: float) -> None:
-        if x + 60 + self.fontMetrics().horizontalAdvance(_OWNERS_WORD) > self.width():
-            return
+        room = int(self.width() - x - 5 * 9 - _GAP)
+        words = self.fontMetrics().elidedText(_OWNERS_WORD, Qt.TextElideMode.ElideRight, room)
         painter.setPen(QPen(self._theme.color("border"), 0))
         for index, color in enumerate(owner_colors(self._theme)[:5]):
             painter.setBrush(QColor(color))
             painter.drawRoundedRect(QRectF(x + index * 9, (self._line_height - 9) / 2, 8, 9), 2, 2)
-        self._draw_word(painter, x + 5 * 9 + _GAP, _OWNERS_WORD)
+        self._draw_word(painter, x + 5 * 9 + _GAP, words)
 
     def _draw_word(self, painter: QPainter, x: float, word: str, top: float = 0.0) -> float:
         painter.setPen(self._theme.color("muted"))
@@ -156,7 +184,12 @@ class Legend(QWidget):
         if self._mode in SCALES:
             words = [f"from {SCALES[self._mode][1]} to {SCALES[self._mode][2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
-        self.setToolTip("" if self._shown.is_plain else _explained(told))
+        plain = _OWNERS_WORD if self._mode is ColorMode.OWNER else ""
+        self.setToolTip(plain if self._shown.is_plain and not self.more_words else _explained(told))
+
+
+def _more(num_hidden: int) -> str:
+    return f"+{num_hidden} more"
 
 
 def _explained(told: list[Swatch]) -> str:

@@ -1,4 +1,4 @@
-"""The legend: one line for a plain pool, two where there is more to tell, everything in its tooltip."""
+"""The legend: one line for a plain pool, up to three where there is more to tell, everything in its tooltip."""
 
 from __future__ import annotations
 
@@ -38,6 +38,28 @@ def test_tiers_and_flashes_take_a_second_line_where_there_is_height(legend):
     assert legend.sizeHint().height() == one
     for word in ("host: swapped", "disk: cached", "no memory behind it", "evicted: given up", "loaded: read back"):
         assert word in legend.toolTip()
+
+
+@pytest.mark.parametrize("width", [60, 150, 260, 400, 700, 2000])
+@pytest.mark.parametrize("is_low", [False, True])
+def test_what_finds_no_room_is_counted(legend, width, is_low):
+    legend.show_mode(ColorMode.STATE, DARK, ALL)
+    legend.set_low(is_low)
+    legend.resize(width, 20)
+    told, shown = swatches(ColorMode.STATE, DARK, ALL), [swatch for swatch, *_ in legend.fitting]
+    assert shown == told[: len(shown)]
+    hidden = len(told) - len(shown)
+    assert legend.more_words == (f"+{hidden} more" if hidden else "")
+    assert hidden == 0 or width < 2000
+    assert all(swatch.word in legend.toolTip() for swatch in told)
+    assert legend.grab().toImage().width() > 0
+
+
+def test_a_plain_pool_that_finds_no_room_is_explained(legend):
+    legend.show_mode(ColorMode.STATE, DARK, Shown())
+    legend.resize(90, 20)
+    assert legend.more_words
+    assert "free" in legend.toolTip()
 
 
 def test_the_second_line_is_painted(legend):
