@@ -87,6 +87,7 @@ QTabWidget::pane { border: none; border-top: 1px solid $border; }
 QTabBar { background: transparent; }
 QTabBar::tab { background: transparent; color: $muted; padding: 6px 12px; border: none;
                border-bottom: 2px solid transparent; }
+QMainWindow > QTabBar { qproperty-elideMode: ElideNone; qproperty-usesScrollButtons: true; }
 QMainWindow > QTabBar::tab { padding: 6px 9px; }
 QTabBar::tab:hover { color: $text; }
 QTabBar::tab:selected { color: $text; border-bottom-color: $accent; }

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from PySide6.QtCore import QChildEvent, QSettings, Qt, Signal
+from PySide6.QtCore import QSettings, Qt, Signal
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.debugger.debugger import Debugger
@@ -25,7 +25,6 @@ from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.banner import Banner
 from kvscope_app.window.dock import Dock
-from kvscope_app.window.dock_tabs import keep_names
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.refresher import Refresher
 from kvscope_app.window.undo import UndoStack
@@ -88,10 +87,6 @@ class WindowBody(QMainWindow):
         self.refresher = Refresher(session, self)
         self._build_body()
         self._build_docks()
-
-    def childEvent(self, event: QChildEvent) -> None:
-        super().childEvent(event)
-        keep_names(event)
 
     def show_map(self) -> None:
         """There is a pool to look at."""
