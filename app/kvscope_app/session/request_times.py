@@ -112,7 +112,9 @@ class RequestTimes:
 
     def endings(self, numbers: IntArray) -> IntArray:
         """How each request ended, an `Ending`, shape of `numbers`."""
-        return np.maximum(self._look_up(self._ending, numbers), Ending.UNKNOWN)
+        slots = numbers % self._capacity
+        ended: IntArray = np.where(self._number[slots] == numbers, self._ending[slots], Ending.UNKNOWN).astype(np.int64)
+        return ended
 
     def _look_up(self, column: IntArray, numbers: IntArray) -> IntArray:
         slots = numbers % self._capacity
