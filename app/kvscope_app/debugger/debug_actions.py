@@ -22,7 +22,7 @@ DEBUG: Final = "Debug"
 NUM_STEPS: Final = 10
 OF_REQUEST: Final = ("preempt_swap", "preempt_recompute", "abort_request", "pin_request", "evict_request")
 OF_BLOCK: Final = ("pin_block", "pin_prefix", "unpin_block", "evict_block")
-REST: Final = ("unpin_all", "unpin_anyones", "limits")
+UNPIN: Final = ("unpin_all", "unpin_anyones")
 _NOTICE_MS: Final = 6000
 
 
@@ -148,18 +148,20 @@ class DebugActions(QObject):
         window.session.status_changed.connect(self.refresh)
         window.session.selection_changed.connect(self.refresh)
         window.debugger.answered.connect(self._tell)
+        window.debugger.answered.connect(self.refresh)
         self.refresh()
 
-    def refresh(self) -> None:
+    def refresh(self, *_: object) -> None:
         """Look again."""
         session, mirror = self._window.session, self._window.session.mirror
         control, act = permission.why_not_control(session), permission.why_not_act(session)
         self._set("hold", control)
-        self._set("resume", control)
+        self._set("resume", permission.why_not_resume(session, is_ours=self._window.debugger.is_ours))
         for name in ("step", "step_more"):
             self._set(name, permission.why_not_step(session))
-        for name in REST:
-            self._set(name, permission.why_not_intervene(session))
+        self._set("limits", permission.why_not_intervene(session))
+        for name in UNPIN:
+            self._set(name, permission.why_not_unpin_all(session))
         number, block = session.selected_request, current_block(self._window)
         for name, why in self._reasons(number, block).items():
             self._set(name, act or why(), _named(self._texts[name], number, block if block < mirror.num_rows else -1))

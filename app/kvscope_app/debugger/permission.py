@@ -11,6 +11,7 @@ from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.state.mirror import Mirror
 
 FOR_OPERATORS: Final = "You are a viewer at this engine: this is for operators"
+_RUNS: Final = "Nobody holds the engine's steps: they go on"
 _NOT_HELD: Final = "Nobody holds the engine's steps: hold it first (F9)"
 
 
@@ -21,6 +22,17 @@ def why_not_control(session: Session) -> str:
     if not session.takes_commands:
         return "This engine is not one of kvscope's: it can be watched, not told"
     return FOR_OPERATORS if session.is_viewer else ""
+
+
+def why_not_resume(session: Session, *, is_ours: bool) -> str:
+    """Why there is nothing that could go on. `is_ours`: it was told to hold, and its next sign may still be coming."""
+    is_held = is_ours or session.status.state is SourceState.PAUSED
+    return why_not_control(session) or ("" if is_held else _RUNS)
+
+
+def why_not_unpin_all(session: Session) -> str:
+    """Why there is nothing to unpin."""
+    return why_not_intervene(session) or ("" if session.live_mirror.pinned else "Nothing is pinned")
 
 
 def why_not_intervene(session: Session) -> str:

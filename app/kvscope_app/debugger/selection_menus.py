@@ -8,7 +8,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QMenu
 
-from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, REST, DebugActions
+from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, UNPIN, DebugActions
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.window_body import WindowBody
 
@@ -20,7 +20,7 @@ def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
     """What steps, what is done to a request, what to a block, and the rest."""
     menu.setToolTipsVisible(True)
     for spec in actions.in_group(DEBUG):
-        if spec.name in (OF_REQUEST[0], OF_BLOCK[0], REST[0]):
+        if spec.name in (OF_REQUEST[0], OF_BLOCK[0], UNPIN[0]):
             menu.addSeparator()
         menu.addAction(actions[spec.name])
 

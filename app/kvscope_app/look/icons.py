@@ -55,9 +55,9 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".svg") for entry in _FOLDER.iterdir() if entry.name.endswith(".svg"))
 
 
-def chevron_path(is_dark: bool, *, up: bool = False) -> str:
-    """A file for stylesheets, which take no pixmap."""
-    name = f"chevron{'-up' if up else ''}-on-{'dark' if is_dark else 'light'}.svg"
+def chevron_path(is_dark: bool, where: str = "") -> str:
+    """A file for stylesheets, which take no pixmap. `where` it points: down, else `up`, `left` or `right`."""
+    name = f"chevron{f'-{where}' if where else ''}-on-{'dark' if is_dark else 'light'}.svg"
     with resources.as_file(_FOLDER / name) as path:
         return path.as_posix()
 

@@ -87,10 +87,17 @@ QTabWidget::pane { border: none; border-top: 1px solid $border; }
 QTabBar { background: transparent; }
 QTabBar::tab { background: transparent; color: $muted; padding: 6px 12px; border: none;
                border-bottom: 2px solid transparent; }
+QMainWindow > QTabBar { qproperty-elideMode: ElideNone; qproperty-usesScrollButtons: true; }
 QMainWindow > QTabBar::tab { padding: 6px 9px; }
 QTabBar::tab:hover { color: $text; }
 QTabBar::tab:selected { color: $text; border-bottom-color: $accent; }
 QTabBar::tab:focus { color: $accent; }
+QTabBar::scroller { width: 40px; }
+QTabBar QToolButton { background: $panel; border: none; border-radius: 0; padding: 0; }
+QTabBar QToolButton:hover:enabled { background: $raised; }
+QTabBar QToolButton::left-arrow { image: url("$chevron_left"); width: 10px; height: 10px; }
+QTabBar QToolButton::right-arrow { image: url("$chevron_right"); width: 10px; height: 10px; }
+QTabBar QToolButton::left-arrow:disabled, QTabBar QToolButton::right-arrow:disabled { image: none; }
 
 QHeaderView { background: $panel; border: none; }
 QHeaderView::section { background: $panel; color: $muted; border: none; border-bottom: 1px solid $border;
@@ -176,7 +183,9 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
         notice=mix(theme.warn, theme.panel, 0.9),
         dropped=mix(theme.accent, theme.panel, 0.88),
         chevron=chevron_path(theme.is_dark),
-        chevron_up=chevron_path(theme.is_dark, up=True),
+        chevron_up=chevron_path(theme.is_dark, "up"),
+        chevron_left=chevron_path(theme.is_dark, "left"),
+        chevron_right=chevron_path(theme.is_dark, "right"),
     )
     return sheet if zoom_percent == 100 else _LENGTH.sub(lambda found: _at_zoom(int(found[1]), zoom_percent), sheet)
 

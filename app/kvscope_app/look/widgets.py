@@ -32,6 +32,10 @@ class ElidedLabel(PlainLabel):
             self.setToolTip(tip)
 
 
+_SPACING = 1
+"""Between the buttons of `Segments`."""
+
+
 class Segments(QFrame):
     """A row of buttons of which one is down."""
 
@@ -45,7 +49,7 @@ class Segments(QFrame):
         self._group = QButtonGroup(self)
         row = QHBoxLayout(self)
         row.setContentsMargins(2, 2, 2, 2)
-        row.setSpacing(1)
+        row.setSpacing(_SPACING)
         for index, label in enumerate(labels):
             button = QToolButton()
             button.setText(label)
@@ -70,6 +74,14 @@ class Segments(QFrame):
     def set_shown(self, index: int, shown: bool) -> None:
         """Whether one of the buttons is there."""
         self._group.button(index).setVisible(shown)
+
+    def is_shown(self, index: int) -> bool:
+        """Whether one of the buttons is there."""
+        return not self._group.button(index).isHidden()
+
+    def width_of(self, index: int) -> int:
+        """What one of the buttons takes, where it is there."""
+        return self._group.button(index).sizeHint().width() + _SPACING
 
     def set_tip(self, index: int, tip: str) -> None:
         """Tooltip of one button."""

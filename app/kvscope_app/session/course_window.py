@@ -15,8 +15,21 @@ from kvscope_app.session.past import COURSE_NAMES
 from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
+LONG_SILENCE_NS: Final = 60 * SECOND_NS
 MAX_SECONDS: Final = 400_000
 """More than four days: of a longer stretch the newest are drawn."""
+
+
+def first_of_note_ns(course: Course, begin_ns: int, now_ns: int) -> int:
+    """Where a live timeline is worth looking at, by the wall clock.
+
+    What an engine tells first is as old as its last step, and its start is older: one that was idle for long would have
+    a timeline of nothing but that. What comes before a long silence at the very beginning is left out.
+    """
+    for at_ns in [*course.time_ns[:2].tolist(), now_ns, now_ns][:2]:
+        if at_ns - begin_ns > LONG_SILENCE_NS:
+            begin_ns = at_ns
+    return begin_ns
 
 
 def course_span_ns(course: Course) -> tuple[int, int] | None:

@@ -163,7 +163,7 @@ class History:
         self._add_frames(update, now_ns)
         self._add_latencies(update, now_ns)
         self._add_requests(update)
-        self.request_times.admit(update.events)
+        self.request_times.hear(update.events)
         self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
         self._add_samples(update.samples, now_ns // BIN_NS)
         self.memory = update.memory or self.memory

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.session.history import BIN_NS, FRAME_GAUGES, KNOWN_SUMS, SAMPLE_GAUGES, SUMS, History
+from kvscope_app.session.history import BIN_NS, BLOCK_GAUGES, FRAME_GAUGES, KNOWN_SUMS, SAMPLE_GAUGES, SUMS, History
 from kvscope_telemetry.messages.telemetry import DeviceSample
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -55,11 +55,19 @@ def fill_past(history: History, course: Course, start_ns: int) -> None:
         places[-1] -= 1
     values |= {name: course.column(theirs)[places] for name, theirs in COURSE_NAMES.items()}
     history.ring.put(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
+    _lead_to(history, began_ns // BIN_NS)
     history.known |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
     history.known |= {name for name in KNOWN_SUMS if values[name].any()}
     history.past_sample = _sample_at(course, int(places[-1]))
     if np.isfinite(values["queue_p50_s"]).any():
         history.known.add("queue_p50_s")
+
+
+def _lead_to(history: History, bin_number: int) -> None:
+    """Let the bin before that moment say what stands at it: curves end there, and show what the map shows."""
+    present = history.ring.read(bin_number, bin_number, (*BLOCK_GAUGES, *FRAME_GAUGES))
+    known = {name: float(column[0]) for name, column in present.items() if np.isfinite(column[0])}
+    history.ring.put_one(bin_number - 1, known)
 
 
 def _sample_at(course: Course, place: int) -> DeviceSample | None:
@@ -92,4 +100,4 @@ def _fill_events(history: History, course: Course, first_ns: int, last_ns: int) 
         [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in told], history.num_past_events
     )
     history.num_past_events = len(places)
-    history.request_times.admit(timed.event for timed in told if timed.epoch == history.epoch)
+    history.request_times.hear(timed.event for timed in told if timed.epoch == history.epoch)

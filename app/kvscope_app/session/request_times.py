@@ -1,4 +1,4 @@
-"""When each request got its first and its newest token, as seen in the updates. Knows no Qt.
+"""When each request got its first and its newest token, and how it ended, as seen in the updates. Knows no Qt.
 
 The mirror holds how many tokens a request has, not when they came. A ring indexed by request number keeps the
 newest `capacity` requests of the epoch; times are the engine's clock, as fine as updates are apart.
@@ -7,6 +7,8 @@ newest `capacity` requests of the epoch; times are the engine's clock, as fine a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +22,21 @@ _UNSEEN = -2
 FloatArray = npt.NDArray[np.float64]
 
 
+class Ending(IntEnum):
+    """How a request ended, as its last event says."""
+
+    UNKNOWN = 0
+    """It has not ended, or nobody heard how."""
+    FINISHED = 1
+    ABORTED = 2
+    REFUSED = 3
+
+
+_ENDINGS: Final = {"finished": Ending.FINISHED, "aborted": Ending.ABORTED, "refused": Ending.REFUSED}
+
+
 class RequestTimes:
-    """First and newest token of the newest `capacity` request numbers."""
+    """First and newest token, and the end, of the newest `capacity` request numbers."""
 
     def __init__(self, capacity: int = 32_768) -> None:
         self._capacity = capacity
@@ -30,7 +45,7 @@ class RequestTimes:
     @property
     def num_bytes(self) -> int:
         """Memory of the ring."""
-        columns = (self._number, self._num_tokens, self._started_ns, self._first_ns, self._last_ns)
+        columns = (self._number, self._num_tokens, self._started_ns, self._first_ns, self._last_ns, self._ending)
         return sum(column.nbytes for column in columns)
 
     def clear(self) -> None:
@@ -40,6 +55,7 @@ class RequestTimes:
         self._started_ns = np.full(self._capacity, -1)
         self._first_ns = np.full(self._capacity, -1)
         self._last_ns = np.full(self._capacity, -1)
+        self._ending = np.zeros(self._capacity, np.uint8)
 
     def add(self, rows: RequestRows, time_ns: int) -> None:
         """Take in changed requests as they were at `time_ns`."""
@@ -50,6 +66,7 @@ class RequestTimes:
         fresh = slots[is_new]
         self._number[fresh], self._num_tokens[fresh] = numbers[is_new], 0
         self._started_ns[fresh] = self._first_ns[fresh] = self._last_ns[fresh] = -1
+        self._ending[fresh] = Ending.UNKNOWN
         begun = slots[(_states(rows) == RequestState.RUNNING) & (self._started_ns[slots] == -1)]
         self._started_ns[begun] = time_ns
         grown = slots[tokens > self._num_tokens[slots]]
@@ -57,12 +74,17 @@ class RequestTimes:
         self._first_ns[grown] = np.where(self._first_ns[grown] < 0, time_ns, self._first_ns[grown])
         self._num_tokens[slots] = tokens
 
-    def admit(self, events: Iterable[Event]) -> None:
-        """Take in when requests were admitted: exactly, and of those as well whose first step nobody saw."""
+    def hear(self, events: Iterable[Event]) -> None:
+        """Take in when requests were admitted, exactly, and of those as well whose first step nobody saw; and how they
+        ended."""
         for event in events:
             slot = event.number % self._capacity
-            if event.kind == "admitted" and self._number[slot] == event.number:
+            if self._number[slot] != event.number:
+                continue
+            if event.kind == "admitted":
                 self._started_ns[slot] = event.time_ns
+            elif event.kind in _ENDINGS:
+                self._ending[slot] = _ENDINGS[event.kind]
 
     def skip(self, rows: RequestRows) -> None:
         """Take in a snapshot's requests: the tokens they have came at times nobody saw."""
@@ -73,6 +95,7 @@ class RequestTimes:
         self._number[slots] = numbers
         self._num_tokens[slots] = np.frombuffer(rows.num_output_tokens, "<u4")
         self._first_ns[unseen] = self._last_ns[unseen] = -1
+        self._ending[unseen] = Ending.UNKNOWN
         self._started_ns[unseen] = np.where(_states(rows)[is_unseen] == RequestState.WAITING, -1, _UNSEEN)
 
     def started_ns(self, numbers: IntArray) -> IntArray:
@@ -86,6 +109,12 @@ class RequestTimes:
     def last_token_ns(self, numbers: IntArray) -> IntArray:
         """Engine time of each request's newest token, shape of `numbers`; -1 where none was seen."""
         return self._look_up(self._last_ns, numbers)
+
+    def endings(self, numbers: IntArray) -> IntArray:
+        """How each request ended, an `Ending`, shape of `numbers`."""
+        slots = numbers % self._capacity
+        ended: IntArray = np.where(self._number[slots] == numbers, self._ending[slots], Ending.UNKNOWN).astype(np.int64)
+        return ended
 
     def _look_up(self, column: IntArray, numbers: IntArray) -> IntArray:
         slots = numbers % self._capacity

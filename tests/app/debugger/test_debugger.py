@@ -92,6 +92,26 @@ def test_steps_are_for_an_engine_that_is_held(engine, session, window):
     assert (command.action, command.num_steps) == ("step", 10)
 
 
+def test_what_has_nothing_to_do_is_not_offered(engine, session, window, poll):
+    actions = window.actions_by_name
+    resume, unpin = actions["resume"], [actions["unpin_all"], actions["unpin_anyones"]]
+    assert not resume.isEnabled()
+    assert "Nobody holds" in resume.toolTip()
+    assert not any(action.isEnabled() for action in unpin)
+    assert unpin[0].toolTip() == "Nothing is pinned"
+    actions["hold"].trigger()
+    answer(engine, session)
+    assert resume.isEnabled()  # its sign that it stands comes later
+    actions["resume"].trigger()
+    answer(engine, session)
+    assert not resume.isEnabled()
+    be(engine, session, SourceState.PAUSED, "by ann")
+    assert resume.isEnabled()
+    beat(engine, poll, session, pinned=pack(8), pinned_by="ann")
+    session.status_changed.emit()
+    assert all(action.isEnabled() for action in unpin)
+
+
 def test_the_bar_says_who_holds_the_engine_and_what_was_answered(engine, session, window):
     bar = window.held
     assert not bar.isVisible()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_app.session.course_window import MAX_SECONDS, course_span_ns, course_window, known_in
+from kvscope_app.session.course_window import MAX_SECONDS, course_span_ns, course_window, first_of_note_ns, known_in
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
 
@@ -61,3 +61,19 @@ def test_what_a_session_tells_of():
     assert known_in(course_of(range(3))) == set()
     course = course_of(range(3), copied_blocks=1, queued=Latency(1, 0.1, 0.1, 0.1), power_watts=90.0)
     assert known_in(course) == {"copied_blocks", "queue_p50_s", "power_watts"}
+
+
+@pytest.mark.parametrize(
+    ("start", "seconds", "now", "first"),
+    [
+        (0, range(600), 600, 0),  # all of ten minutes
+        (0, [0, *range(1_600, 1_610)], 1_610, 1_600),  # its last step was long ago
+        (0, [700, *range(1_600, 1_610)], 1_610, 1_600),  # and its start longer
+        (0, [700], 1_600, 1_600),  # nothing came yet
+        (0, [], 1_600, 1_600),
+        (0, [*range(5), *range(1_600, 1_610)], 1_610, 0),  # it fell silent later
+    ],
+)
+def test_a_live_timeline_begins_where_there_is_something(start, seconds, now, first):
+    found_ns = first_of_note_ns(course_of(seconds), WALL_NS + start * SECOND_NS, WALL_NS + now * SECOND_NS)
+    assert (found_ns - WALL_NS) / SECOND_NS == first

@@ -14,8 +14,8 @@ from kvscope_app.look.widgets import Segments
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
 """`All`: the whole session, as far as it is kept."""
 DEFAULT_RANGE = "1 min"
-_WIDE = 340
-_NARROWEST = 240
+_TIME_WIDTH = 60
+"""From how much room on the time under the mouse is told."""
 
 
 class TimeBar(QWidget):
@@ -47,13 +47,19 @@ class TimeBar(QWidget):
         layout.addWidget(self.live)
 
     def minimumSizeHint(self) -> QSize:
-        """A narrow dock stays narrow: the shortest range goes there, and the time under the mouse."""
-        return QSize(_NARROWEST, super().minimumSizeHint().height())
+        """A narrow dock stays narrow: the shortest range goes there, and the time under the mouse; no word is cut."""
+        return QSize(self._whole_width() - self.ranges.width_of(0), super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.ranges.set_shown(0, self.width() >= _WIDE)
-        self.time.setVisible(self.width() >= _WIDE)
+        whole = self._whole_width()
+        self.ranges.set_shown(0, self.width() >= whole)
+        self.time.setVisible(self.width() >= whole + _TIME_WIDTH)
+
+    def _whole_width(self) -> int:
+        """What all buttons take."""
+        hidden = 0 if self.ranges.is_shown(0) else self.ranges.width_of(0)
+        return super().minimumSizeHint().width() + hidden
 
     def show_range(self, seconds: float) -> None:
         """Which of the ranges is shown; none where it is another."""

@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QStackedLayout, 
 from kvscope_app.look.makers import empty_state, tool_button
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.session.course_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.heatmap.address_rows import num_cells
@@ -98,7 +99,9 @@ class HeatmapView(View):
         self._note_pool(course)
         self._set_width()
         self._show_stores(course)
-        self.frame.set_range(int(course.time_ns[0]), int(course.time_ns[-1]) + SECOND_NS)
+        begin_ns, end_ns = int(course.time_ns[0]), int(course.time_ns[-1]) + SECOND_NS
+        is_file = getattr(self.session, "is_file", False)
+        self.frame.set_range(begin_ns if is_file else first_of_note_ns(course, begin_ns, end_ns), end_ns)
         self.strips.show_course(course, self.pools, self._num_addresses)
         for part in self._parts:
             part.show_cursor(self._time.cursor_ns)

@@ -25,7 +25,7 @@ class Filter(StrEnum):
     ALL = "All"
     RUNNING = "Running"
     WAITING = "Waiting"
-    FINISHED = "Finished"
+    FINISHED = "Ended"
 
 
 _STATES = {
@@ -58,6 +58,8 @@ class RequestColumns:
     """From arrival until it first ran, or until now; NaN when that was not seen."""
     time_s: FloatArray
     """From arrival to the end, or until now."""
+    ending: IntArray
+    """An `Ending`."""
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -79,6 +81,7 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
         ttft_s=np.where(first >= 0, np.maximum(first - arrival, 0) / 1e9, np.nan),
         queue_s=_queued(times.started_ns(number), requests.state[part], arrival, end),
         time_s=np.maximum(end - arrival, 0) / 1e9,
+        ending=times.endings(number),
         **{name: getattr(requests, name)[part].astype(np.int64) for name in counted + others},
     )
 

@@ -19,6 +19,7 @@ from PySide6.QtGui import QColor
 from kvscope_app.look.number_text import NOTHING, count, seconds, short
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme, owner_color
+from kvscope_app.session.request_times import Ending
 from kvscope_app.views.requests.columns import Filter, RequestColumns, order_rows
 from kvscope_app.views.table_head import TableHead
 from kvscope_telemetry.messages.request_words import RequestState
@@ -42,6 +43,7 @@ _STATE_COLORS: Final = {
     RequestState.FINISHED: "muted",
     RequestState.UNKNOWN: "muted",
 }
+_ENDING_COLORS: Final = {Ending.ABORTED: "warn", Ending.REFUSED: "bad"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,20 @@ class Column:
 
 def _state_text(columns: RequestColumns, row: int) -> str:
     state = RequestState(int(columns.state[row]))
+    if state is RequestState.FINISHED:
+        return _ending_text(columns, row)
     computed, prompt = int(columns.num_computed_tokens[row]), int(columns.num_prompt_tokens[row])
     if state is RequestState.RUNNING and not columns.num_output_tokens[row] and computed < prompt:
         return f"prefill {computed / prompt:.0%}"
     return state.name.lower()
+
+
+def _ending_text(columns: RequestColumns, row: int) -> str:
+    """How it ended. One that wrote all it may has finished, whoever heard of it."""
+    ending, limit = Ending(int(columns.ending[row])), int(columns.max_tokens[row])
+    if ending is Ending.UNKNOWN and limit and columns.num_output_tokens[row] >= limit:
+        ending = Ending.FINISHED
+    return "ended" if ending is Ending.UNKNOWN else ending.name.lower()
 
 
 def _output_text(columns: RequestColumns, row: int) -> str:
@@ -94,7 +106,13 @@ def _preempted_text(columns: RequestColumns, row: int) -> str:
 
 COLUMNS: Final = (
     Column("#", "number", _counted("number"), "Number of the request in this engine"),
-    Column("State", "state", _state_text, "Waiting, prefill, running, preempted or finished", False),
+    Column(
+        "State",
+        "state",
+        _state_text,
+        "Waiting, prefill, running, preempted; finished, or aborted or refused before; ended: nobody saw how",
+        False,
+    ),
     Column("Prompt", "num_prompt_tokens", _counted("num_prompt_tokens"), "Tokens of the prompt"),
     Column("Output", "num_output_tokens", _output_text, "Tokens generated, of at most"),
     Column("Blocks", "num_blocks", _counted("num_blocks"), "Blocks in its block table"),
@@ -192,6 +210,7 @@ class RequestModel(QAbstractTableModel):
             plain = value if isinstance(value, str) else value.item()
             told[name] = None if isinstance(plain, float) and not np.isfinite(plain) else plain
         told["state"] = RequestState(int(self._columns.state[at])).name.lower()
+        told["ending"] = Ending(int(self._columns.ending[at])).name.lower()
         return json.dumps(told, ensure_ascii=False, indent=2)
 
     def row_of(self, number: int) -> int | None:
@@ -226,7 +245,7 @@ class RequestModel(QAbstractTableModel):
         if role == _ALIGNMENT:
             return _SIDES[column]
         if role == _FOREGROUND and column == _STATE:
-            return self.theme.color(_STATE_COLORS[RequestState(int(self._columns.state[row]))])
+            return self.theme.color(self._state_color(row))
         if role == _TIP:
             return plain_tip(self.why(int(self._columns.number[row]))) if column == _STATE else None
         if role == _DECORATION and column == 0:
@@ -237,6 +256,11 @@ class RequestModel(QAbstractTableModel):
         """The page map's colour of the request."""
         assert self._columns is not None, "cells are asked for only when there are columns"
         return owner_color(int(self._columns.number[row]), self.theme)
+
+    def _state_color(self, row: int) -> str:
+        assert self._columns is not None, "cells are asked for only when there are columns"
+        state, ending = RequestState(int(self._columns.state[row])), Ending(int(self._columns.ending[row]))
+        return _ENDING_COLORS.get(ending, _STATE_COLORS[state])
 
     def _progress(self, row: int) -> float:
         assert self._columns is not None, "cells are asked for only when there are columns"

@@ -49,7 +49,8 @@ def _names(painter: QPainter, shown: Shown, layout: LaneLayout, theme: Theme) ->
     for lane, top, height in layout.boxes():
         most = ""
         if lane.name in ("running", "waiting") and len(shown.course):
-            most = f" ≤ {count(float(shown.course.column(f'num_{lane.name}').max()))}"
+            highest = float(shown.course.column(f"num_{lane.name}").max())
+            most = f" ≤ {count(highest)}" if highest > 0 else ""
         painter.drawText(QRect(0, top - 2, gutter() - 8, height + 4), right, lane.title + most)
     top = layout.legend_top
     painter.drawText(QRect(0, top, gutter() - 8, row_height()), right, "Requests")

@@ -41,7 +41,10 @@ def paint(
 
 
 def _words(painter: QPainter, steps: Steps, shown: Shown, layout: LaneLayout, theme: Theme) -> None:
-    top, height = next((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS)
+    """In their lane: steps may be known before a second with one is over, and with it the lane comes."""
+    top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS), (0, 0))
+    if not height:
+        return
     seen = steps.within(shown.span.begin_ns, shown.span.end_ns)
     if seen.stop - seen.start > _MOST_NAMED:
         return

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayo
 from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.session.course_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
@@ -117,7 +118,10 @@ class TimelineView(View):
             if t.size
         ]
         spans = times if there is None else [*times, there]
-        return whole_span(min(begin for begin, _ in spans), max(end for _, end in spans))
+        begin_ns, end_ns = min(begin for begin, _ in spans), max(end for _, end in spans)
+        if not getattr(session, "is_file", False):
+            begin_ns = first_of_note_ns(course, begin_ns, end_ns)
+        return whole_span(begin_ns, end_ns)
 
     def _on_chosen(self, found: Found) -> None:
         if found.batch and hasattr(self.session, "select_batch"):

@@ -21,8 +21,8 @@ RIGHT: Final = 12
 PLOT_WIDTH: Final = WIDTH - LEFT - RIGHT
 TOP: Final = 8
 BOTTOM: Final = 22
-NOTE_INK: Final = "four"
-ALARM_INK: Final = "bad"
+NOTE_INK: Final = "bookmark"
+ALARM_INK: Final = "alarm"
 _MAX_POINTS: Final = 480
 _NICE: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 

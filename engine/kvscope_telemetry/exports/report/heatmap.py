@@ -19,6 +19,7 @@ from kvscope_telemetry.exports.report.charts import (
     number_text,
     svg,
 )
+from kvscope_telemetry.exports.report.inks import DARK, LIGHT, rgb
 from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -26,8 +27,6 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 HEIGHT: Final = 250
 _MAX_COLUMNS: Final = 480
 _MAX_ROWS: Final = 256
-ACTIVE: Final = (0x36, 0x88, 0xED)
-CACHED: Final = (0xCC, 0x98, 0x44)
 
 
 def heatmap(course: Course, axis: TimeAxis, start_ns: int) -> str:
@@ -39,12 +38,14 @@ def heatmap(course: Course, axis: TimeAxis, start_ns: int) -> str:
     active, cached = course.bins("active", places), course.bins("cached", places)
     if not active.size:
         return ""
-    data = base64.b64encode(png(_pixels(_fewer(active), _fewer(cached)))).decode("ascii")
+    active, cached = _fewer(active), _fewer(cached)
     num_rows = int(course.column("num_rows")[places.max(initial=0)])
     height = HEIGHT - TOP - BOTTOM
-    picture = (
-        f'<image href="data:image/png;base64,{data}" x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{height}"'
+    place = f'x="{LEFT}" y="{TOP}" width="{PLOT_WIDTH}" height="{height}"'
+    picture = "".join(
+        f'<image class="{css}" href="data:image/png;base64,{_encoded(_pixels(active, cached, colors))}" {place}'
         ' preserveAspectRatio="none" style="image-rendering:pixelated"/>'
+        for css, colors in (("if-light", LIGHT), ("if-dark", DARK))
     )
     labels = "".join(
         f'<text class="label end" x="{LEFT - 6}" y="{y}">{text}</text>'
@@ -71,11 +72,17 @@ def _fewer(shares: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     return put_together
 
 
-def _pixels(active: npt.NDArray[np.float64], cached: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+def _encoded(pixels: npt.NDArray[np.uint8]) -> str:
+    return base64.b64encode(png(pixels)).decode("ascii")
+
+
+def _pixels(
+    active: npt.NDArray[np.float64], cached: npt.NDArray[np.float64], colors: dict[str, str]
+) -> npt.NDArray[np.uint8]:
     """Colour by the greater part, opacity by how much there is at all; free is the page's ground."""
     total = np.clip(active + cached, 0, 1)
     part = np.divide(active, active + cached, out=np.zeros_like(active), where=total > 0)[..., None]
-    colour = part * np.array(ACTIVE) + (1 - part) * np.array(CACHED)
+    colour = part * np.array(rgb(colors["active"])) + (1 - part) * np.array(rgb(colors["cached"]))
     pixels = np.concatenate((colour, 255 * np.sqrt(total)[..., None]), axis=2)
     rounded: npt.NDArray[np.uint8] = np.round(pixels).astype(np.uint8).transpose(1, 0, 2)
     return rounded

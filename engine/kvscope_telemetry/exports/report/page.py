@@ -6,23 +6,20 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-_LIGHT: Final = (
-    "--page:#eef0f4;--paper:#ffffff;--edge:#d7dce4;--text:#1a1e26;--soft:#5b6474;--grid:#e6e9ee;--ground:#e3e7ed;"
-    "--one:#0b6fc2;--two:#c27800;--three:#0a8a6a;--four:#b5488a;--bad:#cf2f3c;--six:#6a4fd0;--idle:#aab0bb;"
-)
-_DARK: Final = (
-    "--page:#0d0f13;--paper:#15181e;--edge:#2a303b;--text:#e6e9ef;--soft:#949dae;--grid:#232831;--ground:#232933;"
-    "--one:#5aa9f8;--two:#f0a63a;--three:#34c8a0;--four:#e58bc0;--bad:#ff6b6b;--six:#a38bf5;--idle:#59626f;"
-)
+from kvscope_telemetry.exports.report.inks import DARK, LIGHT, ink_classes, variables
+
 _STYLE: Final = (
-    ":root{color-scheme:light dark;" + _LIGHT + "}"
-    "@media (prefers-color-scheme:dark){:root{" + _DARK + "}}"
-    "@media print{:root{" + _LIGHT + "}}"
-    "*{box-sizing:border-box}"
+    ":root{color-scheme:light dark;" + variables(LIGHT) + "}.if-dark{display:none}"
+    "@media (prefers-color-scheme:dark){:root{" + variables(DARK) + "}.if-dark{display:inline}.if-light{display:none}}"
+    "@media print{:root{"
+    + variables(LIGHT)
+    + "}.if-dark{display:none}.if-light{display:inline}}"
+    + ink_classes()
+    + "*{box-sizing:border-box}"
     "body{margin:0;background:var(--page);color:var(--text);font:14px/1.5 system-ui,sans-serif}"
     "main{max-width:1040px;margin:0 auto;padding:24px 16px 48px}"
     "h1{font-size:22px;margin:0 0 4px}h2{font-size:16px;margin:0 0 8px}p{margin:4px 0}"
-    ".soft{color:var(--soft)}.note{border-left:3px solid var(--two);padding-left:10px}"
+    ".soft{color:var(--soft)}.note{border-left:3px solid var(--queued);padding-left:10px}"
     "section{background:var(--paper);border:1px solid var(--edge);border-radius:8px;padding:14px 16px;margin-top:14px}"
     "section{break-inside:avoid;overflow-x:auto}"
     "dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(170px,1fr));gap:12px;margin:0}"
@@ -35,11 +32,8 @@ _STYLE: Final = (
     ".area{fill:var(--ink)}"
     ".flag line{stroke:var(--ink);stroke-width:1.2;stroke-dasharray:3 2}.flag path{fill:var(--ink)}"
     ".while{fill:var(--ink);opacity:.13}"
-    ".mark{stroke:var(--bad);stroke-width:1.5}"
-    ".one{--ink:var(--one)}.two{--ink:var(--two)}.three{--ink:var(--three)}.four{--ink:var(--four)}"
-    ".bad{--ink:var(--bad)}.six{--ink:var(--six)}.idle{--ink:var(--idle)}"
-    ".active{--ink:#3688ed}.cached{--ink:#cc9844}.free{--ink:var(--ground)}"
-    ".bar{fill:var(--ink)}.ground{fill:var(--ground)}"
+    ".mark{stroke:var(--preempted);stroke-width:1.5}"
+    ".bar{fill:var(--ink)}.ground{fill:var(--free)}"
     ".key{display:inline-block;margin:0 14px 4px 0;color:var(--soft);font-size:12px}"
     ".key i{display:inline-block;width:11px;height:11px;border-radius:2px;background:var(--ink);margin-right:5px}"
     "table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"

@@ -126,19 +126,19 @@ def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
         Line("cached", "cached", 100 * (values("active_blocks") + values("cached_blocks")) / total, is_area=True),
         Line("held by requests", "active", 100 * usage_of(course)[rows], is_area=True),
     ]
-    queue = [Line("running", "one", values("num_running")), Line("waiting", "two", values("num_waiting"))]
-    tokens = [Line("decode", "three", values("decode_tokens")), Line("prefill", "one", values("prefill_tokens"))]
+    queue = [Line("running", "running", values("num_running")), Line("waiting", "waiting", values("num_waiting"))]
+    tokens = [Line("decode", "decode", values("decode_tokens")), Line("prefill", "prefill", values("prefill_tokens"))]
     lost = [
-        Line("preemptions", "bad", values("preemptions")),
-        Line("evicted blocks", "two", values("evicted_blocks")),
-        Line("swapped blocks", "six", values("swapped_blocks")),
+        Line("preemptions", "preempted", values("preemptions")),
+        Line("evicted blocks", "evicted", values("evicted_blocks")),
+        Line("swapped blocks", "swapped", values("swapped_blocks")),
     ]
     slowest_s = max(np.nan_to_num(values(f"{name}_p95_s")).max() for name in ("first_token", "queued", "inter_token"))
     factor, unit_of_waits = (1.0, " s") if slowest_s >= 1 else (1e3, " ms")
     waits = [
-        Line("first token, p95", "one", factor * values("first_token_p95_s")),
-        Line("queue, p95", "two", factor * values("queued_p95_s")),
-        Line("next tokens, p95", "three", factor * values("inter_token_p95_s")),
+        Line("first token, p95", "first", factor * values("first_token_p95_s")),
+        Line("queue, p95", "queue", factor * values("queued_p95_s")),
+        Line("next tokens, p95", "next", factor * values("inter_token_p95_s")),
     ]
     charts = (
         ("KV usage, % of the pool", usage, "%", 100.0),
@@ -164,11 +164,11 @@ def _requests(course: Course, lives: Sequence[Life], span: Span, axis: TimeAxis)
     there = within(lives, span.from_ns, span.until_ns)
     worst = worst_requests(there, span.until_ns, MAX_WORST)
     phases = (
-        ("idle", "queued"),
-        ("one", "prefill"),
-        ("three", "decode"),
-        ("bad", "preempted"),
-        ("six", "swapped out"),
+        ("queued", "queued"),
+        ("active", "prefill"),
+        ("decoding", "decode"),
+        ("preempted", "preempted"),
+        ("swapped", "swapped out"),
     )
     header = (("Request", False), ("Lost", True), ("Prompt", True), ("Output", True), ("Why", False))
     rows, num_events = event_rows(course, span, MAX_EVENTS)

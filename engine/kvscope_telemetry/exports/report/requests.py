@@ -17,11 +17,11 @@ from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _CLASSES: Final = {
-    PhaseKind.QUEUED: "idle",
-    PhaseKind.PREFILL: "one",
-    PhaseKind.DECODE: "three",
-    PhaseKind.PREEMPTED: "bad",
-    PhaseKind.SWAPPED: "six",
+    PhaseKind.QUEUED: "queued",
+    PhaseKind.PREFILL: "active",
+    PhaseKind.DECODE: "decoding",
+    PhaseKind.PREEMPTED: "preempted",
+    PhaseKind.SWAPPED: "swapped",
 }
 NOTABLE: Final = ("preempted", "refused", "aborted", "note")
 """Kinds of events that a report tells one by one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, Qt
@@ -49,7 +51,7 @@ def test_the_model_keeps_qts_rules(view, engine, session, poll, qtmodeltester):
     engine.request(5)
     poll(session)
     view.refresh()
-    view.filter.setCurrentText("Finished")
+    view.filter.setCurrentText("Ended")
     qtmodeltester.check(view.model)
 
 
@@ -59,6 +61,19 @@ def test_newest_first_with_states_in_words(view):
     assert column(view, "State") == ["preempted", "waiting", "running", "finished"]
     assert column(view, "Output") == ["3 / 64", "0 / 64", "8 / 64", "64 / 64"]
     assert column(view, "Blocks") == ["0", "0", "3", "0"]
+
+
+def test_a_stopped_request_does_not_read_finished(engine, session, poll, view):
+    for number in (6, 7, 8, 9):
+        engine.request(number, state=FINISHED, num_output_tokens=0)
+    for number, kind in ((6, "finished"), (7, "aborted"), (8, "refused")):
+        engine.event(kind=kind, number=number)
+    poll(session)
+    view.refresh()
+    assert column(view, "State")[:4] == ["ended", "refused", "aborted", "finished"]
+    view.filter.setCurrentText("Ended")
+    assert column(view, "#") == ["9", "8", "7", "6", "1"]
+    assert json.loads(view.model.json_at(2))["ending"] == "aborted"
 
 
 def test_a_prefill_in_progress_says_how_far(engine, session, poll, view):

@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import THEMES
-from kvscope_app.session.request_times import RequestTimes
+from kvscope_app.session.request_times import Ending, RequestTimes
 from kvscope_app.views.requests.first_tokens import has_first_token
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_words import phases
@@ -126,8 +126,9 @@ def test_when_a_request_was_admitted_is_known_from_its_event():
     times = RequestTimes()
     times.skip(rows(4, 9))
     admitted = Event(kind="admitted", time_ns=77, number=4)
-    times.admit([admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)])
+    times.hear([admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)])
     assert times.started_ns(np.array([4, 5])).tolist() == [77, -1]
+    assert times.endings(np.array([4, 5])).tolist() == [Ending.FINISHED, Ending.UNKNOWN]
 
 
 def test_the_first_token_is_seen_in_a_frame():

@@ -187,3 +187,14 @@ def test_it_is_drawn_where_it_ran(view, recording, qtbot):
             kinds.add(color)
             assert color == (DARK.good if parts[1] else DARK.block_active)
     assert DARK.good in kinds
+
+
+def test_steps_that_are_known_before_their_lane_is_there_are_not_drawn(view, recording, qtbot):
+    """An engine that idled: its first steps are read before the second that they are in is over."""
+    assert len(zoom_to_steps(view, recording, qtbot))
+    canvas = view.canvas
+    assert STEPS not in canvas._bare
+    canvas._bare = frozenset({STEPS})
+    view.resize(1_300, 260)  # a low one has no lane for what never happened
+    assert all(lane.name != STEPS for lane, *_ in canvas.layout_now.boxes())
+    assert not canvas.grab().isNull()

@@ -1,0 +1,76 @@
+"""The colours of a report, light and dark: those that the desktop paints the same things with, under names of its own.
+
+Curves are named by what they are of, so that a report and the window that it was made from look alike.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LIGHT: Final = {
+    "page": "#eef0f4",
+    "paper": "#ffffff",
+    "edge": "#d7dce4",
+    "text": "#1a1e26",
+    "soft": "#5b6474",
+    "grid": "#e6e9ee",
+    "free": "#e3e7ed",
+    "active": "#2f80ea",
+    "cached": "#ebb76a",
+    "prefill": "#0771c2",
+    "decode": "#0a8a6a",
+    "running": "#0a8a6a",
+    "waiting": "#ab411c",
+    "first": "#b5488a",
+    "queue": "#5741dd",
+    "next": "#c87f00",
+    "evicted": "#d13c27",
+    "queued": "#8b5301",
+    "decoding": "#12805c",
+    "preempted": "#d1353f",
+    "swapped": "#5f29d3",
+    "bookmark": "#1a66dd",
+    "alarm": "#8b5301",
+}
+DARK: Final = {
+    "page": "#0d0f13",
+    "paper": "#15181e",
+    "edge": "#2a303b",
+    "text": "#e6e9ef",
+    "soft": "#949dae",
+    "grid": "#232831",
+    "free": "#232933",
+    "active": "#3f8ff0",
+    "cached": "#8f6a2e",
+    "prefill": "#5badfe",
+    "decode": "#34c8a0",
+    "running": "#34c8a0",
+    "waiting": "#f2764a",
+    "first": "#dd84c8",
+    "queue": "#9281ec",
+    "next": "#f0a63a",
+    "evicted": "#ff5566",
+    "queued": "#f0b040",
+    "decoding": "#3ecb92",
+    "preempted": "#ff6b6b",
+    "swapped": "#c05eb8",
+    "bookmark": "#5b9dff",
+    "alarm": "#f0b040",
+}
+_AROUND: Final = ("page", "paper", "edge", "text", "soft", "grid")
+
+
+def variables(colors: dict[str, str]) -> str:
+    """As CSS custom properties."""
+    return "".join(f"--{name}:{color};" for name, color in colors.items())
+
+
+def ink_classes() -> str:
+    """A CSS class for each thing that has a colour."""
+    return "".join(f".{name}{{--ink:var(--{name})}}" for name in LIGHT if name not in _AROUND)
+
+
+def rgb(color: str) -> tuple[int, int, int]:
+    """Of `#rrggbb`."""
+    red, green, blue = bytes.fromhex(color.removeprefix("#"))
+    return red, green, blue
