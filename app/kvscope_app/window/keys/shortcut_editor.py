@@ -46,7 +46,7 @@ class ShortcutEditor(Sheet):
         self.keys.setMaximumSequenceLength(1)
         self.keys.setAccessibleName("New keys")
         self.words = label(_HINT, "muted", wraps=True)
-        self.set, self.none, self.own = (QPushButton(text) for text in ("Set", "No key", "Its own"))
+        self.set, self.none, self.own = (QPushButton(text) for text in ("Set", "No key", "Usual key"))
         self.all_own = QPushButton("Reset all")
         self._set_up_list()
         self._lay_out()
