@@ -62,12 +62,16 @@ def device() -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of weights in files: random numbers of one device are not those of another."""
+    return save_model(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+def save_model(path: Path, architecture: str, **sizes: Any) -> str:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
-    path = tmp_path_factory.mktemp("tiny")
-    auto.from_config(AutoConfig.for_model("llama", **SIZES), dtype=torch.float32).save_pretrained(path)
+    config = AutoConfig.for_model(architecture, **SIZES | sizes)
+    auto.from_config(config, dtype=torch.float32).save_pretrained(path)
     return str(path)
 
 
@@ -75,9 +79,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def judge(device: str, folder: str) -> Callable[..., None]:
     """Asserts that completions are what transformers says, by the rule above."""
 
-    def check(found: list[Completion], dtype: str, near: float | None = None, exact: float | None = None) -> None:
+    def check(
+        found: list[Completion],
+        dtype: str,
+        near: float | None = None,
+        exact: float | None = None,
+        of: str = folder,
+    ) -> None:
         shares, distances = [], []
-        model = transformers_model(folder, dtype, device)
+        model = transformers_model(of, dtype, device)
         for completion, prompt in zip(found, PROMPTS, strict=True):
             assert len(completion.token_ids) == NUM_TOKENS, completion.error
             logits = next_logits(model, prompt, completion.token_ids, device)
@@ -127,6 +137,28 @@ def serve(
 def test_tokens_of_transformers(device: str, folder: str, judge: Any, dtype: str, enforce_eager: bool) -> None:
     found, _ = serve(folder, device, dtype=dtype, enforce_eager=enforce_eager)
     judge(found, dtype)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "num_joined"),
+    [
+        ("qwen2", {}, 2),  # biases
+        ("qwen3", {"head_dim": 32}, 2),  # norms of queries and keys
+        ("mistral", {"sliding_window": 16, "head_dim": 80}, 2),  # a head dim that is no power of two
+        ("gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh"}, 0),
+        ("gemma3_text", {"sliding_window": 16}, 0),
+        ("stablelm", {"partial_rotary_factor": 0.5}, 0),
+    ],
+)
+def test_tokens_of_transformers_of_other_kinds(
+    device: str, judge: Any, tmp_path: Path, architecture: str, sizes: dict[str, Any], num_joined: int
+) -> None:
+    """Whatever of their layers is joined, and whatever stays as it came."""
+    folder = save_model(tmp_path / architecture, architecture, **sizes)
+    with Engine(EngineConfig(model=folder, device=device, dtype="float32", kv_memory_bytes=32 << 20)) as engine:
+        assert engine._parts.runner.fused.layers == num_joined
+        submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
+        judge(list(engine.generate(submits)), "float32", of=folder)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
