@@ -16,7 +16,7 @@ from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
 from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
-from kvscope_kernels.rotate_write import HeadNorm, Turn, rotate_write, rotate_write_torch
+from kvscope_kernels.rotate_write import Rotation, rotate_write, rotate_write_torch
 from kvscope_kernels.triton_language import require_triton
 
 
@@ -93,9 +93,7 @@ class RotateWrite(Protocol):
     def __call__(
         self,
         heads: Tensor,
-        num_heads: int,
-        norm: HeadNorm | None,
-        turn: Turn | None,
+        rotation: Rotation,
         k_cache: Tensor,
         v_cache: Tensor,
         slot_mapping: Tensor,

@@ -32,11 +32,18 @@ class Turn(NamedTuple):
     """alike; of the first half negative"""
 
 
+class Rotation(NamedTuple):
+    """What becomes of queries and keys before attention."""
+
+    num_heads: int
+    """Query heads, the first of each token."""
+    norm: HeadNorm | None
+    turn: Turn | None
+
+
 def rotate_write(
     heads: Tensor,
-    num_heads: int,
-    norm: HeadNorm | None,
-    turn: Turn | None,
+    rotation: Rotation,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
@@ -45,8 +52,8 @@ def rotate_write(
 ) -> Tensor:
     """Norm and rotate queries and keys, each where it is asked for; scatter keys and values into the cache, in place.
 
-    heads  (num_tokens, num_heads + 2 * num_kv_heads, head_dim), floating, the last axis contiguous: queries, keys and
-           values of each token, as one product of the three gives them
+    heads     (num_tokens, num_heads + 2 * num_kv_heads, head_dim), floating, the last axis contiguous: queries, keys
+              and values of each token, as one product of the three gives them
 
     Caches, slots and scales are those of `kv_write`, with one size for keys and values. Computed in float32 and
     rounded to the type of `heads` once, before an 8-bit cache rounds again. Returns the queries (num_tokens,
@@ -54,8 +61,9 @@ def rotate_write(
     the slot mapping of vLLM's reshape_and_cache (arXiv 2309.06180).
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    _check(heads, num_heads, norm, turn, cache, slot_mapping)
+    _check(heads, rotation, cache, slot_mapping)
     require_triton()
+    num_heads, norm, turn = rotation
     num_tokens, _, head_dim = heads.shape
     query = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
     if num_tokens == 0:
@@ -191,9 +199,7 @@ def _rotate_write_kernel(
 
 def rotate_write_torch(
     heads: Tensor,
-    num_heads: int,
-    norm: HeadNorm | None,
-    turn: Turn | None,
+    rotation: Rotation,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
@@ -201,15 +207,14 @@ def rotate_write_torch(
     v_scale: Tensor | None = None,
 ) -> Tensor:
     """Reference of `rotate_write`, and the CPU's own path: queries and keys together, then the write, which checks."""
-    query, key, value = rotate_torch(heads, num_heads, norm, turn)
+    query, key, value = rotate_torch(heads, rotation)
     kv_write_torch(key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     return query
 
 
-def rotate_torch(
-    heads: Tensor, num_heads: int, norm: HeadNorm | None, turn: Turn | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def rotate_torch(heads: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
     """The same without the write: (T, Hq, D), (T, Hkv, D) and the values, (T, Hkv, D)."""
+    num_heads, norm, turn = rotation
     num_rotated = (heads.shape[1] + num_heads) // 2
     rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]
     if norm is not None:
@@ -219,9 +224,8 @@ def rotate_torch(
     return rotated[:, :num_heads], rotated[:, num_heads:], value
 
 
-def _check(
-    heads: Tensor, num_heads: int, norm: HeadNorm | None, turn: Turn | None, cache: Cache, slot_mapping: Tensor
-) -> None:
+def _check(heads: Tensor, rotation: Rotation, cache: Cache, slot_mapping: Tensor) -> None:
+    num_heads, norm, turn = rotation
     if heads.dim() != 3 or heads.stride(2) != 1 or heads.dtype not in FLOAT_DTYPES:
         needed = "(tokens, num_heads + 2 * num_kv_heads, head_dim), floating, with contiguous head_dim"
         require(False, "heads", heads, needed)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvscope_kernels.kv_formats import dequantize
-from kvscope_kernels.rotate_write import HeadNorm, Turn, rotate_write
+from kvscope_kernels.rotate_write import HeadNorm, Rotation, Turn, rotate_write
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 5
@@ -33,6 +33,7 @@ class Case:
         cos = torch.cat((angle.cos(),) * 2, -1).to(dtype)
         self.norm = HeadNorm(weight, torch.tensor(1e-5, device=device)) if has_norm else None
         self.turn = Turn(cos, torch.cat((-sin, sin), -1).to(dtype)) if turns else None
+        self.rotation = Rotation(self.num_heads, self.norm, self.turn)
         self.slots = torch.tensor(SLOTS, device=device)
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,7 +73,7 @@ def test_rotates_and_writes(
     case = Case(runner.device, heads, dtype, has_norm, turns)
     k_cache, v_cache = cache_of(case, dtype, runner.device)
     before = case.heads.clone()
-    query = runner.ops.rotate_write(case.heads, case.num_heads, case.norm, case.turn, k_cache, v_cache, case.slots)
+    query = runner.ops.rotate_write(case.heads, case.rotation, k_cache, v_cache, case.slots)
     assert query.dtype == dtype
     assert torch.equal(case.heads, before)
     expected, key, value = case.exact()
@@ -94,7 +95,7 @@ def test_into_a_cache_of_8_bits(runner: Any, form: torch.dtype) -> None:
     caches = [torch.zeros(NUM_BLOCKS, BLOCK_SIZE, 2, 64, dtype=torch.uint8, device=runner.device).view(form)] * 2
     k_cache, v_cache = (cache.clone() for cache in caches)
     k_scale, v_scale = (torch.zeros(NUM_BLOCKS, BLOCK_SIZE, 2, device=runner.device) for _ in range(2))
-    given = case.heads, case.num_heads, case.norm, case.turn, k_cache, v_cache, case.slots, k_scale, v_scale
+    given = case.heads, case.rotation, k_cache, v_cache, case.slots, k_scale, v_scale
     runner.ops.rotate_write(*given)
     _, key, value = case.exact()
     for data, scale, expected in ((k_cache, k_scale, key), (v_cache, v_scale, value)):
@@ -109,7 +110,7 @@ def test_into_a_cache_of_8_bits(runner: Any, form: torch.dtype) -> None:
 def test_no_tokens(runner: Any) -> None:
     case = Case(runner.device, (6, 2, 64), torch.float32, False, False)
     k_cache, v_cache = cache_of(case, torch.float32, runner.device)
-    given = case.heads[:0], 6, None, None, k_cache, v_cache, case.slots[:0]
+    given = case.heads[:0], Rotation(6, None, None), k_cache, v_cache, case.slots[:0]
     assert runner.ops.rotate_write(*given).shape == (0, 6, 64)
 
 
@@ -118,10 +119,10 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     k_cache, v_cache = cache_of(case, torch.float32, "cpu")
     caches = k_cache, v_cache, case.slots
     with pytest.raises(ValueError, match=r"heads is .* 5 \+ 2 \* 2 heads of 64"):
-        rotate_write(case.heads, 5, None, None, *caches)
+        rotate_write(case.heads, Rotation(5, None, None), *caches)
     with pytest.raises(ValueError, match=r"turn\.cos is"):
-        rotate_write(case.heads, 6, None, Turn(case.turn.cos[:2], case.turn.signed_sin), *caches)  # type: ignore[union-attr]
+        rotate_write(case.heads, Rotation(6, None, Turn(case.turn.cos[:2], case.turn.signed_sin)), *caches)  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"norm\.weight is"):
-        rotate_write(case.heads, 6, HeadNorm(torch.ones(6, 64), torch.tensor(1e-5)), None, *caches)
+        rotate_write(case.heads, Rotation(6, HeadNorm(torch.ones(6, 64), torch.tensor(1e-5)), None), *caches)
     with pytest.raises(ValueError, match="slot_mapping is"):
-        rotate_write(case.heads, 6, None, None, k_cache, v_cache, case.slots.int())
+        rotate_write(case.heads, Rotation(6, None, None), k_cache, v_cache, case.slots.int())

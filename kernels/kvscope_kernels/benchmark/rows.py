@@ -14,7 +14,7 @@ from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
 from kvscope_kernels.dispatch import Ops, ops_for
 from kvscope_kernels.gated_activation import SILU
 from kvscope_kernels.kv_write import kv_write_torch
-from kvscope_kernels.rotate_write import Turn, rotate_torch
+from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
 
 _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
@@ -140,12 +140,13 @@ def _layer_calls(ops: Ops, device: str, count: int) -> dict[str, tuple[Call, int
     both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
     heads = torch.randn(count, 48, 128, device=device, dtype=dtype)
     turn = Turn(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
+    rotation = Rotation(32, None, turn)
     storage = torch.empty(-(-count // 16), 2, 8, 16, 128, device=device, dtype=dtype)
     caches = storage[:, 0].transpose(1, 2), storage[:, 1].transpose(1, 2), torch.arange(count, device=device)
     if ops.kv_write is kv_write_torch and device != "cpu":  # it looks for padding on the host, which no graph can
-        rotate = partial(_rotate_scatter, heads, turn, *caches)
+        rotate = partial(_rotate_scatter, heads, rotation, *caches)
     else:
-        rotate = partial(ops.rotate_write, heads, 32, None, turn, *caches)
+        rotate = partial(ops.rotate_write, heads, rotation, *caches)
     return {
         "add_rms_norm": (partial(ops.add_rms_norm, x, delta, weight, eps, dtype), count * 4096 * (4 + 2 + 4 + 2)),
         "rotate_write": (rotate, 2 * heads.nbytes + 2 * turn.cos.nbytes),
@@ -154,10 +155,10 @@ def _layer_calls(ops: Ops, device: str, count: int) -> dict[str, tuple[Call, int
 
 
 def _rotate_scatter(
-    heads: torch.Tensor, turn: Turn, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+    heads: torch.Tensor, rotation: Rotation, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
 ) -> torch.Tensor:
     """`rotate_write` in torch's operations, without padding."""
-    query, key, value = rotate_torch(heads, 32, None, turn)
+    query, key, value = rotate_torch(heads, rotation)
     where = (slots // 16, slots % 16)
     k_cache.index_put_(where, key)
     v_cache.index_put_(where, value)

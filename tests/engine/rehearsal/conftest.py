@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kvscope_kernels import Ops
+from kvscope_kernels.rotate_write import Rotation
 
 GIB = 1 << 30
 DEVICE = torch.device("cuda:0")
@@ -160,8 +161,8 @@ def shape_true_ops() -> Ops:
     def attend(query: torch.Tensor, *_: Any, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
         return torch.empty_like(query) if out is None else out
 
-    def rotate_write(heads: torch.Tensor, num_heads: int, *_: Any) -> torch.Tensor:
-        return torch.empty_like(heads[:, :num_heads])
+    def rotate_write(heads: torch.Tensor, rotation: Rotation, *_: Any) -> torch.Tensor:
+        return torch.empty_like(heads[:, : rotation.num_heads])
 
     def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_like(x, dtype=dtype)

@@ -32,7 +32,7 @@ from kvscope_engine.model.loading.hf_config import position_limit
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionContext, AttentionOptions
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_kernels import ops_for
-from kvscope_kernels.rotate_write import HeadNorm, Turn
+from kvscope_kernels.rotate_write import Rotation
 from kvscope_telemetry.errors import BadInput
 
 BOUNDS: Final = {torch.float32: 3e-4, torch.float16: 4e-3}
@@ -150,12 +150,10 @@ class _WatchedContext(AttentionContext):
         self,
         layer: int,
         heads: torch.Tensor,
-        num_query_heads: int,
-        norm: HeadNorm | None,
-        turn: Turn | None,
+        rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        out = self._context.attend_joined(layer, heads, num_query_heads, norm, turn, options)
+        out = self._context.attend_joined(layer, heads, rotation, options)
         self._tap.keep(self._tap.trace.heads, layer, out[None])
         return out
 

@@ -15,7 +15,7 @@ from torch import nn
 from kvscope_engine.model.joined.fused_norm import norm_eps
 from kvscope_engine.model.joined.packed_linear import FastLinear, fast_linear
 from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
-from kvscope_kernels.rotate_write import HeadNorm, Turn
+from kvscope_kernels.rotate_write import HeadNorm, Rotation, Turn
 
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
 
@@ -56,9 +56,8 @@ class FusedAttention(nn.Module):
         count = tokens.shape[0]
         heads = self.qkv(tokens).view(count, -1, self.head_dim)
         turn = _turn(position_embeddings, self.head_dim, paged) if self.rotates else None
-        return paged.attend_joined(self.layer, heads, self.num_query_heads, self.norm, turn, self.options).reshape(
-            count, -1
-        )
+        rotation = Rotation(self.num_query_heads, self.norm, turn)
+        return paged.attend_joined(self.layer, heads, rotation, self.options).reshape(count, -1)
 
 
 def _turn(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> Turn:

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
 from kvscope_kernels import Ops
-from kvscope_kernels.rotate_write import HeadNorm, Turn, rotate_torch
+from kvscope_kernels.rotate_write import Rotation, rotate_torch
 
 ATTENTION_NAME: Final = "kvscope_paged"
 
@@ -47,13 +47,11 @@ class AttentionContext(Protocol):
         self,
         layer: int,
         heads: torch.Tensor,
-        num_query_heads: int,
-        norm: HeadNorm | None,
-        turn: Turn | None,
+        rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
         """Queries, keys and values in one, (T, Hq + 2 * Hkv, D), yet to be normed and rotated -> (T, Hq, D)."""
-        return self.attend(layer, *rotate_torch(heads, num_query_heads, norm, turn), options)
+        return self.attend(layer, *rotate_torch(heads, rotation), options)
 
 
 class _Given(TypedDict):
@@ -124,18 +122,14 @@ class PagedContext(AttentionContext):
         self,
         layer: int,
         heads: torch.Tensor,
-        num_query_heads: int,
-        norm: HeadNorm | None,
-        turn: Turn | None,
+        rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
         """The same, all in one operation before attention where the cache is as wide as the heads."""
         kv = self.storage.layer(layer)
         if kv.k.shape[-1] != heads.shape[-1]:
-            return self.attend(layer, *rotate_torch(heads, num_query_heads, norm, turn), options)
-        query = self.ops.rotate_write(
-            heads, num_query_heads, norm, turn, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale
-        )
+            return self.attend(layer, *rotate_torch(heads, rotation), options)
+        query = self.ops.rotate_write(heads, rotation, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale)
         return self._attend(query, kv, options)
 
     def _attend(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:

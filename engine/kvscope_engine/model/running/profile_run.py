@@ -16,7 +16,7 @@ from kvscope_engine.model.memory.device_memory import DeviceMemory
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
 from kvscope_engine.model.running.forward import Forward
-from kvscope_kernels.rotate_write import HeadNorm, Turn
+from kvscope_kernels.rotate_write import Rotation
 from kvscope_telemetry.errors import KvscopeError
 
 if TYPE_CHECKING:
@@ -47,12 +47,10 @@ class _NoAttention(AttentionContext):
         self,
         layer: int,
         heads: torch.Tensor,
-        num_query_heads: int,
-        norm: HeadNorm | None,
-        turn: Turn | None,
+        rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        query = heads.new_empty(len(heads), num_query_heads, heads.shape[-1])  # as the operation has it beside them
+        query = heads.new_empty(len(heads), rotation.num_heads, heads.shape[-1])  # as the operation has it beside them
         return torch.zeros_like(query)
 
 
