@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from kvscope_telemetry.ledger import BlockRows
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
@@ -95,6 +96,8 @@ class Hello(_Message, frozen=True, kw_only=True):
     pid: int = 0
     host: str = ""
     """Which start of which machine `time_ns` is of (`host_id`); empty: unknown."""
+    capabilities: Capabilities = OWN_ENGINE
+    """What it can tell and be asked for."""
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

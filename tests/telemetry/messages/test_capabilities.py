@@ -1,0 +1,37 @@
+"""What a source can tell travels in its Hello; who says nothing is our own engine."""
+
+import msgspec
+
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
+
+
+def _hello(**more: object) -> Hello:
+    return msgspec.convert(
+        {
+            "type": "Hello",
+            "epoch": 1,
+            "time_ns": 2,
+            "wall_time_ns": 3,
+            "model": ModelInfo(name="m"),
+            "cache": CacheInfo(num_blocks=4, block_size=16),
+            "device": DeviceInfo(kind="cpu"),
+            **more,
+        },
+        Hello,
+        from_attributes=True,
+    )
+
+
+def test_an_older_hello_is_our_own_engines() -> None:
+    raw = msgspec.msgpack.encode(_hello())
+    assert b"capabilities" not in raw
+    assert msgspec.msgpack.decode(raw, type=Hello).capabilities == OWN_ENGINE
+    assert not OWN_ENGINE.unknown_columns
+
+
+def test_what_is_not_told_comes_back() -> None:
+    told = Capabilities(engine="vllm", owners=False, ref_counts=False, filled=False)
+    back = msgspec.msgpack.decode(msgspec.msgpack.encode(_hello(capabilities=told)), type=Hello)
+    assert back.capabilities == told
+    assert back.capabilities.unknown_columns == {"owner", "ref_count", "filled"}
