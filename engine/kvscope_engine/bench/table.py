@@ -1,21 +1,21 @@
-"""Plain tables for terminals: the first column left, the others right."""
+"""Plain tables for terminals: the first column left, the others right, but for those that are said to be words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """`rows` under `header`, as text without a trailing newline."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Collection[int] = (0,)) -> str:
+    """`rows` under `header`, as text without a trailing newline; columns in `words` begin at the left."""
     lines = [list(header), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     rule = ["─" * width for width in widths]
-    return "\n".join(_line(line, widths) for line in [lines[0], rule, *lines[1:]])
+    return "\n".join(_line(line, widths, words) for line in [lines[0], rule, *lines[1:]])
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (
-        cell.ljust(width) if column == 0 else cell.rjust(width)
+def _line(cells: Sequence[str], widths: Sequence[int], words: Collection[int]) -> str:
+    placed = (
+        cell.ljust(width) if column in words else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
-    return "  ".join([first, *rest]).rstrip()
+    return "  ".join(placed).rstrip()

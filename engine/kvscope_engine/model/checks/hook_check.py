@@ -130,6 +130,16 @@ def take_plain_trace(module: nn.Module) -> Trace | None:
 
 
 def _checked(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
+    calls = seen_calls(module)
+    shapes, places = [call.shape for call in calls], [call.place for call in calls]
+    return calls, check_equals_eager(module, shapes, places)
+
+
+def seen_calls(module: nn.Module) -> tuple[LayerCall, ...]:
+    """How each layer calls our attention, by a run of a few tokens alone: also where tensors have no data.
+
+    Raises BadInput, or whatever the model raises, where it is not served.
+    """
     config: Any = module.config
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput("it is an encoder-decoder, only decoders are")
@@ -142,8 +152,7 @@ def _checked(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
         calls = _record(module)
     _check_once_a_layer(calls, int(text_config.num_hidden_layers))
     _check_windows(calls, text_config)
-    shapes, places = [call.shape for call in calls], [call.place for call in calls]
-    return tuple(calls), check_equals_eager(module, shapes, places)
+    return tuple(calls)
 
 
 def _check_layer_types(text_config: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +25,41 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
     be reached and the files are not here already.
     """
     from huggingface_hub import snapshot_download
+
+    bars: list[Any] = []
+    with (
+        _named_errors(repository),
+        Meter(progress, "download", repository, unit="bytes") as meter,
+        ThreadPoolExecutor(1) as worker,
+    ):
+        download = worker.submit(
+            snapshot_download, repository, allow_patterns=list(PATTERNS), tqdm_class=_counting_bar(bars)
+        )
+        # The bars count in the hub's own threads; what is told is told from this one.
+        while not wait((download,), POLL_S).done:
+            meter.reach(*_furthest(bars))
+        folder = download.result()
+        meter.reach(*_furthest(bars))
+    return Path(folder)
+
+
+def hub_file(repository: str, name: str) -> Path:
+    """The file `name` of `repository` alone. Raises as `hub_folder`, and BadInput where there is no such file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with _named_errors(repository):
+        try:
+            return Path(hf_hub_download(repository, name))
+        except EntryNotFoundError as error:
+            if isinstance(error, FileNotFoundError):  # not here, and nobody could be asked
+                raise
+            raise BadInput(f"model {repository!r} is not accepted: it has no {name}") from error
+
+
+@contextmanager
+def _named_errors(repository: str) -> Iterator[None]:
+    """What the hub raises becomes one line that names the model."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -30,17 +67,8 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
         RepositoryNotFoundError,
     )
 
-    bars: list[Any] = []
     try:
-        with Meter(progress, "download", repository, unit="bytes") as meter, ThreadPoolExecutor(1) as worker:
-            download = worker.submit(
-                snapshot_download, repository, allow_patterns=list(PATTERNS), tqdm_class=_counting_bar(bars)
-            )
-            # The bars count in the hub's own threads; what is told is told from this one.
-            while not wait((download,), POLL_S).done:
-                meter.reach(*_furthest(bars))
-            folder = download.result()
-            meter.reach(*_furthest(bars))
+        yield
     except GatedRepoError as error:
         raise BadInput(
             f"model {repository!r} is closed to this user: its licence must be accepted at the hub"
@@ -52,7 +80,6 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
     except (HfHubHTTPError, OSError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise KvscopeError(f"model {repository!r} cannot be downloaded: {line:.200}") from error
-    return Path(folder)
 
 
 def _counting_bar(bars: list[Any]) -> type[Any]:

@@ -32,7 +32,7 @@ class StepProfile:
     """Beyond the activations: of the head, and of what sampling makes of it."""
 
 
-class _NoAttention(AttentionContext):
+class NoAttention(AttentionContext):
     """Without blocks: attention gives zeros."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ def step_profile(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory
     positions = torch.arange(tokens, device=loaded.device) % loaded.max_model_len
     rows = torch.arange(samples, device=loaded.device)
     try:
-        activations = _peak(memory, lambda: forward.fill(ids, positions, _NoAttention()))
-        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, _NoAttention(), rows)))
+        activations = _peak(memory, lambda: forward.fill(ids, positions, NoAttention()))
+        whole = _peak(memory, lambda: _sample(forward.logits(ids, positions, NoAttention(), rows)))
     except torch.OutOfMemoryError as error:
         raise KvscopeError(
             f"no memory for a step of {tokens} tokens on {loaded.device}: give a smaller --max-num-batched-tokens"

@@ -1,0 +1,161 @@
+"""`kvscope-engine plan`: what a model takes of a GPU's memory, to serve and to train, from its configuration alone."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from kvscope_engine.cli.parser import number, parse_size, whole_number
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_engine.planning.inference import InferenceQuestion
+    from kvscope_engine.planning.training import TrainingQuestion
+
+LENGTHS: Final = "1024,4096,16384"
+MAX_LENGTHS: Final = 16
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "plan",
+        help="what a model takes of a GPU's memory",
+        description="Where the memory of a GPU would go, part by part, and how many requests there is room for; with"
+        " --train, what training takes. Only the model's configuration is read; no GPU is needed.",
+    )
+    parser.add_argument(
+        "--model", default="default", metavar="M", help="a model's name, as for serve, or a config.json"
+    )
+    parser.add_argument(
+        "--gpu-memory", type=parse_size, required=True, metavar="SIZE", help="of one GPU, such as 24GiB"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_serving(parser.add_argument_group("serving"))
+    _add_training(parser.add_argument_group("training"))
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when it fits, 0 also when it does not: the answer is the output."""
+    question, training, lengths = _serving_question(args), _training_question(args), _lengths(args.lengths)
+    from kvscope_engine.planning.answer import answer
+    from kvscope_engine.planning.inference import plan_inference
+    from kvscope_engine.planning.report_text import text
+    from kvscope_engine.planning.skeleton import read_skeleton
+    from kvscope_engine.planning.training import plan_training
+
+    skeleton = read_skeleton(args.model)
+    plan = plan_inference(skeleton, question)
+    trained = None if training is None else plan_training(skeleton, training)
+    told = answer(skeleton, plan, lengths, trained)
+    print(msgspec.json.encode(told).decode() if args.json else text(told))
+    return 0
+
+
+def _add_serving(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--dtype", default="bfloat16", metavar="T", help="of weights: bfloat16, float16, float32, int8, int4"
+    )
+    group.add_argument("--kv-cache-dtype", default="auto", metavar="T", help="of the KV cache: auto, fp8, int8")
+    group.add_argument(
+        "--gpu-memory-utilization", type=number, default=0.9, metavar="F", help="share that may be taken"
+    )
+    group.add_argument("--block-size", type=whole_number, default=16, metavar="N", help="tokens a block")
+    group.add_argument(
+        "--max-model-len", type=whole_number, metavar="N", help="tokens of a request (default: the model's)"
+    )
+    group.add_argument("--max-num-seqs", type=whole_number, default=64, metavar="N", help="requests of one step")
+    group.add_argument(
+        "--max-num-batched-tokens", type=whole_number, default=8192, metavar="N", help="tokens of one step"
+    )
+    group.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    group.add_argument(
+        "--tensor-parallel-size", type=whole_number, default=1, metavar="N", help="GPUs that share each layer"
+    )
+    group.add_argument("--pipeline-parallel-size", type=whole_number, default=1, metavar="N", help="GPUs in a row")
+    group.add_argument("--kv-host-memory", type=parse_size, default=0, metavar="SIZE", help="host memory for KV, a GPU")
+    group.add_argument(
+        "--weights-on-host", type=parse_size, default=0, metavar="SIZE", help="weights in host memory, a GPU"
+    )
+    group.add_argument(
+        "--others", type=parse_size, metavar="SIZE", help="the driver's and other programs' (default: 0.8 GiB)"
+    )
+    group.add_argument("--lengths", default=LENGTHS, metavar="N,N…", help="tokens of requests to say the number of")
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--train", action="store_true", help="say what training takes as well")
+    group.add_argument(
+        "--batch-size", type=whole_number, default=1, metavar="N", help="sequences of a forward pass, a GPU"
+    )
+    group.add_argument(
+        "--length",
+        type=whole_number,
+        metavar="N",
+        help="tokens of a sequence (default: 2048, or what the model can do)",
+    )
+    group.add_argument(
+        "--precision",
+        default="mixed",
+        metavar="P",
+        help="mixed (16-bit weights beside float32 master weights), autocast (torch's), bfloat16 or float32",
+    )
+    group.add_argument("--optimizer", default="adamw", metavar="O", help="adamw or sgd")
+    group.add_argument(
+        "--gradient-checkpointing", action="store_true", help="compute layers again in the backward pass"
+    )
+    group.add_argument("--zero", type=whole_number, default=0, metavar="N", help="ZeRO's stage, 0 to 3")
+    group.add_argument(
+        "--data-parallel-size", type=whole_number, default=1, metavar="N", help="GPUs that ZeRO divides among"
+    )
+
+
+def _serving_question(args: argparse.Namespace) -> InferenceQuestion:
+    from kvscope_engine.planning.inference import CONTEXT_BYTES, InferenceQuestion
+
+    return InferenceQuestion(
+        gpu_memory=args.gpu_memory,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        dtype=args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
+        block_size=args.block_size,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        enforce_eager=args.enforce_eager,
+        tensor_parallel=args.tensor_parallel_size,
+        pipeline_parallel=args.pipeline_parallel_size,
+        kv_host_memory=args.kv_host_memory,
+        weights_on_host=args.weights_on_host,
+        others=CONTEXT_BYTES if args.others is None else args.others,
+    )
+
+
+def _training_question(args: argparse.Namespace) -> TrainingQuestion | None:
+    if not args.train:
+        return None
+    from kvscope_engine.planning.training import TrainingQuestion
+
+    return TrainingQuestion(
+        batch_size=args.batch_size,
+        length=args.length,
+        precision=args.precision,
+        optimizer=args.optimizer,
+        checkpointing=args.gradient_checkpointing,
+        zero=args.zero,
+        data_parallel=args.data_parallel_size,
+    )
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    try:
+        lengths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        lengths = ()
+    if not 1 <= len(lengths) <= MAX_LENGTHS or any(length < 1 for length in lengths):
+        raise BadInput(f"--lengths {text!r:.60} is not accepted: up to {MAX_LENGTHS} whole numbers with commas between")
+    return lengths

@@ -1,0 +1,242 @@
+"""What serving a model takes of each GPU, and how many tokens and requests that leaves room for.
+
+The sum is the engine's own (`model/memory/memory_plan.py`), with the same reserves; what it measures at a start is
+reckoned here. Weights: parameters times their bytes. KV: two vectors a head, layer and token, and a float32 scale
+each where they have 8 bits. Activations: transformers' forward of the largest step, run without data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from kvscope_engine.model.loading.hf_config import position_limit
+from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves
+from kvscope_engine.model.memory.step_memory import (
+    FLOAT32_BYTES,
+    GPU_BATCHED_TOKENS,
+    GRAPH_BYTES,
+    HeadShape,
+    StepLimits,
+    graph_logits_bytes,
+    sampling_bytes,
+    split_partials_bytes,
+    step_buffer_bytes,
+)
+from kvscope_engine.model.running.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
+from kvscope_engine.model.tiers.build import STAGING_BYTES
+from kvscope_engine.planning.forward_peak import ForwardShape, forward_shape
+from kvscope_engine.planning.shards import Stage, check_divisible, stages
+from kvscope_engine.planning.skeleton import Skeleton
+from kvscope_telemetry.errors import BadInput
+
+CONTEXT_BYTES: Final = 800 << 20
+"""Of the driver, CUDA's context and what libraries keep: 0.8 GiB as measured on H100 and H200."""
+MULTIPROCESSORS: Final = 132
+"""Of the GPU, for the partial results of split attention, which are small: an H100's."""
+WEIGHT_BYTES: Final = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
+"""A parameter. Quantized ones beside a scale each group; embedding, head and vectors keep 16 bits."""
+GROUP_SIZE: Final = 128
+SCALE_BYTES: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceQuestion:
+    """What is asked. Names are the engine's options."""
+
+    gpu_memory: int
+    """Bytes of one GPU."""
+    gpu_memory_utilization: float = 0.9
+    dtype: str = "bfloat16"
+    """Of the weights; int8 and int4 compute in bfloat16."""
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    max_model_len: int | None = None
+    """Tokens of one request; None: the model's own limit."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = GPU_BATCHED_TOKENS
+    enforce_eager: bool = False
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    kv_host_memory: int = 0
+    weights_on_host: int = 0
+    """Bytes of weights, a GPU, that stay in host memory and are read over the bus in each step."""
+    others: int = CONTEXT_BYTES
+
+    def __post_init__(self) -> None:
+        if self.dtype not in WEIGHT_BYTES:
+            raise BadInput(f"dtype={self.dtype!r} is not accepted: one of {', '.join(WEIGHT_BYTES)}")
+        for name in ("tensor_parallel", "pipeline_parallel", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            value = getattr(self, name)
+            if not 1 <= value <= 1 << 20:
+                raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {1 << 20}")
+        if self.max_model_len is not None and not 1 <= self.max_model_len <= 1 << 31:
+            raise BadInput(f"max_model_len={self.max_model_len} is not accepted: a whole number from 1 to {1 << 31}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise BadInput(
+                f"gpu_memory_utilization={self.gpu_memory_utilization!r} is not accepted: above 0, at most 1"
+            )
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in QUANTIZED_DTYPES:
+            raise BadInput(
+                f"kv_cache_dtype={self.kv_cache_dtype!r} is not accepted: one of auto, {', '.join(QUANTIZED_DTYPES)}"
+            )
+
+    @property
+    def activations(self) -> torch.dtype:
+        """The type that is computed in."""
+        return {"float32": torch.float32, "float16": torch.float16}.get(self.dtype, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One GPU of a pipeline stage."""
+
+    stage: Stage
+    memory: MemoryPlan
+    block_bytes: int
+    num_blocks: int
+    """That fit, 0 where nothing does."""
+    num_host_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class InferencePlan:
+    """The answer: every GPU of a stage is as `stages` says; the stage with fewest blocks decides for all."""
+
+    question: InferenceQuestion
+    skeleton: Skeleton
+    max_model_len: int
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def tightest(self) -> StagePlan:
+        """The stage with least room."""
+        return min(self.stages, key=lambda stage: (stage.num_blocks, stage.memory.kv))
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the pool."""
+        return self.tightest.num_blocks
+
+    @property
+    def num_tokens(self) -> int:
+        """That all requests together may have in the KV cache."""
+        return self.num_blocks * self.question.block_size
+
+    @property
+    def kv_bytes_a_token(self) -> float:
+        """On all GPUs together, each KV head counted as often as it is held."""
+        whole = sum(stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
+        return whole / self.question.block_size
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights, a step and at least one block fit."""
+        return all(stage.memory.fits and stage.num_blocks > 0 for stage in self.stages)
+
+    @property
+    def holds_longest(self) -> bool:
+        """Whether a request of `max_model_len` fits beside nothing else."""
+        return self.fits and self.requests(self.max_model_len) >= 1
+
+    def requests(self, length: int) -> int:
+        """How many requests of `length` tokens, prompt and output, may run at once, sharing nothing."""
+        return self.num_blocks // max(1, -(-length // self.question.block_size))
+
+
+def plan_inference(skeleton: Skeleton, question: InferenceQuestion) -> InferencePlan:
+    """Where the memory of each GPU goes.
+
+    Raises BadInput for a length the model cannot do, heads or layers that cannot be divided, or a model that is
+    not served.
+    """
+    length = _length(skeleton, question)
+    tokens = min(question.max_num_batched_tokens, length * question.max_num_seqs)
+    shape = forward_shape(skeleton, question.activations, tokens)
+    check_divisible(shape.calls[0].num_query_heads, question.tensor_parallel)
+    layers = tuple(shape.layers)
+    divided = stages(skeleton, layers, question.tensor_parallel, question.pipeline_parallel)
+    made = tuple(_stage_plan(skeleton, stage, shape, question, length, tokens) for stage in divided)
+    return InferencePlan(question, skeleton, length, made)
+
+
+def weight_bytes(stage: Stage, dtype: str) -> int:
+    """Bytes of a stage's weights on one GPU."""
+    each = wide = WEIGHT_BYTES[dtype]
+    if dtype in ("int8", "int4"):
+        each, wide = each + SCALE_BYTES / GROUP_SIZE, 2.0
+    return round(stage.layers.matrices * each + (stage.layers.vectors + stage.embedding.number) * wide)
+
+
+def _length(skeleton: Skeleton, question: InferenceQuestion) -> int:
+    limit = position_limit(skeleton.config)
+    if question.max_model_len is None:
+        if limit is None:
+            raise BadInput(f"model {skeleton.name!r} does not say how long it can be: give --max-model-len")
+        return limit
+    if limit is not None and question.max_model_len > limit:
+        raise BadInput(
+            f"max_model_len={question.max_model_len} is not accepted: model {skeleton.name!r} can do {limit}"
+        )
+    return question.max_model_len
+
+
+def _stage_plan(
+    skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int, tokens: int
+) -> StagePlan:
+    dtype = storage_dtype(question.kv_cache_dtype, question.activations)
+    one_block = block_bytes(stage.kv, question.block_size, dtype)
+    memory = MemoryPlan(
+        total=question.gpu_memory,
+        utilization=question.gpu_memory_utilization,
+        others=question.others,
+        weights=max(0, weight_bytes(stage, question.dtype) - question.weights_on_host),
+        activations=_activations(skeleton, shape, question, tokens),
+        logits=0,
+        reserves=_reserves(skeleton, stage, shape, question, length),
+        staging=2 * STAGING_BYTES if question.kv_host_memory else 0,
+        kv_min=one_block,
+    )
+    blocks = max(0, memory.kv) // one_block if memory.fits else 0
+    return StagePlan(stage, memory, one_block, blocks, question.kv_host_memory // one_block)
+
+
+def _activations(skeleton: Skeleton, shape: ForwardShape, question: InferenceQuestion, tokens: int) -> int:
+    """Of the largest step; what tensor parallelism leaves whole is the stream between layers, before and after.
+
+    In 16 bits the engine keeps that stream in float32.
+    """
+    itemsize = question.activations.itemsize
+    numbers = 2 * tokens * int(skeleton.config.hidden_size)
+    stream = numbers * itemsize
+    inner = max(0, shape.activations - stream) // question.tensor_parallel
+    return inner + numbers * FLOAT32_BYTES
+
+
+def _reserves(
+    skeleton: Skeleton, stage: Stage, shape: ForwardShape, question: InferenceQuestion, length: int
+) -> StepReserves:
+    limits = StepLimits(
+        max_num_seqs=question.max_num_seqs,
+        max_num_batched_tokens=question.max_num_batched_tokens,
+        max_request_tokens=length,
+        block_size=question.block_size,
+    )
+    widest = max(shape.calls, key=lambda call: call.num_query_heads)
+    kv_heads = max(1, widest.shape.num_kv_heads // question.tensor_parallel)
+    heads = HeadShape(
+        num_heads=max(kv_heads, widest.num_query_heads // question.tensor_parallel),
+        num_kv_heads=kv_heads,
+        head_dim=widest.shape.head_dim,
+        element_bytes=question.activations.itemsize,
+        is_quantized=question.kv_cache_dtype != "auto",
+    )
+    vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
+    graphs = 0 if question.enforce_eager else GRAPH_BYTES + graph_logits_bytes(limits, vocab)
+    return StepReserves(
+        attention_partials=split_partials_bytes(limits, heads, MULTIPROCESSORS),
+        graphs=graphs + step_buffer_bytes(limits),
+        sampling=sampling_bytes(limits, vocab),
+    )

@@ -1,0 +1,81 @@
+"""Bytes of the tensors that are alive, by kind, while torch runs; real ones, or ones without data.
+
+Owns the count. A storage is counted once, however many tensors look at it, from the operation that made it until
+nobody holds it: what torch's allocator would be asked for, without its rounding and its unused rest.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+WEIGHTS: Final = "weights"
+GRADIENTS: Final = "gradients"
+OPTIMIZER: Final = "optimizer states"
+ACTIVATIONS: Final = "activations"
+KINDS: Final = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
+"""What no one has named otherwise is an activation."""
+
+
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, counts what operations make. `shares`: how much of each kind this device holds (default: all)."""
+
+    def __init__(self, shares: Mapping[str, float] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shares = dict.fromkeys(KINDS, 1.0) | dict(shares or {})
+        self._alive: dict[int, tuple[str, int]] = {}
+        self._bytes = dict.fromkeys(KINDS, 0.0)
+        self.peak: dict[str, float] = dict(self._bytes)
+        """Bytes by kind at the moment when all of them together were most."""
+
+    @property
+    def now(self) -> dict[str, float]:
+        """Bytes alive, by kind."""
+        return dict(self._bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of all kinds together."""
+        return round(sum(self.peak.values()))
+
+    def restart_peak(self) -> None:
+        """Only what comes from now on counts for the peak."""
+        self.peak = self.now
+
+    def name(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """From now on the storages of `tensors` are of that kind; those not seen before are counted from here."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            known = self._alive.get(storage._cdata)
+            if known is None:
+                self._add(kind, storage)
+            elif known[0] != kind:
+                self._bytes[known[0]] -= known[1] * self._shares[known[0]]
+                self._bytes[kind] += known[1] * self._shares[kind]
+                self._alive[storage._cdata] = (kind, known[1])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self._alive:
+                    self._add(ACTIVATIONS, storage)
+        return result
+
+    def _add(self, kind: str, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._alive[key] = (kind, size)
+        self._bytes[kind] += size * self._shares[kind]
+        weakref.finalize(storage, self._forget, key).atexit = False
+        if sum(self._bytes.values()) > sum(self.peak.values()):
+            self.peak = dict(self._bytes)
+
+    def _forget(self, key: int) -> None:
+        kind, size = self._alive.pop(key)
+        self._bytes[kind] -= size * self._shares[kind]

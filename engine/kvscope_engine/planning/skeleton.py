@@ -1,0 +1,147 @@
+"""A model without memory: its configuration, its modules with shapes alone, and where its parameters are.
+
+Owns how a name becomes a configuration without anything else being fetched.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from kvscope_engine.model.fetching.hub import hub_file
+from kvscope_engine.model.fetching.names import parse_model_name
+from kvscope_engine.model.loading.hf_config import read_config
+from kvscope_engine.model.loading.support import blueprint
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Numbers of parameters of a place in the model: in matrices, which can be divided among devices and quantized,
+    and in vectors (norms, biases), which are not."""
+
+    matrices: int = 0
+    vectors: int = 0
+
+    def __add__(self, other: Parameters) -> Parameters:
+        return Parameters(self.matrices + other.matrices, self.vectors + other.vectors)
+
+    @property
+    def number(self) -> int:
+        """All of them."""
+        return self.matrices + self.vectors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skeleton:
+    """What a plan needs to know of a model. Each is its own: two of one name are not equal."""
+
+    name: str
+    architecture: str
+    config: PretrainedConfig
+    layers: tuple[Parameters, ...]
+    embedding: Parameters
+    """Read by number; the head's too where the two are one."""
+    head: Parameters
+    """The last product, and the norm before it. Without the matrix where it is the embedding's."""
+    by_module: tuple[tuple[str, int], ...]
+    """Parameters of each kind of module, such as "self_attn" and "mlp", over all layers; most first."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model."""
+        return self.embedding.number + self.head.number + sum(layer.number for layer in self.layers)
+
+    @property
+    def num_layers(self) -> int:
+        """Of decoder layers."""
+        return len(self.layers)
+
+
+def read_skeleton(model: str) -> Skeleton:
+    """The skeleton of `model`: `default`, a Hugging Face id, a folder, a `.gguf` file, a `config.json`, or dummy:FILE.
+
+    Raises BadInput for what is no model that this engine serves, KvscopeError when the hub cannot be reached.
+    """
+    config = _config(model)
+    plan = blueprint(config, model)
+    module = build(config, torch.bfloat16, torch.device("meta"))
+    layers: dict[int, Parameters] = {}
+    embedding, rest = Parameters(), Parameters()
+    modules: dict[str, int] = {}
+    inputs: Any = module.get_input_embeddings()
+    for name, parameter in module.named_parameters():
+        one = Parameters(parameter.numel(), 0) if parameter.dim() > 1 else Parameters(0, parameter.numel())
+        match = _LAYER.search(name)
+        if match:
+            layers[int(match[1])] = layers.get(int(match[1]), Parameters()) + one
+        elif parameter is inputs.weight:
+            embedding += one
+        else:
+            rest += one
+        kind = _kind(name, match)
+        modules[kind] = modules.get(kind, 0) + parameter.numel()
+    return Skeleton(
+        name=model,
+        architecture=plan.architecture,
+        config=config,
+        layers=tuple(layers[number] for number in sorted(layers)),
+        embedding=embedding,
+        head=rest,
+        by_module=tuple(sorted(modules.items(), key=lambda item: -item[1])),
+    )
+
+
+def build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str = "eager") -> Any:
+    """The causal language model of `config`, without values on the device "meta" or inside a fake tensor mode."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with device:
+        return auto.from_config(config, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
+
+
+def _kind(name: str, match: re.Match[str] | None) -> str:
+    """The first part of a parameter's name below its layer; without a layer, the module that holds it."""
+    parts = (name[match.end() :] if match else name.removeprefix("model.")).split(".")
+    return parts[0]
+
+
+def _config(model: str) -> PretrainedConfig:
+    if model.endswith(".json") and Path(model).expanduser().is_file():
+        return read_config(Path(model).expanduser())
+    name = parse_model_name(model)
+    if name.kind == "dummy":
+        return read_config(name.path)
+    if name.kind == "folder":
+        return read_config(_there(name.path / "config.json", model))
+    if name.kind == "hub":
+        return read_config(hub_file(name.text, "config.json"))
+    return _gguf_config(name.path if name.kind == "gguf" else None)
+
+
+def _there(path: Path, model: str) -> Path:
+    if not path.is_file():
+        raise BadInput(f"model {model!r} is not accepted: the folder has no config.json")
+    return path
+
+
+def _gguf_config(path: Path | None) -> PretrainedConfig:
+    """Of a GGUF file by its head alone; of the default model's where None."""
+    from kvscope_engine.model.fetching.default_model import default_gguf
+    from kvscope_engine.model.fetching.progress import TerminalProgress
+    from kvscope_engine.model.gguf.config import config_of
+    from kvscope_engine.model.gguf.header import check_gguf
+
+    file = path or default_gguf(TerminalProgress())
+    config: PretrainedConfig = config_of(file, check_gguf(file))
+    return config

@@ -1,0 +1,94 @@
+"""The answer of `kvscope-engine plan`: where a GPU's memory would go. What the command prints as JSON and the desktop's
+page reads. All sizes are bytes of one GPU."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A named piece of a sum."""
+
+    name: str
+    num_bytes: int
+    how: str = ""
+    """How it was reckoned, or where the formula is from."""
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests of a length fit at once, sharing nothing."""
+
+    num_tokens: int
+    num_requests: int
+
+
+class StageUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a pipeline stage."""
+
+    number: int
+    first_layer: int
+    num_layers: int
+    parts: tuple[Part, ...]
+    """In all `allowed_bytes`, the KV cache included; the last may be "missing", what there is too little."""
+    num_blocks: int
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """An option that would make more fit, and what it would give."""
+
+    options: str
+    num_tokens: int
+    num_requests: int
+    """Of the longest length."""
+    fits: bool
+    note: str = ""
+
+
+class InferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Of serving."""
+
+    gpu_bytes: int
+    allowed_bytes: int
+    num_gpus: int
+    fits: bool
+    holds_longest: bool
+    """Whether one request of `max_model_len` fits."""
+    max_model_len: int
+    block_size: int
+    block_bytes: int
+    """Of one block on the tightest GPU."""
+    kv_bytes_a_token: float
+    """On all GPUs together."""
+    num_blocks: int
+    num_host_blocks: int
+    num_tokens: int
+    rooms: tuple[Room, ...]
+    stages: tuple[StageUse, ...]
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+
+class TrainingAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Of training."""
+
+    gpu_bytes: int
+    fits: bool
+    parts: tuple[Part, ...]
+    """What is held, with the activations at the end of the forward pass."""
+    peak_bytes: int
+    """At the worst moment, the context included."""
+    worst: str
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
+
+
+class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it; training only when asked for."""
+
+    model: str
+    architecture: str
+    num_parameters: int
+    modules: tuple[tuple[str, int], ...]
+    """Parameters of each kind of module."""
+    inference: InferenceAnswer
+    training: TrainingAnswer | None = None

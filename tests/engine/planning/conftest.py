@@ -1,0 +1,68 @@
+"""Configurations of small models, and what torch's allocator really gave out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from kvscope_engine.planning.skeleton import Skeleton, read_skeleton
+
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 3000,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
+LLAMA_8B = SMALL | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+Make = Callable[..., Skeleton]
+
+
+@pytest.fixture
+def skeleton(tmp_path: Path) -> Make:
+    """The skeleton of a configuration, with some of it changed."""
+
+    def make(base: dict[str, object] = SMALL, **changes: object) -> Skeleton:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(base | changes))
+        return read_skeleton(str(path))
+
+    return make
+
+
+def allocated_peak(run: Callable[[], object]) -> int:
+    """Bytes that torch's allocator had given out at most while `run` ran, beyond those before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+        run()
+    now = peak = 0
+    for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    assert peak, "the profiler saw no memory"
+    return peak
+
+
+def close(got: float, real: float) -> bool:
+    """Within 5 %."""
+    return abs(got - real) <= 0.05 * real
+
+
+torch.manual_seed(0)

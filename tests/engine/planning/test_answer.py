@@ -1,0 +1,88 @@
+"""What a person is told: parts that add up, changes that help, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.engine.planning.conftest import LLAMA_8B, SMALL, Make
+
+from kvscope_engine.cli.main import main
+from kvscope_engine.planning.answer import answer
+from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
+from kvscope_engine.planning.report_text import text
+from kvscope_engine.planning.training import TrainingQuestion, plan_training
+from kvscope_telemetry.messages.plan import PlanAnswer
+
+GIB = 1 << 30
+
+
+def _told(skeleton: Make, gib: int, **what: object) -> PlanAnswer:
+    model = skeleton(LLAMA_8B)
+    question = InferenceQuestion(gpu_memory=gib * GIB, **what)  # type: ignore[arg-type]
+    return answer(model, plan_inference(model, question), (1024, 999_999))
+
+
+@pytest.mark.parametrize("gib", [12, 24, 80])
+def test_parts_add_up_to_what_may_be_used(skeleton: Make, gib: int) -> None:
+    told = _told(skeleton, gib, enforce_eager=True).inference
+    for stage in told.stages:
+        sizes = {part.name: part.num_bytes for part in stage.parts}
+        missing = sizes.pop("missing", 0)
+        assert sum(sizes.values()) - missing == told.allowed_bytes
+        assert bool(missing) is not told.fits
+
+
+def test_changes_help_and_are_what_the_plan_says_of_them(skeleton: Make) -> None:
+    told = _told(skeleton, 24).inference
+    assert told.fits
+    assert not told.holds_longest
+    assert [room.num_tokens for room in told.rooms] == [1024, 131072]
+    assert all(change.num_tokens > told.num_tokens for change in told.changes)
+    options = {change.options: change for change in told.changes}
+    again = _told(skeleton, 24, kv_cache_dtype="fp8").inference
+    assert options["--kv-cache-dtype fp8"].num_tokens == again.num_tokens
+    larger = next(name for name in options if name.startswith("--gpu-memory "))
+    assert options[larger].num_requests >= 1
+
+
+def test_the_text_says_all_of_it(skeleton: Make) -> None:
+    model = skeleton(LLAMA_8B | {"num_hidden_layers": 2})
+    plan = plan_inference(model, InferenceQuestion(gpu_memory=4 * GIB, pipeline_parallel=2))
+    told = answer(model, plan, (1024,), plan_training(model, TrainingQuestion(length=256)))
+    said = text(told)
+    assert "stage 1, layers 1 to 1" in said
+    assert "Training: " in said
+    assert "it does not fit into 4.0 GiB" in said
+    assert "--zero 3 --data-parallel-size 8" in said
+    assert max(map(len, said.splitlines()[1:])) < 132, "the first line has the model's name"
+
+
+def test_the_command_prints_json_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    code = main(["plan", "--model", str(tmp_path), "--gpu-memory", "2GiB", "--others", "1MiB", "--train", "--json"])
+    told = msgspec.json.decode(capsys.readouterr().out, type=PlanAnswer)
+    assert code == 0
+    assert told.inference.fits
+    assert told.training is not None
+    assert told.training.fits
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpu-memory", "lots"], "'lots' is not accepted: a size"),
+        ([], "--gpu-memory"),
+        (["--gpu-memory", "24GiB", "--lengths", "1,x"], "--lengths '1,x' is not accepted"),
+        (["--gpu-memory", "24GiB", "--train", "--zero", "7"], "zero=7 is not accepted"),
+        (["--gpu-memory", "24GiB", "--model", "/nowhere"], "'/nowhere' is not there"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_input_is_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *options]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert printed.count("\n") == 1

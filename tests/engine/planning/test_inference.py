@@ -1,0 +1,113 @@
+"""What serving is said to take is what torch's allocator and a real GPU's engine took."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.engine.planning.conftest import LLAMA_8B, Make, allocated_peak, close
+
+from kvscope_engine.model.checks.hook_check import seen_calls
+from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.profile_run import NoAttention
+from kvscope_engine.planning.forward_peak import forward_shape
+from kvscope_engine.planning.inference import InferenceQuestion, plan_inference
+from kvscope_engine.planning.skeleton import build
+from kvscope_telemetry.errors import BadInput
+
+GIB = 1 << 30
+
+
+def _question(**what: object) -> InferenceQuestion:
+    return InferenceQuestion(**{"gpu_memory": 24 * GIB} | what)  # type: ignore[arg-type]
+
+
+def test_an_8b_model_on_an_h100_gets_what_the_engine_got(skeleton: Make) -> None:
+    """`resources/kvscope_resources/benchmarks/h100-80gb-2026-11-22.md`: weights 14.96, KV 29.93 of 47.51 GiB."""
+    plan = plan_inference(
+        skeleton(LLAMA_8B), _question(gpu_memory=int(79.18 * GIB), gpu_memory_utilization=0.6)
+    ).tightest
+    assert plan.memory.weights / GIB == pytest.approx(14.96, abs=0.01)
+    assert plan.memory.kv / GIB == pytest.approx(29.93, rel=0.02)
+    assert plan.memory.activations / GIB == pytest.approx(1.1, abs=0.11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_kv_and_activations_are_what_a_cpu_takes(skeleton: Make, dtype: torch.dtype) -> None:
+    model = skeleton()
+    shape = forward_shape(model, dtype, 512)
+    module = build(model.config, dtype, torch.device("cpu")).eval()
+    seen_calls(module)
+    ids = torch.zeros(512, dtype=torch.int64)
+    with torch.inference_mode():
+        real = allocated_peak(lambda: Forward(module).fill(ids, ids, NoAttention()))
+    assert close(shape.activations, real), f"planned {shape.activations:,}, took {real:,}"
+    name = "float32" if dtype is torch.float32 else "bfloat16"
+    stage = plan_inference(model, _question(dtype=name)).tightest
+    assert stage.memory.weights == sum(p.numel() * p.element_size() for p in module.parameters())
+    storage = KVStorage(3, 16, shape.layers, dtype, torch.device("cpu"))
+    assert stage.block_bytes * 3 == sum(tensor.nbytes for tensor in storage.block_tensors)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_quantized_cache_counts_its_scales(skeleton: Make, kind: str) -> None:
+    model = skeleton()
+    wide, narrow = (plan_inference(model, _question(kv_cache_dtype=each)).tightest for each in ("auto", kind))
+    head_dim = 192 // 6
+    assert narrow.block_bytes / wide.block_bytes == (head_dim + 4) / (2 * head_dim)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 3), (2, 2), (6, 4)])
+def test_parts_of_all_gpus_are_the_model(skeleton: Make, tensor: int, pipeline: int) -> None:
+    model = skeleton()
+    plan = plan_inference(model, _question(tensor_parallel=tensor, pipeline_parallel=pipeline))
+    assert sum(len(stage.stage.kv) for stage in plan.stages) == 4
+    matrices = sum(stage.stage.layers.matrices + stage.stage.embedding.matrices for stage in plan.stages) * tensor
+    assert matrices == model.num_parameters - sum(layer.vectors for layer in model.layers) - model.head.vectors
+    for stage in plan.stages:
+        memory = stage.memory
+        assert memory.needed + memory.others + memory.kv == memory.allowed
+
+
+def test_a_tied_head_is_held_at_both_ends_of_a_pipeline(skeleton: Make) -> None:
+    model = skeleton(tie_word_embeddings=True)
+    one, two = (plan_inference(model, _question(pipeline_parallel=stages)) for stages in (1, 2))
+    weights = sum(stage.memory.weights for stage in two.stages) - one.stages[0].memory.weights
+    assert weights == 2 * model.embedding.number
+
+
+def test_requests_take_whole_blocks(skeleton: Make) -> None:
+    plan = plan_inference(skeleton(), _question())
+    assert plan.requests(17) == plan.num_blocks // 2
+    assert plan.num_tokens == 16 * plan.num_blocks
+
+
+def test_too_small_a_gpu_does_not_fit_and_says_how_much_is_missing(skeleton: Make) -> None:
+    plan = plan_inference(skeleton(LLAMA_8B), _question(gpu_memory=12 * GIB))
+    assert not plan.fits
+    assert plan.num_blocks == 0
+    assert plan.tightest.memory.kv < 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"dtype": "fp7"}, "dtype='fp7' is not accepted: one of float32"),
+        ({"kv_cache_dtype": "int2"}, "kv_cache_dtype='int2' is not accepted: one of auto"),
+        ({"tensor_parallel": 0}, "tensor_parallel=0 is not accepted"),
+        ({"tensor_parallel": 5}, "tensor_parallel=5 is not accepted: 6 query heads"),
+        ({"pipeline_parallel": 5}, "pipeline_parallel=5 is not accepted: the model has 4 layers"),
+        ({"max_model_len": 2048}, "max_model_len=2048 is not accepted"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5 is not accepted"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_wrong_questions_are_refused_by_name(skeleton: Make, wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        plan_inference(skeleton(), _question(**wrong))
+    assert said in str(refused.value)
+
+
+def test_what_the_engine_refuses_is_refused_here(skeleton: Make) -> None:
+    with pytest.raises(BadInput, match="not supported"):
+        skeleton({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100})
