@@ -18,6 +18,7 @@ from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme_keeper import CHOICES, PALETTES
 from kvscope_app.marks.mark_actions import clear_choice, mark_actions
 from kvscope_app.pictures.picture_actions import picture_actions
+from kvscope_app.planning.plan_sheet import PlanSheet
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
@@ -147,11 +148,17 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
     recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
     end = [
         *([*recording, *library_actions(window, ENGINE)] if window.open_recording else []),
+        ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window)),
         ActionSpec("compare", "Compare with…", ENGINE, partial(ask_other, window), ("Ctrl+Shift+D",), "compare"),
         ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
         ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
     ]
     return [*(own if window.keeper else []), *control, *(attach if window.attach else []), *end]
+
+
+def _plan(window: WindowBody) -> None:
+    hello = window.session.mirror.hello
+    PlanSheet(window, window.themes.theme, "default" if hello is None else hello.model.name).show()
 
 
 def _view(window: WindowBody) -> list[ActionSpec]:

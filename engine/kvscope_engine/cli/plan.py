@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kvscope_engine.cli.parser import number, parse_size, whole_number
-from kvscope_telemetry.errors import BadInput
+from kvscope_engine.cli.parser import CommandParser, number, parse_size, whole_number
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.plan import PlanAnswer
+from kvscope_telemetry.messages.what_if import Complaint
 
 if TYPE_CHECKING:
     from kvscope_engine.planning.inference import InferenceQuestion
@@ -26,34 +29,69 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         description="Where the memory of a GPU would go, part by part, and how many requests there is room for; with"
         " --train, what training takes. Only the model's configuration is read; no GPU is needed.",
     )
-    parser.add_argument(
-        "--model", default="default", metavar="M", help="a model's name, as for serve, or a config.json"
-    )
-    parser.add_argument(
-        "--gpu-memory", type=parse_size, required=True, metavar="SIZE", help="of one GPU, such as 24GiB"
-    )
+    _add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    _add_serving(parser.add_argument_group("serving"))
-    _add_training(parser.add_argument_group("training"))
+    parser.add_argument(
+        "--lines",
+        action="store_true",
+        help="read a JSON array of these options a line from standard input, answer each with a JSON line, and end with"
+        " the input: what the desktop does",
+    )
     parser.set_defaults(run=run)
     return parser
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", default="default", metavar="M", help="a model's name, as for serve, or a config.json"
+    )
+    parser.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 24GiB")
+    _add_serving(parser.add_argument_group("serving"))
+    _add_training(parser.add_argument_group("training"))
+
+
 def run(args: argparse.Namespace) -> int:
     """0 when it fits, 0 also when it does not: the answer is the output."""
+    if args.lines:
+        return _converse()
+    told = _answered(args)
+    if args.json:
+        print(msgspec.json.encode(told).decode())
+        return 0
+    from kvscope_engine.planning.report_text import text
+
+    print(text(told))
+    return 0
+
+
+def _converse() -> int:
+    """A question a line, until there are no more."""
+    parser = CommandParser(prog="kvscope-engine plan")
+    _add_options(parser)
+    for line in sys.stdin.buffer:
+        try:
+            told: PlanAnswer | Complaint = _answered(parser.parse_args(msgspec.json.decode(line, type=list[str])))
+        except msgspec.MsgspecError as error:
+            told = Complaint(error=f"no JSON array of options: {error}")
+        except KvscopeError as error:
+            told = Complaint(error=str(error))
+        sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def _answered(args: argparse.Namespace) -> PlanAnswer:
+    if args.gpu_memory is None:
+        raise BadInput("--gpu-memory is not given: the memory of one GPU, such as 24GiB")
     question, training, lengths = _serving_question(args), _training_question(args), _lengths(args.lengths)
     from kvscope_engine.planning.answer import answer
     from kvscope_engine.planning.inference import plan_inference
-    from kvscope_engine.planning.report_text import text
     from kvscope_engine.planning.skeleton import read_skeleton
     from kvscope_engine.planning.training import plan_training
 
     skeleton = read_skeleton(args.model)
     plan = plan_inference(skeleton, question)
-    trained = None if training is None else plan_training(skeleton, training)
-    told = answer(skeleton, plan, lengths, trained)
-    print(msgspec.json.encode(told).decode() if args.json else text(told))
-    return 0
+    return answer(skeleton, plan, lengths, None if training is None else plan_training(skeleton, training))
 
 
 def _add_serving(group: argparse._ArgumentGroup) -> None:

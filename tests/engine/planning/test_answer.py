@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -86,3 +87,18 @@ def test_bad_input_is_one_line(options: list[str], said: str, capsys: pytest.Cap
     printed = capsys.readouterr().err
     assert said in printed
     assert printed.count("\n") == 1
+
+
+def test_questions_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    good = ["--model", str(tmp_path), "--gpu-memory", "2GiB", "--others", "1MiB"]
+    lines = [json.dumps(good), "x", json.dumps(["--gpu-memory"]), json.dumps([*good, "--lengths", "7"])]
+    said = io.BytesIO()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(lines).encode())))
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(said, write_through=True))
+    assert main(["plan", "--lines"]) == 0
+    told = [json.loads(line) for line in said.getvalue().splitlines()]
+    assert told[0]["inference"]["fits"]
+    assert "no JSON array of options" in told[1]["error"]
+    assert "--gpu-memory" in told[2]["error"]
+    assert told[3]["inference"]["rooms"][0]["num_tokens"] == 7

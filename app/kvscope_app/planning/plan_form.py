@@ -1,0 +1,146 @@
+"""What a person asks of a plan: fields, and the options of `kvscope-engine plan` that they make. Knows no answers."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QSpinBox, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import inset, label
+from kvscope_app.planning.plan_process import Question
+
+GPU_SIZES: Final = ("8GiB", "12GiB", "16GiB", "24GiB", "32GiB", "48GiB", "80GiB", "96GiB", "141GiB", "192GiB")
+_PARALLEL: Final = ("1", "2", "4", "8")
+_MOST: Final = 1 << 22
+Field = TypeVar("Field", bound=QWidget)
+
+
+class PlanForm(QWidget):
+    """Two columns of fields: serving, and training where that is asked for."""
+
+    changed = Signal()
+    """Something else is asked now."""
+
+    def __init__(self, model: str = "default") -> None:
+        super().__init__()
+        self._grid = QGridLayout()
+        self._grid.setColumnStretch(1, 1)
+        self._grid.setHorizontalSpacing(14)
+        self._grid.setVerticalSpacing(7)
+        self.model = self._line("Model", model, "A model's name, a folder, a .gguf file or a config.json (--model)")
+        self.gpu = self._choice("Memory of a GPU", GPU_SIZES, "24GiB", "--gpu-memory", editable=True)
+        self.dtype = self._choice("Weights", ("bfloat16", "float16", "float32", "int8", "int4"), "bfloat16", "--dtype")
+        self.kv_dtype = self._choice("KV cache", ("auto", "fp8", "int8"), "auto", "--kv-cache-dtype")
+        self.length = self._number("Longest request", 0, _MOST, "--max-model-len, in tokens", "the model's")
+        self.seqs = self._number("Requests a step", 1, 1 << 16, "--max-num-seqs")
+        self.seqs.setValue(64)
+        self.tokens = self._number("Tokens a step", 1, 1 << 20, "--max-num-batched-tokens")
+        self.tokens.setValue(8192)
+        self.tensor = self._choice("GPUs a layer", _PARALLEL, "1", "--tensor-parallel-size")
+        self.pipeline = self._choice("GPUs in a row", _PARALLEL, "1", "--pipeline-parallel-size")
+        self.train = QCheckBox("Training as well")
+        self.train.toggled.connect(self._show_training)
+        self.train.toggled.connect(self.changed)
+        self._grid.addWidget(self.train, self._grid.rowCount(), 0, 1, 2)
+        first = self._grid.rowCount()
+        self.batch = self._number("Sequences a pass", 1, 1 << 16, "--batch-size, on one GPU")
+        self.train_length = self._number("Tokens a sequence", 0, _MOST, "--length", "2,048 at most")
+        self.precision = self._choice(
+            "Precision",
+            ("mixed", "autocast", "bfloat16", "float32"),
+            "mixed",
+            "--precision: mixed has float32 master weights",
+        )
+        self.optimizer = self._choice("Optimizer", ("adamw", "sgd"), "adamw", "--optimizer")
+        self.zero = self._choice("ZeRO stage", ("0", "1", "2", "3"), "0", "--zero")
+        self.ranks = self._number("GPUs that divide", 1, 1 << 16, "--data-parallel-size")
+        self.checkpointing = QCheckBox("Gradient checkpointing")
+        self.checkpointing.toggled.connect(self.changed)
+        self._grid.addWidget(self.checkpointing, self._grid.rowCount(), 0, 1, 2)
+        self._training = self._widgets_from(first)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addLayout(self._grid)
+        column.addStretch()
+        self._show_training(False)
+
+    @property
+    def question(self) -> Question:
+        """The options."""
+        options = [
+            ("--model", self.model.text().strip() or "default"),
+            ("--gpu-memory", self.gpu.currentText().strip()),
+            ("--dtype", self.dtype.currentText()),
+            ("--kv-cache-dtype", self.kv_dtype.currentText()),
+            ("--max-num-seqs", str(self.seqs.value())),
+            ("--max-num-batched-tokens", str(self.tokens.value())),
+            ("--tensor-parallel-size", self.tensor.currentText()),
+            ("--pipeline-parallel-size", self.pipeline.currentText()),
+        ]
+        if self.length.value():
+            options.append(("--max-model-len", str(self.length.value())))
+        flat = [f"{name}={value}" for name, value in options]
+        return (*flat, *self._training_options()) if self.train.isChecked() else tuple(flat)
+
+    def _training_options(self) -> tuple[str, ...]:
+        options = [
+            "--train",
+            f"--batch-size={self.batch.value()}",
+            f"--precision={self.precision.currentText()}",
+            f"--optimizer={self.optimizer.currentText()}",
+            f"--zero={self.zero.currentText()}",
+            f"--data-parallel-size={self.ranks.value()}",
+        ]
+        if self.train_length.value():
+            options.append(f"--length={self.train_length.value()}")
+        if self.checkpointing.isChecked():
+            options.append("--gradient-checkpointing")
+        return tuple(options)
+
+    def _show_training(self, shown: bool) -> None:
+        for widget in self._training:
+            widget.setVisible(shown)
+
+    def _widgets_from(self, row: int) -> list[QWidget]:
+        found = []
+        for index in range(self._grid.count()):
+            place = self._grid.getItemPosition(index)
+            item = self._grid.itemAt(index)
+            widget = None if item is None else item.widget()
+            if widget is not None and isinstance(place, tuple) and place[0] >= row:
+                found.append(widget)
+        return found
+
+    def _line(self, name: str, text: str, tip: str) -> QLineEdit:
+        made = QLineEdit(text)
+        made.setCursorPosition(0)
+        made.textEdited.connect(self.changed)
+        return self._placed(name, made, tip)
+
+    def _choice(self, name: str, choices: tuple[str, ...], now: str, tip: str, *, editable: bool = False) -> QComboBox:
+        made = QComboBox()
+        made.addItems(choices)
+        made.setEditable(editable)
+        made.setCurrentText(now)
+        made.currentTextChanged.connect(self.changed)
+        return self._placed(name, made, tip)
+
+    def _number(self, name: str, least: int, most: int, tip: str, none: str = "") -> QSpinBox:
+        made = QSpinBox()
+        made.setRange(least, most)
+        made.setGroupSeparatorShown(True)
+        made.setSpecialValueText(none)
+        inset(made)
+        made.valueChanged.connect(self.changed)
+        return self._placed(name, made, tip)
+
+    def _placed(self, name: str, field: Field, tip: str) -> Field:
+        row = self._grid.rowCount()
+        named = label(name)
+        named.setToolTip(tip)
+        field.setToolTip(tip)
+        field.setAccessibleName(name)
+        self._grid.addWidget(named, row, 0)
+        self._grid.addWidget(field, row, 1)
+        return field

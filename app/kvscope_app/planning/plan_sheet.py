@@ -1,0 +1,75 @@
+"""The sheet *Plan memory*: the form on the left, the answer to it on the right, worked out as it changes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QCloseEvent
+from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QWidget
+
+from kvscope_app.look.makers import label
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
+from kvscope_app.planning.plan_form import PlanForm
+from kvscope_app.planning.plan_process import PlanProcess, Question
+from kvscope_app.planning.plan_view import PlanView
+from kvscope_app.window.sheets.help_sheets import Sheet
+
+_SETTLED_MS: Final = 500
+"""After the last change: who types a number is not done with its first digit."""
+_FORM_WIDTH: Final = 310
+
+
+class PlanSheet(Sheet):
+    """Not modal. Its child process ends with it."""
+
+    def __init__(self, parent: QWidget, theme: Theme, model: str, process: PlanProcess | None = None) -> None:
+        super().__init__("Plan memory", parent)
+        self._process = process or PlanProcess()
+        self.destroyed.connect(self._process.close)  # a window that goes takes its sheets along, closed or not
+        self._shown: Question | None = None
+        self.form, self.view = PlanForm(model), PlanView(theme)
+        self.column.addWidget(
+            label(
+                "What a model takes of a GPU's memory, reckoned from its configuration alone: nothing is loaded,"
+                " and no GPU is needed.",
+                "muted",
+                wraps=True,
+            )
+        )
+        self.column.addLayout(self._sides(), 1)
+        self.add_close()
+        self._settled = QTimer(self, singleShot=True, interval=_SETTLED_MS)
+        self._settled.timeout.connect(self.ask)
+        self.form.changed.connect(self._settled.start)
+        self._process.answered.connect(self.view.show_answer)
+        self._process.failed.connect(lambda words: self.view.say(words, "warning"))
+        self.resize(scaled(980), scaled(720))
+        self.ask()
+
+    def ask(self) -> None:
+        """Work out what the form says now, unless that is what is shown."""
+        question = self.form.question
+        if question == self._shown:
+            return
+        self._shown = question
+        self.view.say("Working it out… The first answer takes some seconds.")
+        self._process.ask(question)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        self._settled.stop()
+        self._process.close()
+        super().closeEvent(event)
+
+    def _sides(self) -> QHBoxLayout:
+        left = QScrollArea()
+        left.setWidgetResizable(True)
+        left.setFrameShape(QScrollArea.Shape.NoFrame)
+        left.setWidget(self.form)
+        left.setFixedWidth(scaled(_FORM_WIDTH))
+        row = QHBoxLayout()
+        row.setSpacing(24)
+        row.addWidget(left)
+        row.addWidget(self.view, 1)
+        return row

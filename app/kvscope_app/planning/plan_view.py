@@ -1,0 +1,194 @@
+"""What a plan says, drawn: a bar a GPU with its parts, requests at once by length, and what to change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label, number_label
+from kvscope_app.look.number_text import count, num_bytes, percent
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
+from kvscope_telemetry.messages.plan import Change, InferenceAnswer, Part, PlanAnswer, TrainingAnswer
+
+_COLORS: Final = {
+    "KV cache": 0,
+    "weights": 6,
+    "activations": 1,
+    "gathered weights": 4,
+    "logits and sampling": 3,
+    "optimizer states": 2,
+    "gradients": 5,
+    "graphs": 4,
+}
+"""Of parts, among the theme's curve colours; the others are grey."""
+_GREY: Final = 7
+MISSING: Final = "missing"
+_GROUPS: Final = re.compile(r"(?<=\d),(?=\d{3})")
+_SEPARATOR: Final = count(1000)[1:-3]
+
+
+class PlanView(QScrollArea):
+    """Shows one answer at a time, or a sentence."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self._theme = theme
+        self._page = QWidget()
+        self.setWidgetResizable(True)
+        self.setFrameShape(QScrollArea.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.say("")
+
+    def say(self, words: str, look: str = "muted") -> None:
+        """Instead of an answer."""
+        column = self._anew()
+        column.addWidget(label(words, look, wraps=True))
+        column.addStretch()
+
+    def show_answer(self, plan: PlanAnswer) -> None:
+        """All of it, from the top."""
+        column = self._anew()
+        column.addWidget(_heading(f"{plan.architecture}, {_parameters(plan.num_parameters)}"))
+        self._add_serving(column, plan.inference)
+        if plan.training is not None:
+            self._add_training(column, plan.training)
+        column.addStretch()
+
+    @property
+    def words(self) -> str:
+        """All that is shown, for those who read it aloud and for tests."""
+        return "\n".join(each.text() for each in self._page.findChildren(QLabel))
+
+    def _anew(self) -> QVBoxLayout:
+        page = self._page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(0, 0, 12, 0)
+        column.setSpacing(10)
+        self.setWidget(page)
+        return column
+
+    def _add_serving(self, column: QVBoxLayout, plan: InferenceAnswer) -> None:
+        column.addWidget(label(_verdict(plan), "" if plan.holds_longest else "warning", wraps=True))
+        for stage in plan.stages:
+            last = stage.first_layer + stage.num_layers - 1
+            if len(plan.stages) > 1:
+                column.addWidget(label(f"Stage {stage.number + 1}: layers {stage.first_layer} to {last}", "muted"))
+            self._add_parts(column, stage.parts, plan.gpu_bytes)
+        if plan.fits:
+            words = (
+                f"{num_bytes(round(plan.kv_bytes_a_token))} of KV cache a token,"
+                f" {count(plan.num_blocks)} blocks of {plan.block_size} tokens, {count(plan.num_tokens)} tokens in all"
+            )
+            column.addWidget(label(words, "muted", wraps=True))
+            rows = [(count(room.num_tokens), count(room.num_requests)) for room in plan.rooms]
+            column.addLayout(_grid(("Tokens a request", "At once"), rows))
+        self._add_changes(column, plan.changes)
+        for note in plan.notes:
+            column.addWidget(label(note, "muted", wraps=True))
+
+    def _add_training(self, column: QVBoxLayout, plan: TrainingAnswer) -> None:
+        fits = "it fits" if plan.fits else "it does not fit"
+        column.addSpacing(8)
+        column.addWidget(_heading("Training"))
+        words = f"{num_bytes(plan.peak_bytes)} at the worst moment ({plan.worst}): {fits}"
+        column.addWidget(label(words, "" if plan.fits else "warning", wraps=True))
+        self._add_parts(column, plan.parts, max(plan.gpu_bytes, sum(part.num_bytes for part in plan.parts)))
+        self._add_changes(column, plan.changes)
+        for note in plan.notes:
+            column.addWidget(label(note, "muted", wraps=True))
+
+    def _add_parts(self, column: QVBoxLayout, parts: Sequence[Part], whole: int) -> None:
+        bar, held = StackedBar(), [part for part in parts if part.name != MISSING]
+        whole = max(whole, sum(part.num_bytes for part in held))
+        bar.set_colors(self._theme.raised, self._theme.panel)
+        bar.setAccessibleName("Parts of the memory")
+        bar.show_segments(
+            [
+                Segment(part.num_bytes / whole, self._color(part), f"{part.name}: {num_bytes(part.num_bytes)}")
+                for part in held
+            ]
+        )
+        column.addWidget(bar)
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(12)
+        grid.setVerticalSpacing(3)
+        grid.setColumnStretch(4, 1)
+        for row, part in enumerate(parts):
+            swatch = Swatch()
+            swatch.set_color(self._color(part))
+            grid.addWidget(swatch, row, 0)
+            grid.addWidget(label(part.name, "warning" if part.name == MISSING else ""), row, 1)
+            grid.addWidget(number_label(num_bytes(part.num_bytes)), row, 2)
+            grid.addWidget(number_label(percent(part.num_bytes / whole, 0)), row, 3)
+            grid.addWidget(_remark(part.how), row, 4)
+        column.addLayout(grid)
+
+    def _color(self, part: Part) -> str:
+        return self._theme.bad if part.name == MISSING else self._theme.series[_COLORS.get(part.name, _GREY)]
+
+    def _add_changes(self, column: QVBoxLayout, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        column.addSpacing(4)
+        column.addWidget(_heading("What would let more fit"))
+        has_tokens = any(change.num_tokens for change in changes)
+        titles = ("Option", "Tokens", "Longest at once", "") if has_tokens else ("Option", "", "", "")
+        rows = [
+            (
+                change.options,
+                count(change.num_tokens) if has_tokens else ("fits" if change.fits else "does not fit"),
+                count(change.num_requests) if has_tokens else "",
+                change.note,
+            )
+            for change in changes
+        ]
+        column.addLayout(_grid(titles, rows))
+
+
+def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> QGridLayout:
+    grid = QGridLayout()
+    grid.setHorizontalSpacing(20)
+    grid.setVerticalSpacing(3)
+    grid.setColumnStretch(len(titles) if len(titles) == 2 else 3, 1)
+    for column, title in enumerate(titles):
+        head = label(title, "muted")
+        if 0 < column < 3:
+            head.setAlignment(Qt.AlignmentFlag.AlignRight)
+        grid.addWidget(head, 0, column)
+    for row, cells in enumerate(rows, start=1):
+        for column, cell in enumerate(cells):
+            is_number = len(titles) == 2 or 0 < column < 3
+            remark = _remark(cell) if column else label(cell)
+            grid.addWidget(number_label(cell) if is_number else remark, row, column)
+    return grid
+
+
+def _remark(text: str) -> QLabel:
+    """Squeezed where there is no room; digits in groups as everywhere in the window."""
+    made = ElidedLabel(_GROUPS.sub(_SEPARATOR, text))
+    made.setProperty("look", "muted")
+    return made
+
+
+def _heading(text: str) -> QLabel:
+    return label(text, "heading")
+
+
+def _verdict(plan: InferenceAnswer) -> str:
+    gpus = f"{plan.num_gpus} GPUs of {num_bytes(plan.gpu_bytes)}" if plan.num_gpus > 1 else num_bytes(plan.gpu_bytes)
+    share = f"{gpus}, of which {num_bytes(plan.allowed_bytes)} may be used"
+    if not plan.fits:
+        return f"It does not fit into {share}."
+    if not plan.holds_longest:
+        return f"It fits into {share}, but not one request of its {count(plan.max_model_len)} tokens."
+    return f"It fits into {share}."
+
+
+def _parameters(number: int) -> str:
+    return f"{number / 1e9:.2f} billion parameters" if number >= 1e8 else f"{number / 1e6:.1f} million parameters"

@@ -1,0 +1,140 @@
+"""The sheet asks a child for a plan as its form changes, and shows what it says."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from PySide6.QtWidgets import QWidget
+
+from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.planning.plan_process import PlanProcess
+from kvscope_app.planning.plan_sheet import PlanSheet
+from kvscope_telemetry.messages.plan import Change, InferenceAnswer, Part, PlanAnswer, Room, StageUse, TrainingAnswer
+
+GIB = 1 << 30
+CHILD = """
+import json, sys
+answer = open(sys.argv[1]).read()
+for line in sys.stdin:
+    options = json.loads(line)
+    if "--model=wrong" in options:
+        print(json.dumps({"error": "model 'wrong' is not there"}), flush=True)
+    elif "--model=dies" in options:
+        sys.exit("kvscope-engine: it is dead")
+    else:
+        told = json.loads(answer)
+        told["architecture"] = next(o for o in options if o.startswith("--model")).partition("=")[2]
+        if "--train" not in options:
+            told["training"] = None
+        print(json.dumps(told), flush=True)
+"""
+
+
+def _answer(*, fits=True):
+    parts = (
+        Part(name="weights", num_bytes=15 * GIB, how="parameters in bfloat16"),
+        Part(name="KV cache", num_bytes=4 * GIB, how="2,089 blocks"),
+        *([] if fits else [Part(name="missing", num_bytes=GIB)]),
+    )
+    change = Change(options="--kv-cache-dtype fp8", num_tokens=66_000, num_requests=2, fits=True, note="8 bits")
+    training = TrainingAnswer(
+        gpu_bytes=24 * GIB, fits=False, parts=parts[:1], peak_bytes=120 * GIB, worst="backward", changes=()
+    )
+    serving = InferenceAnswer(
+        gpu_bytes=24 * GIB,
+        allowed_bytes=21 * GIB,
+        num_gpus=1,
+        fits=fits,
+        holds_longest=fits,
+        max_model_len=8192,
+        block_size=16,
+        block_bytes=2 << 20,
+        kv_bytes_a_token=131072.0,
+        num_blocks=2089,
+        num_host_blocks=0,
+        num_tokens=33_424,
+        rooms=(Room(num_tokens=1024, num_requests=32),),
+        stages=(StageUse(number=0, first_layer=0, num_layers=32, parts=parts, num_blocks=2089),),
+        changes=(change,),
+    )
+    return PlanAnswer(
+        model="m", architecture="", num_parameters=8_030_000_000, modules=(), inference=serving, training=training
+    )
+
+
+@pytest.fixture
+def make_sheet(qtbot, tmp_path):
+    sheets = []
+
+    def make(model="Some", *, fits=True, theme=DARK):
+        (tmp_path / "answer.json").write_bytes(msgspec.json.encode(_answer(fits=fits)))
+        (tmp_path / "child.py").write_text(CHILD)
+        parent = QWidget()
+        qtbot.addWidget(parent)
+        command = [sys.executable, str(tmp_path / "child.py"), str(tmp_path / "answer.json")]
+        sheet = PlanSheet(parent, theme, model, PlanProcess(parent, command))
+        sheets.append((parent, sheet))
+        return sheet
+
+    yield make
+    for _, sheet in sheets:
+        sheet.close()
+
+
+def test_an_answer_is_drawn_with_its_parts_and_changes(make_sheet, qtbot):
+    sheet = make_sheet()
+    qtbot.waitUntil(lambda: "Some, 8.03 billion" in sheet.view.words)
+    assert "It fits into 24.0 GiB" in sheet.view.words
+    assert "--kv-cache-dtype fp8" in sheet.view.words
+    assert "Training" not in sheet.view.words
+    sheet.form.train.setChecked(True)
+    qtbot.waitUntil(lambda: "at the worst moment (backward): it does not fit" in sheet.view.words)
+
+
+def test_what_is_missing_is_said(make_sheet, qtbot):
+    sheet = make_sheet(fits=False, theme=LIGHT)
+    qtbot.waitUntil(lambda: "It does not fit" in sheet.view.words)
+    assert "missing" in sheet.view.words
+
+
+def test_the_newest_question_is_answered(make_sheet, qtbot):
+    sheet = make_sheet()
+    for model in ("one", "two", "wrong", "three"):
+        sheet.form.model.setText(model)
+        sheet.ask()
+    qtbot.waitUntil(lambda: "three, 8.03" in sheet.view.words)
+    assert not sheet._process.is_busy
+
+
+def test_errors_are_one_line_and_the_next_question_is_answered(make_sheet, qtbot):
+    sheet = make_sheet("wrong")
+    qtbot.waitUntil(lambda: sheet.view.words == "model 'wrong' is not there")
+    sheet.form.model.setText("dies")
+    sheet.ask()
+    qtbot.waitUntil(lambda: "Planning stopped: it is dead." in sheet.view.words)
+    sheet.form.model.setText("Other")
+    sheet.ask()
+    qtbot.waitUntil(lambda: "Other, 8.03" in sheet.view.words)
+
+
+def test_a_child_that_cannot_be_started_is_said(qtbot):
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    sheet = PlanSheet(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
+    qtbot.waitUntil(lambda: "Planning cannot be started" in sheet.view.words)
+    sheet.close()
+
+
+def test_the_form_says_the_options_of_the_command(make_sheet):
+    from kvscope_engine.cli.main import build_parser
+
+    sheet = make_sheet()
+    sheet.form.length.setValue(4096)
+    sheet.form.train.setChecked(True)
+    sheet.form.checkpointing.setChecked(True)
+    sheet.form.train_length.setValue(1024)
+    args = build_parser().parse_args(["plan", *sheet.form.question])
+    assert (args.model, args.gpu_memory, args.max_model_len, args.length) == ("Some", 24 * GIB, 4096, 1024)
+    assert args.train
+    assert args.gradient_checkpointing
