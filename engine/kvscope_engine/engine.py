@@ -275,7 +275,8 @@ class Engine:
         if loaded.tokenizer is not None:
             continued = request.prompt_token_ids if submit.raw and submit.messages is None else ()
             detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop, continued)
-        return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids)
+        token_text = loaded.tokenizer.token_text if loaded.tokenizer is not None else None
+        return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
         self._parts.scheduler.commit(plan, self.step_count, now_ns)

@@ -22,6 +22,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "all filters": {"top_k": 70, "top_p": 0.9, "min_p": 0.05, "temperature": 2.0},
     "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.1},
     "min_tokens": {"min_tokens": 9, "max_tokens": 20},
+    "stop tokens": {"min_tokens": 9, "max_tokens": 20, "stop_token_ids": (5, 6)},
+    "biases": {"logit_bias": {5: 1.0, 7: -100.0}},
     "logprobs": {"logprobs": 20, "temperature": 0.0},
     "no top logprobs": {"logprobs": 0},
     "all": {"logprobs": 2, "top_p": 0.5, "top_k": 9, "min_p": 0.1, "repetition_penalty": 0.5, "min_tokens": 3},
