@@ -84,13 +84,17 @@ class OutputStream:
         request, sampling = self.request, self.request.sampling
         num_output = len(request.output_token_ids)
         may_stop = num_output > sampling.min_tokens
+        if request.matcher is not None:
+            request.matcher.accept(token_id)
+            if request.matcher.has_ended and token_id in self.eos_token_ids:
+                return "stop", ""
         if may_stop and self._is_end(token_id):
             return "stop", ""
         text, stopped = "", False
         if self.detokenizer is not None:
             text = self.detokenizer.add(token_id, may_stop=may_stop)
             stopped = self.detokenizer.stopped
-        if stopped:
+        if stopped or (request.matcher is not None and request.matcher.has_ended):
             return "stop", text
         return ("length" if num_output >= request.max_tokens else None), text
 

@@ -72,8 +72,8 @@ def sampling_bytes(sampling: SamplingParams) -> int:
 
 
 def _message_bytes(message: ChatMessage) -> int:
-    named = sys.getsizeof(message.content) + sys.getsizeof(message.name) + sys.getsizeof(message.tool_call_id)
-    return MESSAGE_BYTES + named + sum(map(_call_bytes, message.tool_calls))
+    beside = sum(map(sys.getsizeof, filter(None, (message.name, message.tool_call_id))))
+    return MESSAGE_BYTES + sys.getsizeof(message.content) + beside + sum(map(_call_bytes, message.tool_calls))
 
 
 def _call_bytes(call: ToolCall) -> int:

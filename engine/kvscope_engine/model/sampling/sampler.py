@@ -1,8 +1,8 @@
 """From logits to tokens, for a whole batch at once.
 
-Owns the order of sampling: biases, penalties, temperature, filters, one random number a row. A request's token
-depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model. On a GPU nothing
-is read back but the result.
+Owns the order of sampling: biases, penalties, forms, temperature, filters, one random number a row. A request's
+token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model. On a GPU
+nothing is read back but the result.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kvscope_engine.model.sampling.token_draw import draw
 from kvscope_engine.model.sampling.token_filter import thresholds
 from kvscope_engine.model.sampling.vocabulary_pieces import first_largest
 from kvscope_engine.policy.request import Request
+from kvscope_kernels import ops_for
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
@@ -56,6 +57,8 @@ class Sampler:
             apply_penalties(logits, inputs.penalties)
         if inputs.forbidden is not None:
             logits.view(-1).index_fill_(0, inputs.forbidden, -torch.inf)
+        if inputs.forms is not None:
+            ops_for(logits.device.type).allow_tokens(logits, inputs.forms.rows, inputs.forms.allowed)
         tokens = _tokens(logits, inputs.draw)
         if raw is None:
             return read_back(tokens), []

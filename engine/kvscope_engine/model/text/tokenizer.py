@@ -31,6 +31,12 @@ class Codec(Protocol):
     def vocabulary(self) -> Mapping[str, int]:
         """Ids by token, those added later too."""
 
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that `decode` can skip."""
+
+    def is_byte_level(self) -> bool:
+        """Whether tokens are written in GPT-2's letters for bytes."""
+
     def has_any_character(self) -> bool:
         """Whether every character has tokens of its own, so that none becomes unknown."""
 
@@ -116,6 +122,16 @@ class Tokenizer:
     def vocabulary(self) -> Mapping[str, int]:
         """Ids by token as the vocabulary writes it."""
         return self._codec.vocabulary()
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that an answer's text does not show."""
+        return self._codec.special_ids()
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are written in GPT-2's letters for bytes."""
+        return self._codec.is_byte_level()
 
     @property
     def vocab_size(self) -> int:
