@@ -25,6 +25,7 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     if len(given) != 1:
         raise BadInput(f"exactly one of prompt, messages, prompt_token_ids is accepted, not {given or 'none'}")
     _check_sampling(submit.sampling, tokenizer, vocab_size)
+    _check_salt(submit.cache_salt)
     if submit.prompt_token_ids is not None:
         return _checked_ids(submit.prompt_token_ids, vocab_size, max_len)
     if tokenizer is None:
@@ -48,6 +49,13 @@ def tools_of(text: str) -> list[dict[str, Any]] | None:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise BadInput(f"tools={text!r:.60} is not accepted: a JSON array of objects ({error})") from None
     return tools or None
+
+
+def _check_salt(salt: str) -> None:
+    try:
+        salt.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"cache_salt is not accepted: {salt[error.start]!r} at {error.start} is no character") from None
 
 
 def _check_sampling(sampling: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:

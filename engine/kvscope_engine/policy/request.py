@@ -54,6 +54,8 @@ class Request:
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     finish_reason: FinishReason | None = None
+    cache_salt: str = ""
+    """Its blocks are shared only with requests of the same."""
     matcher: TokenMatcher | None = None
     """Keeps its output to a form; the stream of its output drives it, the sampler asks it."""
 
