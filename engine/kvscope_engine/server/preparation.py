@@ -1,8 +1,9 @@
 """Prompts are made into tokens here, beside the engine's thread: a template or a long text never holds up a step.
 
-Owns three threads and what waits for them. Each client's submissions are prepared in their order, one at a time, and
+Owns four threads and what waits for them. Each client's submissions are prepared in their order, one at a time, and
 clients take turns; one of the threads takes small ones alone, so that they never wait behind somebody's book. Those
-whose answers are to have a form, which may take long to compile, are lines of their own, with a thread of their own.
+whose answers are to have a form, which may take long to compile, wait in a line of their own for each form, with two
+threads for all of these.
 Tokenizers of Hugging Face let other threads run meanwhile; templates do not, so after a long one its thread rests.
 """
 
@@ -13,17 +14,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 from kvscope_engine.server.allowance import Allowance
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
+from kvscope_telemetry.messages.structured import Structured
 
-_Line: TypeAlias = tuple[bytes, bool]
-"""A client, and whether answers are to have a form."""
+_Line: TypeAlias = tuple[bytes, Structured | None]
+"""A client, and the form that answers are to have."""
 _Kind: TypeAlias = Literal["any", "small", "formed"]
 """What a thread takes."""
+_THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "formed", "formed")
 SMALL_BYTES: Final = 64 << 10
 LONG_S: Final = 0.01
 """From here on a thread rests for as long as it worked."""
@@ -48,7 +51,7 @@ class Prepared:
     @property
     def line(self) -> _Line:
         """Where it waits."""
-        return self.client, self.submit.sampling.structured is not None
+        return self.client, self.submit.sampling.structured
 
     @property
     def num_tokens(self) -> int:
@@ -88,8 +91,7 @@ class Preparation:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(kind,), name="kvscope-prompts", daemon=True)
-            for kind in get_args(_Kind)
+            threading.Thread(target=self._run, args=(kind,), name="kvscope-prompts", daemon=True) for kind in _THREADS
         ]
         for thread in self._threads:
             thread.start()
@@ -118,12 +120,11 @@ class Preparation:
     def move(self, before: bytes, client: bytes) -> None:
         """Those of `before`, in the middle of it or waiting, are `client`'s from now on, and come before its others."""
         with self._changed:
-            for formed in (False, True):
-                waiting = self._waiting.pop((before, formed), deque())
+            for line in [line for line in self._waiting if line[0] == before]:
+                waiting = self._waiting.pop(line)
                 for prepared in waiting:
                     prepared.client = client
-                if waiting:
-                    self._waiting[client, formed] = waiting + self._waiting.pop((client, formed), deque())
+                self._waiting[client, line[1]] = waiting + self._waiting.pop((client, line[1]), deque())
             for prepared in self._busy:
                 if prepared.client == before:
                     prepared.client = client
@@ -181,5 +182,5 @@ class Preparation:
 
 
 def _takes(kind: _Kind, prepared: Prepared) -> bool:
-    _, is_formed = prepared.line
+    is_formed = prepared.submit.sampling.structured is not None
     return is_formed if kind == "formed" else not is_formed and (kind == "any" or prepared.is_small)
