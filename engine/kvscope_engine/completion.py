@@ -54,6 +54,8 @@ class Completion:
     timing: RequestTiming = field(default_factory=RequestTiming)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
+    logprob_texts: list[tuple[str, ...]] = field(default_factory=list)
+    """For each of `logprobs` the text of its token, then of each of its `top`."""
 
     def take(self, message: Tokens | Finished) -> None:
         """Add what the engine said of it."""
@@ -61,6 +63,7 @@ class Completion:
             self.token_ids.extend(message.token_ids)
             self.text += message.text
             self.logprobs.extend(message.logprobs)
+            self.logprob_texts.extend(message.logprob_texts)
         else:
             self.finish_reason = message.finish_reason
             self.usage, self.timing, self.error = message.usage, message.timing, message.error

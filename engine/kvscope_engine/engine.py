@@ -23,6 +23,7 @@ from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
 from kvscope_engine.memory_shortage import run_with_shortages
+from kvscope_engine.model.structured.forms import matcher_for, prepared
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
 from kvscope_engine.outputs import OutputStream
@@ -32,7 +33,7 @@ from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.submission import child_requests
-from kvscope_telemetry.errors import BadInput, EngineDead
+from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import Accepted, BlockContent, Finished, FinishReason, Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import (
@@ -93,12 +94,13 @@ class Engine:
         self._publish(self.memory())
 
     def prompt_token_ids(self, submit: Submit) -> list[int]:
-        """Tokens of the prompt of `submit`. Changes nothing, may take long, and may be called on any thread.
+        """Tokens of the prompt of `submit`, with what it needs of the form of its answer.
 
-        Raises BadInput when the prompt cannot be accepted.
+        May take long, and may be called on any thread. Raises BadInput when the prompt or the form cannot be accepted.
         """
         loaded = self._parts.loaded
-        return prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self._parts.limits.max_model_len)
+        ids = prompt_token_ids(submit, loaded.tokenizer, loaded.info.vocab_size, self._parts.limits.max_model_len)
+        return prepared(ids, submit.sampling.structured, self._parts.forms)
 
     def submit(self, submit: Submit, token_ids: Callable[[], list[int]] | None = None) -> Accepted:
         """Take a request into the queue. `token_ids` gives its prompt's tokens where they were made before.
@@ -262,7 +264,10 @@ class Engine:
         try:
             if submit.request_id in self._clients:
                 raise BadInput(f"request id {submit.request_id!r} is in use: an id is free once its request ended")
-            requests = child_requests(submit, token_ids(), self._parts.limits, self._next_number, self._config.seed)
+            ids = prepared(token_ids(), submit.sampling.structured, self._parts.forms)
+            requests = child_requests(submit, ids, self._parts.limits, self._next_number, self._config.seed)
+            for request in requests:
+                request.matcher = matcher_for(ids)
         except BadInput as refusal:
             self._parts.scheduler.refuse(str(refusal), time.monotonic_ns())
             raise
@@ -275,7 +280,8 @@ class Engine:
         if loaded.tokenizer is not None:
             continued = request.prompt_token_ids if submit.raw and submit.messages is None else ()
             detokenizer = loaded.tokenizer.detokenizer(submit.sampling.stop, continued)
-        return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids)
+        token_text = loaded.tokenizer.token_text if loaded.tokenizer is not None else None
+        return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
         self._parts.scheduler.commit(plan, self.step_count, now_ns)
@@ -287,6 +293,8 @@ class Engine:
             error = ""
             try:
                 reason = stream.add(token_id, token_logprobs, now_ns)
+            except KvscopeError as failure:
+                reason, error = "error", str(failure)
             except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole
                 reason, error = "error", f"its output could not be written: {failure!r:.200}"
             if reason is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from kvscope_engine.model.text.tokenizer import Tokenizer
@@ -16,13 +19,13 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     """Token ids of the prompt of `submit`.
 
     Raises BadInput when not exactly one form of prompt is given, when it is empty, longer than `max_len` allows
-    for sure, or holds a token id outside `vocab_size`; and for stop strings where there is no text.
+    for sure, or holds a token id outside `vocab_size`; and for options that this model cannot serve.
     """
     given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(submit, name) is not None]
     if len(given) != 1:
         raise BadInput(f"exactly one of prompt, messages, prompt_token_ids is accepted, not {given or 'none'}")
-    if tokenizer is None and submit.sampling.stop:
-        raise BadInput("stop is not accepted: this model has no tokenizer, so no text in which to find it")
+    _check_sampling(submit.sampling, tokenizer, vocab_size)
+    _check_salt(submit.cache_salt)
     if submit.prompt_token_ids is not None:
         return _checked_ids(submit.prompt_token_ids, vocab_size, max_len)
     if tokenizer is None:
@@ -31,10 +34,39 @@ def prompt_token_ids(submit: Submit, tokenizer: Tokenizer | None, vocab_size: in
     if submit.raw and submit.prompt is not None:
         ids = tokenizer.encode(submit.prompt)
     else:
-        ids = tokenizer.chat(_conversation(submit))
+        ids = tokenizer.chat(_conversation(submit), tools=tools_of(submit.tools))
     if not ids or (submit.prompt is not None and not submit.prompt):
         raise BadInput("the prompt is empty: at least one token is accepted")
     return ids
+
+
+def tools_of(text: str) -> list[dict[str, Any]] | None:
+    """The functions that a model may call; None where there are none. Raises BadInput for what is no list of them."""
+    if not text:
+        return None
+    try:
+        tools = msgspec.json.decode(text, type=list[dict[str, Any]])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadInput(f"tools={text!r:.60} is not accepted: a JSON array of objects ({error})") from None
+    return tools or None
+
+
+def _check_salt(salt: str) -> None:
+    try:
+        salt.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"cache_salt is not accepted: {salt[error.start]!r} at {error.start} is no character") from None
+
+
+def _check_sampling(sampling: SamplingParams, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    if tokenizer is None:
+        for name in ("stop", "structured"):
+            if getattr(sampling, name):
+                raise BadInput(f"{name} is not accepted: this model has no tokenizer, so no text in which to find it")
+    for name in ("stop_token_ids", "logit_bias"):
+        largest = max(getattr(sampling, name), default=0)
+        if largest >= vocab_size:
+            raise BadInput(f"token {largest} of {name} is not accepted: 0 to {vocab_size - 1}")
 
 
 def _conversation(submit: Submit) -> tuple[ChatMessage, ...]:
@@ -61,10 +93,14 @@ def _checked_ids(ids: Sequence[int], vocab_size: int, max_len: int) -> list[int]
 
 def _refuse_endless(submit: Submit, tokenizer: Tokenizer, max_len: int) -> None:
     """Refuse what is too long whatever its tokens are, before any time is spent on finding them."""
-    num_characters = len(submit.prompt or "") + sum(len(turn.content) for turn in submit.messages or ())
+    num_characters = len(submit.prompt or "") + sum(map(_num_characters, submit.messages or ())) + len(submit.tools)
     limit = max_len * tokenizer.max_token_characters
     if num_characters > limit:
         raise BadInput(
             f"the prompt has {num_characters} characters: more than {limit}"
             f" cannot fit in the {max_len} tokens of this model's limit"
         )
+
+
+def _num_characters(turn: ChatMessage) -> int:
+    return len(turn.content) + sum(len(call.arguments) for call in turn.tool_calls)

@@ -5,6 +5,7 @@ One `OutputStream` a request, from its admission to its end. Knows no tensors an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ class OutputStream:
     """The request id that the client gave; completions of `n > 1` share it."""
     detokenizer: Detokenizer | None
     eos_token_ids: frozenset[int]
+    token_text: Callable[[int], str] | None = None
+    """Of a token on its own, for who asks for log-probabilities."""
     pending: list[Tokens | Finished] = field(default_factory=list)
 
     def add(self, token_id: int, logprobs: TokenLogprobs | None, now_ns: int) -> FinishReason | None:
@@ -43,6 +46,7 @@ class OutputStream:
                 token_ids=(token_id,),
                 text=text,
                 logprobs=() if logprobs is None else (logprobs,),
+                logprob_texts=() if logprobs is None else self._texts(logprobs),
             )
         )
         return reason
@@ -80,15 +84,28 @@ class OutputStream:
         request, sampling = self.request, self.request.sampling
         num_output = len(request.output_token_ids)
         may_stop = num_output > sampling.min_tokens
-        if may_stop and not sampling.ignore_eos and token_id in self.eos_token_ids:
+        if request.matcher is not None:
+            request.matcher.accept(token_id)
+            if request.matcher.has_ended and token_id in self.eos_token_ids:
+                return "stop", ""
+        if may_stop and self._is_end(token_id):
             return "stop", ""
         text, stopped = "", False
         if self.detokenizer is not None:
             text = self.detokenizer.add(token_id, may_stop=may_stop)
             stopped = self.detokenizer.stopped
-        if stopped:
+        if stopped or (request.matcher is not None and request.matcher.has_ended):
             return "stop", text
         return ("length" if num_output >= request.max_tokens else None), text
+
+    def _texts(self, logprobs: TokenLogprobs) -> tuple[tuple[str, ...], ...]:
+        if self.token_text is None:
+            return ()
+        return (tuple(map(self.token_text, (logprobs.token_id, *(token for token, _ in logprobs.top)))),)
+
+    def _is_end(self, token_id: int) -> bool:
+        sampling = self.request.sampling
+        return token_id in sampling.stop_token_ids or (not sampling.ignore_eos and token_id in self.eos_token_ids)
 
 
 def usage(request: Request) -> Usage:

@@ -19,12 +19,13 @@ from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
-from kvscope_engine.model.memory.step_memory import max_batched_tokens
+from kvscope_engine.model.memory.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.memory import num_blocks_for
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_engine.model.structured.forms import Forms
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
 from kvscope_engine.model.virtual_memory.build import virtual_cache
@@ -61,6 +62,8 @@ class Parts:
     """Those that a CPU computes a step with."""
     plan: MemoryPlan | None = None
     """Of a GPU's memory, where the size of the pool was left to it."""
+    forms: Forms | None = None
+    """That answers can be asked for in; None for a model without text."""
 
     @property
     def limits(self) -> Limits:
@@ -122,6 +125,8 @@ def build_parts(
         undo.pop_all()
     parts.threads = threads if loaded.device.type == "cpu" else None
     parts.plan = plan
+    if loaded.tokenizer is not None:
+        parts.forms = Forms(loaded.tokenizer, logits_width(loaded), loaded.eos_token_ids)
     return parts
 
 

@@ -51,6 +51,7 @@ def child_requests(
             index=index,
             priority=submit.priority,
             parent=first_number if index else 0,
+            cache_salt=submit.cache_salt,
         )
         for index in range(submit.sampling.n)
     ]

@@ -8,6 +8,8 @@ from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import DotTiles, attention_constants, decode_tiles, prefill_tiles
+from kvscope_kernels.logits.allow_tokens import _TILE as _TOKENS_TILE
+from kvscope_kernels.logits.allow_tokens import _allow_tokens_kernel
 from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
 from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
@@ -19,7 +21,9 @@ from kvscope_kernels.triton_language import Kernel
 _BLOCK_SIZE: Final = 16
 _TYPES: Final = {
     **dict.fromkeys(("block_tables", "seq_lens", "query_start"), "*i32"),
-    **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words"), "*i64"),
+    **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
+    "allowed": "*i32",
+    "logits": "*fp32",
     **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
@@ -116,6 +120,7 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     yield _launch("merge_splits", variant, _merge_splits_kernel, merge, dtype)
     yield write_case(heads, dtype)
     yield _launch("copy_rows", "every shape", _copy_rows_kernel, {"TILE": _TILE_WORDS}, dtype)
+    yield _launch("allow_tokens", "every vocabulary", _allow_tokens_kernel, {"TILE": _TOKENS_TILE}, dtype)
     yield from layer_cases(heads, dtype)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
+from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
 from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
@@ -122,6 +123,12 @@ class GatedActivation(Protocol):
     def __call__(self, both: Tensor, kind: int) -> Tensor: ...
 
 
+class AllowTokens(Protocol):
+    """See `logits.allow_tokens.allow_tokens`."""
+
+    def __call__(self, logits: Tensor, rows: Tensor, allowed: Tensor) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """The operations of one device type."""
@@ -134,6 +141,7 @@ class Ops:
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     gated_activation: GatedActivation
+    allow_tokens: AllowTokens
 
 
 _CPU: Final = Ops(
@@ -145,6 +153,7 @@ _CPU: Final = Ops(
     rms_norm_torch,
     add_rms_norm_torch,
     gated_activation_torch,
+    allow_tokens_torch,
 )
 _CUDA: Final = Ops(
     kv_write,
@@ -155,6 +164,7 @@ _CUDA: Final = Ops(
     rms_norm,
     add_rms_norm,
     gated_activation,
+    allow_tokens,
 )
 
 

@@ -12,6 +12,7 @@ from kvscope_engine import Engine
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.batches import BlockStored
 from kvscope_telemetry.kv_events.config import KvEventsConfig
+from kvscope_telemetry.kv_events.decoding import read_extra_keys
 from kvscope_telemetry.kv_events.stream import KvEventStream
 from kvscope_telemetry.kv_events.stream_items import Received, StreamItem, StreamState
 from kvscope_telemetry.messages.commands import Submit
@@ -90,6 +91,26 @@ def test_who_was_there_and_who_came_late_have_the_same_as_the_engine(
     assert held
     assert cached(items(engine, early)) == held
     assert cached(items(engine, follow(engine))) == held
+
+
+def test_prompts_of_different_salts_never_share(
+    make_engine: MakeEngine, follow: Callable[[Engine], KvEventStream]
+) -> None:
+    engine = make_engine(kv_events_config=ON)
+    stream = follow(engine)
+    ids = tuple(range(3, 43))
+    sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    shared = []
+    for salt in ("", "mine", "yours", "mine", ""):
+        submit = Submit(request_id="r", prompt_token_ids=ids, sampling=sampling, cache_salt=salt)
+        (completion,) = engine.generate([submit])
+        shared.append(completion.usage.cached_tokens > 0)
+    assert shared == [False, False, False, True, True]
+    received = [item for item in items(engine, stream) if isinstance(item, Received)]
+    stored = [event for item in received for event in item.batch.events if isinstance(event, BlockStored)]
+    keys = [read_extra_keys(event.extra_keys)[0] for event in stored if event.extra_keys is not None]
+    assert keys == [("mine",), ("yours",)]
+    assert any(event.extra_keys is None and event.parent_block_hash is None for event in stored), "who has no salt"
 
 
 def test_engines_with_one_seed_give_one_text_the_same_hash(make_engine: MakeEngine) -> None:

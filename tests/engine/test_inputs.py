@@ -18,7 +18,7 @@ class _Letters:
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - 96 for letter in text]
 
-    def chat(self, turns: tuple[ChatMessage, ...]) -> list[int]:
+    def chat(self, turns: tuple[ChatMessage, ...], tools: object = None) -> list[int]:
         return [token for turn in turns for token in (0, *self.encode(turn.content))]
 
 
@@ -58,6 +58,13 @@ def test_token_ids_are_taken_as_they_are() -> None:
         ({"prompt_token_ids": (1, 30)}, "token id 30 is not accepted: 0 to 29"),
         ({"prompt_token_ids": (-1,)}, "token id -1 is not accepted"),
         ({"prompt": "a" * 41}, "41 characters: more than 40"),
+        ({"prompt": "a", "tools": "x" * 41}, "42 characters: more than 40"),
+        ({"prompt": "a", "tools": "{}"}, "tools='{}' is not accepted: a JSON array of objects"),
+        ({"prompt": "a", "sampling": SamplingParams(stop_token_ids=(3, 30))}, "token 30 of stop_token_ids"),
+        (
+            {"prompt": "a", "sampling": SamplingParams(logit_bias={30: 1.0})},
+            "token 30 of logit_bias is not accepted: 0",
+        ),
     ],
 )
 def test_what_cannot_be_accepted_is_named(fields: dict[str, Any], words: str) -> None:

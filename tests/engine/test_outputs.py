@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvscope_engine.model.text.detokenizer import Detokenizer
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.request import Request
-from kvscope_telemetry.messages.commands import Finished, Tokens
+from kvscope_telemetry.messages.commands import Finished, TokenLogprobs, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -45,6 +45,20 @@ def test_ignored_end_of_sequence() -> None:
 
 def test_end_of_sequence_before_min_tokens() -> None:
     assert _feed(_stream(SamplingParams(min_tokens=2)), [EOS, 1, EOS]) == ("stop", "b")
+
+
+def test_a_stop_token_ends_it_and_says_nothing_also_where_the_end_is_ignored() -> None:
+    sampling = SamplingParams(stop_token_ids=(7, 2), ignore_eos=True, min_tokens=1)
+    assert _feed(_stream(sampling), [2, 0, EOS, 2, 3]) == ("stop", "ca")
+
+
+def test_log_probabilities_come_with_the_texts_of_their_tokens() -> None:
+    stream = _stream(SamplingParams(logprobs=2))
+    stream.token_text = lambda token: LETTERS[token]
+    stream.add(1, TokenLogprobs(token_id=1, logprob=-1.0, top=((3, -0.5), (1, -1.0))), 2_000)
+    (said,) = stream.take()
+    assert isinstance(said, Tokens)
+    assert said.logprob_texts == (("b", "d", "b"),)
 
 
 def test_stop_string_across_tokens_is_not_told() -> None:

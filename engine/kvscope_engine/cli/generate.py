@@ -16,6 +16,7 @@ from kvscope_engine.cli.answers import Answer, JsonPrinter, Printer, StreamPrint
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import tell_notes
 from kvscope_engine.cli.options import add_engine_options, engine_config
+from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.cli.prompts import read_prompts
 from kvscope_engine.cli.sampling_options import add_sampling_options, sampling_params
 from kvscope_telemetry.errors import BadInput
@@ -43,6 +44,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         " sampling options beside it override the command's",
     )
     parser.add_argument("--raw", action="store_true", help="send prompts as they are, without chat template")
+    parser.add_argument("--priority", type=whole_number, default=0, metavar="N", help="more runs first; -1000 to 1000")
+    parser.add_argument(
+        "--cache-salt",
+        default="",
+        metavar="TEXT",
+        help="cached prefixes are shared among prompts of the same salt alone",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a completion, a line each")
     add_sampling_options(parser)
     add_engine_options(parser)
@@ -53,7 +61,14 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 def run(args: argparse.Namespace) -> int:
     """0 when every prompt was run, 2 when one was refused, 130 after Ctrl-C."""
     config = engine_config(args)
-    submits = read_prompts(args.prompt, args.prompts, sampling_params(args), raw=args.raw)
+    submits = read_prompts(
+        args.prompt,
+        args.prompts,
+        sampling_params(args),
+        raw=args.raw,
+        priority=args.priority,
+        cache_salt=args.cache_salt,
+    )
 
     engine_type = engine_class()
     from kvscope_engine.model.fetching.progress import TerminalProgress

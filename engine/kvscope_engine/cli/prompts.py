@@ -13,34 +13,53 @@ import msgspec
 
 from kvscope_engine.cli.sampling_options import overridden
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.commands import ChatMessage, Submit
+from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
+_BESIDE: Final = ("raw", "priority", "cache_salt", "tools")
+"""What a line may say of its request beside how it is sampled."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def read_prompts(texts: Sequence[str], file: Path | None, sampling: SamplingParams, *, raw: bool) -> list[Submit]:
-    """One submission a prompt, in the order given: `texts`, then the lines of `file`.
+def read_prompts(
+    texts: Sequence[str],
+    file: Path | None,
+    sampling: SamplingParams,
+    *,
+    raw: bool,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> list[Submit]:
+    """One submission a prompt, in the order given: `texts`, then the lines of `file`. Options are for those without.
 
     Raises BadInput when there is none, and for the first line that cannot be read, with its number.
     """
-    submits = [_from_text(text, sampling, raw=raw) for text in texts]
+    base = _checked(Submit(request_id="-", sampling=sampling, raw=raw, priority=priority, cache_salt=cache_salt))
+    submits = [_from_text(text, base) for text in texts]
     if file is not None:
-        submits += _from_file(file, sampling, raw=raw)
+        submits += _from_file(file, base)
     if not submits:
         raise BadInput("no prompt is given: --prompt TEXT or --prompts FILE.jsonl")
     return [msgspec.structs.replace(submit, request_id=f"prompt-{i}") for i, submit in enumerate(submits)]
 
 
-def _from_text(text: str, sampling: SamplingParams, *, raw: bool) -> Submit:
+def _checked(submit: Submit) -> Submit:
+    """As the wire would take it. Raises BadInput."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(submit, str_keys=True), Submit, str_keys=True)
+    except (msgspec.ValidationError, UnicodeError) as error:
+        raise BadInput(str(error)) from None
+
+
+def _from_text(text: str, base: Submit) -> Submit:
     try:
         text.encode()
     except UnicodeEncodeError:
         raise BadInput(f"prompt {text!r:.60} is not accepted: it is not valid UTF-8") from None
-    return Submit(request_id="-", prompt=text, raw=raw, sampling=sampling)
+    return msgspec.structs.replace(base, prompt=text)
 
 
-def _from_file(path: Path, sampling: SamplingParams, *, raw: bool) -> Iterator[Submit]:
+def _from_file(path: Path, base: Submit) -> Iterator[Submit]:
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
@@ -51,7 +70,7 @@ def _from_file(path: Path, sampling: SamplingParams, *, raw: bool) -> Iterator[S
         if not line.strip():
             continue
         try:
-            yield _from_line(line, sampling, raw=raw)
+            yield _from_line(line, base)
         except (BadInput, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadInput(f"{path}, line {number}: {_half_a_pair(line) or error}") from None
 
@@ -66,16 +85,14 @@ def _half_a_pair(line: bytes) -> str:
     return f"{half[0]!r} is half of a surrogate pair, no character" if half else ""
 
 
-def _from_line(line: bytes, sampling: SamplingParams, *, raw: bool) -> Submit:
+def _from_line(line: bytes, base: Submit) -> Submit:
     options = msgspec.json.decode(line, type=dict[str, Any])
     prompt, messages = options.pop("prompt", None), options.pop("messages", None)
-    raw = options.pop("raw", raw)
     if (prompt is None) == (messages is None):
         raise BadInput('exactly one of "prompt" and "messages" is accepted')
-    return Submit(
-        request_id="-",
-        prompt=msgspec.convert(prompt, str | None),
-        messages=msgspec.convert(messages, tuple[ChatMessage, ...] | None),
-        raw=msgspec.convert(raw, bool),
-        sampling=overridden(sampling, options),
-    )
+    beside = {name: options.pop(name) for name in _BESIDE if name in options}
+    if not isinstance(beside.get("tools", ""), str):
+        beside["tools"] = json.dumps(beside["tools"])
+    whole = {"type": "Submit", "request_id": "-", "raw": base.raw} | {"prompt": prompt, "messages": messages} | beside
+    submit = msgspec.convert({"priority": base.priority, "cache_salt": base.cache_salt} | whole, Submit)
+    return msgspec.structs.replace(submit, sampling=overridden(base.sampling, options))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvscope_engine.cli import form_options
 from kvscope_engine.cli.parser import number, whole_number
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -33,23 +34,42 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add("--repetition-penalty", type=number, metavar="X", default=1.0, help="above 0, at most 10; 1 is none")
     add("--logprobs", type=whole_number, metavar="K", help="of each token and the K likeliest, 0 to 20")
     add("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
+    add("--stop-token-ids", type=_token_ids, metavar="ID,ID", default=(), help="tokens that end the completion")
+    add("--logit-bias", type=_biases, metavar="ID:X,ID:X", default={}, help="added to tokens' logits, -100 to 100 each")
+    form_options.add_form_options(parser)
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """What the options ask for; raises BadInput for a value outside its range."""
-    values = {name: getattr(args, name) for name in NAMES}
-    return SamplingParams(**values | {"stop": tuple(args.stop)})
+    values = {name: getattr(args, name) for name in NAMES if name != "structured"}
+    return SamplingParams(**values | {"stop": tuple(args.stop), "structured": form_options.structured(args)})
 
 
 def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
     """`base` with the options of a prompt file's line. Raises BadInput for an unknown name or a bad value."""
-    unknown = sorted(set(options) - set(NAMES))
+    known = (*NAMES, *form_options.NAMES)
+    unknown = sorted(set(options) - set(known))
     if unknown:
-        raise BadInput(f"option {unknown[0]!r} is not known: prompt, messages, raw, {', '.join(NAMES)}")
-    values = dict(options)
+        accepted = ", ".join(("prompt", "messages", "raw", "priority", "cache_salt", "tools", *known))
+        raise BadInput(f"option {unknown[0]!r} is not known: {accepted}")
+    values = {name: value for name, value in options.items() if name not in form_options.NAMES}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    try:
-        return msgspec.convert(msgspec.to_builtins(base) | values, SamplingParams)
+    form = form_options.form_of(options)
+    if form is not None:
+        values["structured"] = msgspec.to_builtins(form)
+    try:  # biases are by token ids, which are texts where they are keys of JSON
+        written = msgspec.to_builtins(base, str_keys=True) | values
+        return msgspec.convert(written, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
         raise BadInput(str(error)) from None
+
+
+def _token_ids(text: str) -> tuple[int, ...]:
+    return tuple(whole_number(part) for part in text.split(","))
+
+
+def _biases(text: str) -> dict[int, float]:
+    """Of `7:-100,12:1.5`."""
+    pairs = [part.partition(":") for part in text.split(",")]
+    return {whole_number(token): number(bias) for token, _, bias in pairs}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvscope_engine.policy.token_matcher import TokenMatcher
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -53,6 +54,10 @@ class Request:
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     finish_reason: FinishReason | None = None
+    cache_salt: str = ""
+    """Its blocks are shared only with requests of the same."""
+    matcher: TokenMatcher | None = None
+    """Keeps its output to a form; the stream of its output drives it, the sampler asks it."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kvscope_engine.server.allowance import Allowance
 from kvscope_engine.server.limits import ServiceLimits
-from kvscope_telemetry.messages.command_size import COMMAND_BYTES, NUMBER_BYTES
+from kvscope_telemetry.messages.command_size import COMMAND_BYTES, NUMBER_BYTES, sampling_bytes
 from kvscope_telemetry.messages.commands import (
     Accepted,
     Finished,
@@ -144,5 +144,5 @@ class OpenRequests:
 
 def _num_bytes(submit: Submit, num_prompt_tokens: int) -> int:
     """What is kept of it while it is open: the tokens of its prompt, and what it carries beside the prompt."""
-    stop = sum(map(sys.getsizeof, submit.sampling.stop))
-    return COMMAND_BYTES + sys.getsizeof(submit.request_id) + NUMBER_BYTES * num_prompt_tokens + stop
+    beside = sys.getsizeof(submit.request_id) + sampling_bytes(submit.sampling)
+    return COMMAND_BYTES + NUMBER_BYTES * num_prompt_tokens + beside

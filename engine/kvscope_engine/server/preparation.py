@@ -1,7 +1,9 @@
 """Prompts are made into tokens here, beside the engine's thread: a template or a long text never holds up a step.
 
-Owns two threads and what waits for them. Each client's submissions are prepared in their order, one at a time, and
-clients take turns; one of the threads takes small ones alone, so that they never wait behind somebody's book.
+Owns four threads and what waits for them. Each client's submissions are prepared in their order, one at a time, and
+clients take turns; one of the threads takes small ones alone, so that they never wait behind somebody's book. Those
+whose answers are to have a form, which may take long to compile, wait in a line of their own for each form, with two
+threads for all of these.
 Tokenizers of Hugging Face let other threads run meanwhile; templates do not, so after a long one its thread rests.
 """
 
@@ -12,13 +14,19 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from kvscope_engine.server.allowance import Allowance
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_telemetry.messages.command_size import command_bytes
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Submit, Usage
+from kvscope_telemetry.messages.structured import Structured
 
+_Line: TypeAlias = tuple[bytes, Structured | None]
+"""A client, and the form that answers are to have."""
+_Kind: TypeAlias = Literal["any", "small", "formed"]
+"""What a thread takes."""
+_THREADS: Final[tuple[_Kind, ...]] = ("any", "small", "formed", "formed")
 SMALL_BYTES: Final = 64 << 10
 LONG_S: Final = 0.01
 """From here on a thread rests for as long as it worked."""
@@ -39,6 +47,11 @@ class Prepared:
     def is_small(self) -> bool:
         """Whether it takes milliseconds."""
         return self.num_bytes <= SMALL_BYTES
+
+    @property
+    def line(self) -> _Line:
+        """Where it waits."""
+        return self.client, self.submit.sampling.structured
 
     @property
     def num_tokens(self) -> int:
@@ -73,13 +86,12 @@ class Preparation:
         self._token_ids_of = token_ids_of
         self._on_done = on_done
         self._allowance = Allowance("prompts are being prepared", limits.client_prompts, limits.all_prompts)
-        self._waiting: OrderedDict[bytes, deque[Prepared]] = OrderedDict()
+        self._waiting: OrderedDict[_Line, deque[Prepared]] = OrderedDict()
         self._busy: set[Prepared] = set()
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._threads = [
-            threading.Thread(target=self._run, args=(only_small,), name="kvscope-prompts", daemon=True)
-            for only_small in (False, True)
+            threading.Thread(target=self._run, args=(kind,), name="kvscope-prompts", daemon=True) for kind in _THREADS
         ]
         for thread in self._threads:
             thread.start()
@@ -89,7 +101,7 @@ class Preparation:
         with self._changed:
             reason = self._allowance.take(prepared.client, prepared.num_bytes)
             if not reason:
-                self._waiting.setdefault(prepared.client, deque()).append(prepared)
+                self._waiting.setdefault(prepared.line, deque()).append(prepared)
                 self._changed.notify_all()
             return reason
 
@@ -97,23 +109,25 @@ class Preparation:
         """Nobody wants it any more: it is not begun, or what comes of it is dropped."""
         prepared.token_ids.cancel()
         with self._changed:
-            waiting = self._waiting.get(prepared.client, deque())
+            waiting = self._waiting.get(prepared.line, deque())
             if prepared not in waiting:
                 return
             waiting.remove(prepared)
             self._allowance.give(prepared.client, prepared.num_bytes)
             if not waiting:
-                del self._waiting[prepared.client]
+                del self._waiting[prepared.line]
 
     def move(self, before: bytes, client: bytes) -> None:
         """Those of `before`, in the middle of it or waiting, are `client`'s from now on, and come before its others."""
         with self._changed:
-            waiting = self._waiting.pop(before, deque())
-            for prepared in (*waiting, *self._busy):
+            for line in [line for line in self._waiting if line[0] == before]:
+                waiting = self._waiting.pop(line)
+                for prepared in waiting:
+                    prepared.client = client
+                self._waiting[client, line[1]] = waiting + self._waiting.pop((client, line[1]), deque())
+            for prepared in self._busy:
                 if prepared.client == before:
                     prepared.client = client
-            if waiting:
-                self._waiting[client] = waiting + self._waiting.pop(client, deque())
             self._allowance.move(before, client)
 
     def close(self) -> None:
@@ -123,33 +137,33 @@ class Preparation:
             self._waiting.clear()
             self._changed.notify_all()
 
-    def _run(self, only_small: bool) -> None:
-        while (prepared := self._next(only_small)) is not None:
+    def _run(self, kind: _Kind) -> None:
+        while (prepared := self._next(kind)) is not None:
             started = time.monotonic()
             self._prepare(prepared)
             worked_s = time.monotonic() - started
             if worked_s > LONG_S:
                 self._closing.wait(min(worked_s, MAX_REST_S))
 
-    def _next(self, only_small: bool) -> Prepared | None:
-        """The next client's oldest; None at the end."""
+    def _next(self, kind: _Kind) -> Prepared | None:
+        """The oldest of the next line that a thread of `kind` serves; None at the end."""
         with self._changed:
             while not self._closing.is_set():
-                busy = {prepared.client for prepared in self._busy}
-                for client, waiting in self._waiting.items():
-                    if client not in busy and (waiting[0].is_small or not only_small):
-                        return self._begin(client)
+                busy = {prepared.line for prepared in self._busy}
+                for line, waiting in self._waiting.items():
+                    if line not in busy and _takes(kind, waiting[0]):
+                        return self._begin(line)
                 self._changed.wait()
             return None
 
-    def _begin(self, client: bytes) -> Prepared:
-        waiting = self._waiting[client]
+    def _begin(self, line: _Line) -> Prepared:
+        waiting = self._waiting[line]
         prepared = waiting.popleft()
         self._busy.add(prepared)
         if waiting:
-            self._waiting.move_to_end(client)
+            self._waiting.move_to_end(line)
         else:
-            del self._waiting[client]
+            del self._waiting[line]
         return prepared
 
     def _prepare(self, prepared: Prepared) -> None:
@@ -165,3 +179,8 @@ class Preparation:
             self._allowance.give(prepared.client, prepared.num_bytes)
             self._busy.discard(prepared)
             self._changed.notify_all()
+
+
+def _takes(kind: _Kind, prepared: Prepared) -> bool:
+    is_formed = prepared.submit.sampling.structured is not None
+    return is_formed if kind == "formed" else not is_formed and (kind == "any" or prepared.is_small)

@@ -8,7 +8,19 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from kvscope_telemetry.messages.commands import Abort, Command, Evict, GetBlockText, GetStatus, Pin, Submit, Unpin
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    ChatMessage,
+    Command,
+    Evict,
+    GetBlockText,
+    GetStatus,
+    Pin,
+    Submit,
+    ToolCall,
+    Unpin,
+)
+from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 COMMAND_BYTES: Final = 1_000
 """Of a command that carries nothing: its objects and its place in a queue."""
@@ -40,7 +52,29 @@ def _submit_bytes(submit: Submit) -> int:
     return (
         sys.getsizeof(submit.request_id)
         + sys.getsizeof(submit.prompt)
-        + sum(MESSAGE_BYTES + sys.getsizeof(message.content) for message in messages)
+        + sum(map(_message_bytes, messages))
         + NUMBER_BYTES * len(submit.prompt_token_ids or ())
-        + sum(map(sys.getsizeof, submit.sampling.stop))
+        + sys.getsizeof(submit.cache_salt)
+        + sys.getsizeof(submit.tools)
+        + sampling_bytes(submit.sampling)
     )
+
+
+def sampling_bytes(sampling: SamplingParams) -> int:
+    """Of options that may be long."""
+    structured = sampling.structured
+    return (
+        sum(map(sys.getsizeof, sampling.stop))
+        + NUMBER_BYTES * len(sampling.stop_token_ids)
+        + 3 * NUMBER_BYTES * len(sampling.logit_bias)
+        + (MESSAGE_BYTES + sys.getsizeof(structured.text) if structured is not None else 0)
+    )
+
+
+def _message_bytes(message: ChatMessage) -> int:
+    beside = sum(map(sys.getsizeof, filter(None, (message.name, message.tool_call_id))))
+    return MESSAGE_BYTES + sys.getsizeof(message.content) + beside + sum(map(_call_bytes, message.tool_calls))
+
+
+def _call_bytes(call: ToolCall) -> int:
+    return MESSAGE_BYTES + sys.getsizeof(call.id) + sys.getsizeof(call.name) + sys.getsizeof(call.arguments)

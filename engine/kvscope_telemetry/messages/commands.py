@@ -17,6 +17,9 @@ MAX_COMMAND_BYTES: Final = 8 << 20
 MAX_PROMPT_CHARACTERS: Final = 4 << 20
 MAX_CHAT_MESSAGES: Final = 4096
 MAX_PROMPT_TOKENS: Final = 2 << 20
+MAX_TOOL_CALLS: Final = 128
+"""Of one turn."""
+MAX_SALT_CHARACTERS: Final = 1024
 MAX_TEXT_BLOCKS: Final = 4096
 MAX_AWAITED: Final = 10_000
 MAX_STEPS: Final = 1000
@@ -32,11 +35,26 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_default
     pass
 
 
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of a conversation."""
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model called in a turn."""
 
-    role: Literal["system", "user", "assistant"]
+    id: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    arguments: PromptText = "{}"
+    """A JSON object, as text."""
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One turn of a conversation. What is empty is not shown to the chat template, `content` apart."""
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: PromptText
+    tool_calls: Annotated[tuple[ToolCall, ...], msgspec.Meta(max_length=MAX_TOOL_CALLS)] = ()
+    """Of an assistant's turn."""
+    tool_call_id: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Of a tool's turn: which call it answers."""
+    name: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Who speaks, or which tool."""
 
 
 class Submit(_Command, frozen=True, kw_only=True):
@@ -52,6 +70,10 @@ class Submit(_Command, frozen=True, kw_only=True):
     raw: bool = False
     sampling: SamplingParams = SamplingParams()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
+    cache_salt: Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] = ""
+    """Cached prefixes are shared only among requests of the same salt."""
+    tools: PromptText = ""
+    """A JSON array of the functions that the model may call, as OpenAI writes them; for the chat template."""
 
 
 class Abort(_Command, frozen=True, kw_only=True):
@@ -211,6 +233,8 @@ class Tokens(_Command, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_missed: int = 0
     """How many `Tokens` before this one were said while the client was away, and not kept."""
+    logprob_texts: tuple[tuple[str, ...], ...] = ()
+    """For each of `logprobs` the text of its token, then of each of its `top`; none from a model without text."""
 
 
 class Finished(_Command, frozen=True, kw_only=True):

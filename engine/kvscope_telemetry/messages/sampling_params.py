@@ -7,12 +7,17 @@ from typing import Final
 import msgspec
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.structured import Structured
 
 MAX_COMPLETIONS: Final = 64
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_LENGTH: Final = 256
 MAX_LOGPROBS: Final = 20
 MAX_TOKENS: Final = 1 << 24
+MAX_STOP_TOKENS: Final = 256
+MAX_BIASED_TOKENS: Final = 1024
+MAX_TOKEN_ID: Final = (1 << 31) - 1
+MAX_BIAS: Final = 100.0
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,6 +55,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Log-probabilities of the chosen token and this many of the most likely, 0 to 20."""
     ignore_eos: bool = False
     """Go on past the end-of-sequence token."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the completion, also with `ignore_eos`; their text is not told. At most 256."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these tokens. -100 to 100, for at most 1,024 tokens."""
+    structured: Structured | None = None
+    """What form the text has to have."""
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)
@@ -68,6 +79,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _stop_strings(self.stop)
+        _token_ids(self.stop_token_ids)
+        _biases(self.logit_bias)
+        if not isinstance(self.structured, Structured | None):
+            raise BadInput(f"structured={_shown(self.structured)} is not accepted: a Structured or None")
 
     @property
     def is_greedy(self) -> bool:
@@ -104,3 +119,22 @@ def _stop_strings(stop: tuple[str, ...]) -> None:
     for text in stop:
         if not 0 < len(text) <= MAX_STOP_LENGTH:
             raise BadInput(f"stop string {text!r:.40} is not accepted: 1 to {MAX_STOP_LENGTH} characters")
+
+
+def _token_ids(ids: tuple[int, ...]) -> None:
+    if not isinstance(ids, tuple):
+        raise BadInput(f"stop_token_ids={_shown(ids)} is not accepted: a tuple of token ids")
+    if len(ids) > MAX_STOP_TOKENS:
+        raise BadInput(f"stop_token_ids has {len(ids)} tokens: at most {MAX_STOP_TOKENS} are accepted")
+    for token in ids:
+        _integer("stop_token_ids", token, 0, MAX_TOKEN_ID)
+
+
+def _biases(biases: dict[int, float]) -> None:
+    if not isinstance(biases, dict):
+        raise BadInput(f"logit_bias={_shown(biases)} is not accepted: a bias by token id")
+    if len(biases) > MAX_BIASED_TOKENS:
+        raise BadInput(f"logit_bias has {len(biases)} tokens: at most {MAX_BIASED_TOKENS} are accepted")
+    for token, bias in biases.items():
+        _integer("a token of logit_bias", token, 0, MAX_TOKEN_ID)
+        _number(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)

@@ -30,7 +30,7 @@ class SpellingTokenizer:
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]
 
-    def chat(self, messages: Any) -> list[int]:
+    def chat(self, messages: Any, tools: Any = None) -> list[int]:
         return self.encode("".join(f"[{message.content}]" for message in messages))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from kvscope_telemetry.messages.structured import Structured
+
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -74,6 +76,77 @@ def test_sampling_options_reach_the_engine(run: Run, echo: Any) -> None:
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
     assert (sampling.repetition_penalty, sampling.ignore_eos, sampling.seed) == (1.5, True, 11)
     assert echo.made[0].config.seed == 11
+
+
+def test_options_of_clients_reach_the_engine(run: Run, echo: Any) -> None:
+    run(
+        *("generate", "--prompt", "x", "--stop-token-ids", "4,5", "--logit-bias", "7:-100,12:1.5"),
+        *("--choice", "yes", "--choice", "no", "--priority", "-3", "--cache-salt", "mine"),
+    )
+    submit = echo.made[0].submits[0]
+    assert (submit.sampling.stop_token_ids, submit.sampling.logit_bias) == ((4, 5), {7: -100.0, 12: 1.5})
+    assert submit.sampling.structured == Structured(kind="choice", text='["yes", "no"]')
+    assert (submit.priority, submit.cache_salt) == (-3, "mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "form"),
+    [
+        (["--json-object"], Structured(kind="json_object")),
+        (["--regex", "a+"], Structured(kind="regex", text="a+")),
+        (["--json-schema", '{"type": "object"}'], Structured(kind="json_schema", text='{"type": "object"}')),
+        (["--json-schema", "schema.json"], Structured(kind="json_schema", text='{"type": "array"}')),
+        (["--grammar", 'root ::= "a"'], Structured(kind="grammar", text='root ::= "a"')),
+        ([], None),
+    ],
+)
+def test_the_form_of_an_answer(
+    run: Run, echo: Any, words: list[str], form: Structured | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.json").write_text('{"type": "array"}')
+    assert run("generate", "--prompt", "x", *words)[0] == 0
+    assert echo.made[0].submits[0].sampling.structured == form
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--json-object", "--regex", "a"], "one form of the answer is accepted, not json_object and regex"),
+        (["--json-schema", "nowhere.json"], "'nowhere.json' is neither a text with '{' nor a file that can be read"),
+        (["--logit-bias", "a:b"], "'a' is not accepted: a whole number"),
+        (["--logit-bias", "7"], "'' is not accepted: a number"),
+        (["--logit-bias", "7:101"], "logit_bias of token 7=101.0 is not accepted"),
+        (["--stop-token-ids", "1;2"], "'1;2' is not accepted: a whole number"),
+        (["--priority", "2000"], "Expected `int` <= 1000"),
+    ],
+)
+def test_what_clients_may_not_ask_is_refused(run: Run, echo: Any, words: list[str], reason: str) -> None:
+    code, _, err = run("generate", "--prompt", "x", *words)
+    assert code == 2
+    assert reason in err
+    assert not echo.made, "before an engine is started"
+
+
+def test_a_file_of_prompts_says_what_clients_ask(run: Run, echo: Any, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    call = {"id": "c", "name": "f", "arguments": "{}"}
+    asked: list[dict[str, Any]] = [
+        {"prompt": "a", "json_schema": {"type": "object"}, "logit_bias": {"7": 2, "8": -1.5}, "priority": 5},
+        {"prompt": "b", "choice": ["x", "y"], "stop_token_ids": [3], "cache_salt": "s"},
+        {"prompt": "c", "structured": {"kind": "regex", "text": "a"}, "tools": [{"type": "function"}]},
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "d"}]},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in asked))
+    words = ("--cache-salt", "t", "--regex", "b", "--logit-bias", "1:1")
+    assert run("generate", "--prompts", str(file), *words)[0] == 0
+    a, b, c, d = echo.made[0].submits
+    assert a.sampling.structured == Structured(kind="json_schema", text='{"type": "object"}')
+    assert (a.sampling.logit_bias, a.priority, a.cache_salt) == ({7: 2.0, 8: -1.5}, 5, "t")
+    assert (b.sampling.structured, b.sampling.stop_token_ids) == (Structured(kind="choice", text='["x", "y"]'), (3,))
+    assert (b.cache_salt, b.sampling.logit_bias) == ("s", {1: 1.0})
+    assert (c.sampling.structured, json.loads(c.tools)) == (Structured(kind="regex", text="a"), [{"type": "function"}])
+    assert d.sampling.structured == Structured(kind="regex", text="b")
 
 
 def test_a_file_of_prompts(run: Run, echo: Any, tmp_path: Path) -> None:

@@ -184,6 +184,7 @@ def shape_true_ops() -> Ops:
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
         gated_activation=gated_activation,
+        allow_tokens=lambda *a: None,
     )
 
 

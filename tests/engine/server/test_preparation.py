@@ -12,6 +12,8 @@ import pytest
 from kvscope_engine.server.limits import MIB, Bound, ServiceLimits
 from kvscope_engine.server.preparation import Preparation, Prepared
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
 
 WAIT_S = 60.0
 EMPTY_TURNS = (ChatMessage(role="user", content=""),) * 4_000
@@ -22,6 +24,8 @@ class Site:
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.may_go_on = threading.Event()
+        self.quick: set[Structured | None] = set()
+        """Forms that are made at once; None stands for none."""
         self.done: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
         self.preparation = Preparation(self._token_ids, self.done.put, limits)
 
@@ -30,7 +34,8 @@ class Site:
         return prepared, self.preparation.put(prepared)
 
     def _token_ids(self, submit: Submit) -> list[int]:
-        self.may_go_on.wait(WAIT_S)
+        if submit.sampling.structured not in self.quick:
+            self.may_go_on.wait(WAIT_S)
         return [1, 2]
 
 
@@ -77,3 +82,29 @@ def test_empty_turns_weigh_what_they_take(start: Callable[..., Site]) -> None:
     reasons = [site.put(b"a", Submit(request_id="r", messages=EMPTY_TURNS))[1] for _ in range(2)]
     assert reasons[0] == ""
     assert f"beyond the limit of {MIB} for a client" in reasons[1]
+
+
+def formed(form: Structured | None) -> Submit:
+    return Submit(request_id="r", prompt="hello", sampling=SamplingParams(structured=form))
+
+
+def test_a_form_that_takes_long_holds_up_neither_prompts_nor_other_forms(start: Callable[..., Site]) -> None:
+    site = start(ServiceLimits())
+    slow, quick = (Structured(kind="regex", text=text) for text in ("slow", "quick"))
+    site.quick |= {None, quick}
+    stuck = [site.put(b"a", formed(slow))[0] for _ in range(2)]
+    others = [site.put(b"a", formed(form))[0] for form in (None, quick, None, quick)]
+    assert {id(site.done.get(timeout=WAIT_S)) for _ in others} == set(map(id, others))
+    site.may_go_on.set()
+    assert [site.done.get(timeout=WAIT_S) for _ in stuck] == stuck, "of one form they are done in their order"
+
+
+def test_those_of_a_connection_that_comes_back_move_with_it(start: Callable[..., Site]) -> None:
+    site = start(ServiceLimits())
+    form = Structured(kind="json_object")
+    all_of_them = [site.put(b"before", formed(kind))[0] for kind in (form, None, form, None)]
+    all_of_them += [site.put(b"after", formed(form))[0]]
+    site.preparation.move(b"before", b"after")
+    assert {prepared.client for prepared in all_of_them} == {b"after"}
+    site.may_go_on.set()
+    assert {id(site.done.get(timeout=WAIT_S)) for _ in all_of_them} == set(map(id, all_of_them))

@@ -16,11 +16,16 @@ from kvscope_telemetry.messages.commands import (
     GetSnapshot,
     Refused,
     Submit,
+    ToolCall,
 )
 from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
 from kvscope_telemetry.messages.unreadable import answer_unreadable
 from kvscope_telemetry.messages.wire import encode
 
+CALLS = ChatMessage(
+    role="assistant", content="", tool_calls=(ToolCall(id="i" * 256, name="n", arguments="{}"),) * 128, name="m" * 256
+)
 EMPTY = ChatMessage(role="user", content="")
 
 
@@ -32,6 +37,17 @@ EMPTY = ChatMessage(role="user", content="")
         Submit(request_id="r", messages=(EMPTY,) * 4_000),
         Submit(request_id="r", prompt_token_ids=(1,) * 10_000),
         Submit(request_id="r", prompt="p", sampling=SamplingParams(stop=("s" * 256,) * 16)),
+        Submit(request_id="r", prompt="p", sampling=SamplingParams(stop_token_ids=(1 << 30,) * 256)),
+        Submit(
+            request_id="r",
+            prompt="p",
+            sampling=SamplingParams(logit_bias=dict.fromkeys(range(1 << 20, (1 << 20) + 1024), 0.1)),
+        ),
+        Submit(
+            request_id="r", prompt="p", sampling=SamplingParams(structured=Structured(kind="regex", text="x" * 10_000))
+        ),
+        Submit(request_id="r", prompt="p", tools="x" * 10_000, cache_salt="y" * 1_000),
+        Submit(request_id="r", messages=(CALLS,) * 100),
         GetBlockText(blocks=(1,) * 4_096),
         Abort(request_id="r"),
         GetSnapshot(),

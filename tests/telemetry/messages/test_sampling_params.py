@@ -16,7 +16,8 @@ import pytest
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
-from kvscope_telemetry.messages.wire import decode_command
+from kvscope_telemetry.messages.structured import Structured
+from kvscope_telemetry.messages.wire import decode_command, encode
 
 FIELDS = [field.name for field in msgspec.structs.fields(SamplingParams)]
 NUM_CASES = 1000
@@ -72,6 +73,8 @@ def check_in_range(params: SamplingParams) -> None:
     assert params.logprobs is None or 0 <= params.logprobs <= 20
     assert len(params.stop) <= 16
     assert all(0 < len(text) <= 256 for text in params.stop)
+    assert all(0 <= token < 1 << 31 for token in params.stop_token_ids)
+    assert all(0 <= token < 1 << 31 and -100 <= bias <= 100 for token, bias in params.logit_bias.items())
 
 
 def from_python(options: dict[str, Any]) -> SamplingParams:
@@ -136,12 +139,49 @@ def check_line(text: str) -> None:
         ({"stop": ("",)}, "stop string ''"),
         ({"stop": "x"}, "a tuple of strings"),
         ({"stop": ("x",) * 100_000}, "stop has 100000 strings: at most 16"),
+        ({"stop_token_ids": [1]}, "a tuple of token ids"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids=-1 is not accepted: a whole number from 0 to 2147483647"),
+        ({"stop_token_ids": (1,) * 257}, "stop_token_ids has 257 tokens: at most 256"),
+        ({"logit_bias": [(1, 2.0)]}, "a bias by token id"),
+        ({"logit_bias": {7: 101.0}}, "logit_bias of token 7=101.0 is not accepted: a number from -100 to 100"),
+        ({"logit_bias": {7: math.nan}}, "logit_bias of token 7=nan"),
+        ({"logit_bias": {"7": 1.0}}, "a token of logit_bias='7' is not accepted"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias has 1025 tokens: at most 1024"),
+        ({"structured": {"kind": "regex"}}, "a Structured or None"),
     ],
 )
 def test_the_value_and_what_is_accepted_are_named(options: dict[str, Any], named: str) -> None:
     with pytest.raises(BadInput) as refusal:
         SamplingParams(**options)
     assert named in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [
+        ("xml", "a", "kind='xml' of structured output is not accepted: json_schema, json_object"),
+        ("regex", " ", "regex is empty"),
+        ("regex", "a" * (1 << 20), "regex has 1048576 characters: at most 262144"),
+        ("json_object", "{}", "json_object takes no text"),
+        ("choice", "red", "choice='red' is not accepted: a JSON array of strings"),
+        ("choice", "[]", "choice has 0 strings: 1 to 1024"),
+        ("choice", '["a", ""]', "choice has an empty string"),
+    ],
+)
+def test_what_is_no_form_of_a_text_is_refused_by_name(kind: Any, text: str, named: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        Structured(kind=kind, text=text)
+    assert named in str(refusal.value)
+
+
+def test_new_options_travel() -> None:
+    sampling = SamplingParams(
+        stop_token_ids=(3, 4), logit_bias={5: -100.0, 6: 1}, structured=Structured(kind="choice", text='["a","b"]')
+    )
+    submit = Submit(request_id="r", prompt="p", sampling=sampling, cache_salt="mine", tools="[]")
+    assert decode_command(encode(submit)) == submit
+    assert sampling.structured is not None
+    assert sampling.structured.choices() == ("a", "b")
 
 
 def resident_bytes() -> int:

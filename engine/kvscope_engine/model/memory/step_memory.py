@@ -25,6 +25,8 @@ GRAPH_BYTES: Final = 256 << 20
 SAMPLING_INPUT_BYTES: Final = 1 << 20
 """Of a step's buffer, for what sampling needs of the requests. More than that goes up in copies of its own."""
 SAMPLING_ROW_BYTES: Final = 256
+MAX_MASK_BYTES: Final = 8 << 20
+"""Of a step's buffer, for the tokens that each request of a form may have, a bit each."""
 FLOAT32_BYTES: Final = 4
 SAMPLING_BYTES_A_LOGIT: Final = 48
 """What sampling with every option holds at once for one logit: raw log-probabilities and scaled logits (4 each),
@@ -84,16 +86,17 @@ def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_logits_bytes(limits, logits_width(loaded))
     return StepReserves(
         attention_partials=split_partials_bytes(limits, heads, num_multiprocessors),
-        graphs=graphs + step_buffer_bytes(limits),
+        graphs=graphs + step_buffer_bytes(limits, logits_width(loaded)),
         sampling=sampling_bytes(limits, logits_width(loaded)),
     )
 
 
-def step_buffer_bytes(limits: StepLimits) -> int:
+def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Bytes of a step's buffer, on the host and again on the device."""
+    masks = min(4 * -(-vocab_size // 32) * limits.max_num_seqs, MAX_MASK_BYTES)
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
     inputs = inputs_bytes(tokens, limits.max_num_seqs, limits.max_request_tokens, limits.block_size)
-    return inputs + SAMPLING_INPUT_BYTES + SAMPLING_ROW_BYTES * limits.max_num_seqs
+    return inputs + SAMPLING_INPUT_BYTES + SAMPLING_ROW_BYTES * limits.max_num_seqs + masks
 
 
 def graph_logits_bytes(limits: StepLimits, vocab_size: int) -> int:

@@ -70,7 +70,7 @@ class ModelRunner:
         )
         self._limits = limits
         self._rows = TableRows(max_num_seqs, min(limits.max_request_blocks, storage.num_blocks))
-        self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits))
+        self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits, self._vocab_size))
         self._graphs: DecodeGraphs | None = None
         if loaded.device.type == "cuda" and not enforce_eager:
             self._graphs = DecodeGraphs(

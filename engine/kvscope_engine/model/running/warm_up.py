@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kvscope_engine.model.memory.step_memory import StepLimits
 from kvscope_engine.model.running.attention import DecodeBatch, PrefillBatch
@@ -28,6 +29,7 @@ EVERY_OPTION: Final = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, seed=1, logprobs=3),
     SamplingParams(temperature=0.7, top_p=0.9, seed=1, min_tokens=1),
+    SamplingParams(temperature=0.7, seed=1, logit_bias={0: 1.0}),
     SamplingParams(temperature=0.7, seed=1, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
 )
 
@@ -121,6 +123,7 @@ def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
         )
         for index, sampling in enumerate(EVERY_OPTION)
     ]
+    requests[0].matcher = _AnyToken()
     zeros = logits.new_zeros(len(requests), logits.shape[1])
     buffer.begin()
     inputs = sampler.inputs(requests, buffer, logits.shape[1])
@@ -128,6 +131,19 @@ def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
     sampler.run(zeros, inputs)
     for request in requests:
         sampler.forget(request)
+
+
+class _AnyToken:
+    """A `TokenMatcher` of no form."""
+
+    has_ended = False
+
+    def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
+        """All may come."""
+        words[row] = -1
+
+    def accept(self, token_id: int) -> None:
+        """Nothing follows from it."""
 
 
 def _capture(graphs: DecodeGraphs, done: int, total: int, progress: Callable[[Progress], None]) -> str:

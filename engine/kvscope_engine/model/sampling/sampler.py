@@ -1,8 +1,8 @@
 """From logits to tokens, for a whole batch at once.
 
-Owns the order of sampling: penalties, temperature, filters, one random number a row. A request's token depends on
-its own logits, options, seed and position, never on the rest of the batch. Knows no model. On a GPU nothing is read
-back but the result.
+Owns the order of sampling: biases, penalties, forms, temperature, filters, one random number a row. A request's
+token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model. On a GPU
+nothing is read back but the result.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from kvscope_engine.model.running.step_buffer import StepBuffer, read_back
+from kvscope_engine.model.sampling.logit_bias import LogitBiases, apply_biases
 from kvscope_engine.model.sampling.logprobs import RawLogprobs
 from kvscope_engine.model.sampling.penalties import Penalties, apply_penalties
 from kvscope_engine.model.sampling.sampling_inputs import DrawInputs, SamplingInputs, sampling_inputs
@@ -19,24 +20,28 @@ from kvscope_engine.model.sampling.token_draw import draw
 from kvscope_engine.model.sampling.token_filter import thresholds
 from kvscope_engine.model.sampling.vocabulary_pieces import first_largest
 from kvscope_engine.policy.request import Request
+from kvscope_kernels import ops_for
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
 class Sampler:
-    """Samples one token for each row of logits. Keeps only what penalties have counted."""
+    """Samples one token for each row of logits. Keeps only what penalties have counted, and biases as arrays."""
 
     def __init__(self, eos_token_ids: Iterable[int], vocab_size: int) -> None:
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._vocab_size = vocab_size
         self._penalties = Penalties()
+        self._biases = LogitBiases()
 
     def inputs(self, requests: Sequence[Request], buffer: StepBuffer, vocab_size: int | None = None) -> SamplingInputs:
         """What `run` needs of the requests, put into `buffer`. `vocab_size` is that of the logits."""
-        return sampling_inputs(requests, self._eos, vocab_size or self._vocab_size, self._penalties, buffer)
+        width = vocab_size or self._vocab_size
+        return sampling_inputs(requests, self._eos, width, self._penalties, self._biases, buffer)
 
     def forget(self, request: Request) -> None:
-        """Whatever was counted of it."""
+        """Whatever is kept of it."""
         self._penalties.forget(request)
+        self._biases.forget(request)
 
     def run(self, logits: torch.Tensor, inputs: SamplingInputs) -> tuple[list[int], list[TokenLogprobs | None]]:
         """logits (num_requests, vocabulary) -> a token a request, and log-probabilities: empty when none are asked.
@@ -46,10 +51,14 @@ class Sampler:
         logits = logits.float()
         assert logits.shape[1] == inputs.vocab_size, f"logits of {inputs.vocab_size} tokens: {tuple(logits.shape)}"
         raw = RawLogprobs(logits, inputs.logprobs) if inputs.logprobs is not None else None
+        if inputs.biases is not None:
+            apply_biases(logits, inputs.biases)
         if inputs.penalties is not None:
             apply_penalties(logits, inputs.penalties)
         if inputs.forbidden is not None:
             logits.view(-1).index_fill_(0, inputs.forbidden, -torch.inf)
+        if inputs.forms is not None:
+            ops_for(logits.device.type).allow_tokens(logits, inputs.forms.rows, inputs.forms.allowed)
         tokens = _tokens(logits, inputs.draw)
         if raw is None:
             return read_back(tokens), []

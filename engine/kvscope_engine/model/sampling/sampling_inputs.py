@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kvscope_engine.model.running.step_buffer import StepBuffer
+from kvscope_engine.model.sampling.logit_bias import BiasInputs, LogitBiases
 from kvscope_engine.model.sampling.penalties import Penalties, PenaltyInputs
 from kvscope_engine.model.sampling.random_numbers import uniforms
 from kvscope_engine.model.sampling.token_filter import FilterInputs, filter_inputs, has_filter
 from kvscope_engine.policy.request import Request
+from kvscope_kernels.logits.allow_tokens import WORD_BITS
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 MIN_TEMPERATURE: Final = 1e-5
@@ -50,15 +51,27 @@ class DrawInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class FormInputs:
+    """Rows that are kept to a form, and the tokens that each may have."""
+
+    rows: torch.Tensor
+    """(n,) int64."""
+    allowed: torch.Tensor
+    """(n, words) int32, a bit a token."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingInputs:
     """A batch's options as tensors; None where nobody asks."""
 
     num_rows: int
     vocab_size: int
     """Columns of the logits."""
+    biases: BiasInputs | None
     penalties: PenaltyInputs | None
     forbidden: torch.Tensor | None
-    """Places, row * vocabulary + token, of ends of sequence that come too early."""
+    """Places, row * vocabulary + token, of tokens that would end a completion too early."""
+    forms: FormInputs | None
     draw: DrawInputs | None
     logprobs: LogprobInputs | None
 
@@ -68,16 +81,19 @@ def sampling_inputs(
     eos_token_ids: Sequence[int],
     vocab_size: int,
     penalties: Penalties,
+    biases: LogitBiases,
     buffer: StepBuffer,
 ) -> SamplingInputs:
     """Everything put into `buffer`, which the caller sends."""
-    early = [row for row, request in enumerate(requests) if _is_early(request)] if eos_token_ids else []
+    early = _early_ends(requests, eos_token_ids, vocab_size)
     drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
     return SamplingInputs(
         num_rows=len(requests),
         vocab_size=vocab_size,
+        biases=biases.inputs(requests, vocab_size, buffer),
         penalties=penalties.inputs(requests, vocab_size, buffer),
-        forbidden=buffer.put(_places(early, eos_token_ids, vocab_size)) if early else None,
+        forbidden=buffer.put(np.array(early, np.int64)) if early else None,
+        forms=_form_inputs(requests, vocab_size, buffer),
         draw=_draw_inputs(requests, drawn, vocab_size, buffer) if drawn else None,
         logprobs=_logprob_inputs(requests, buffer),
     )
@@ -104,8 +120,26 @@ def _logprob_inputs(requests: Sequence[Request], buffer: StepBuffer) -> LogprobI
     return LogprobInputs(rows, list(asked.values()), buffer.put(np.array(rows, np.int64)))
 
 
-def _places(rows: list[int], tokens: Sequence[int], vocab_size: int) -> NDArray[Any]:
-    return (np.array(rows, np.int64)[:, None] * vocab_size + np.array(tokens, np.int64)).reshape(-1)
+def _form_inputs(requests: Sequence[Request], vocab_size: int, buffer: StepBuffer) -> FormInputs | None:
+    rows = [row for row, request in enumerate(requests) if request.matcher is not None]
+    if not rows:
+        return None
+    words, allowed = buffer.reserve((len(rows), -(-vocab_size // WORD_BITS)), np.int32)
+    for index, row in enumerate(rows):
+        matcher = requests[row].matcher
+        assert matcher is not None
+        matcher.fill(words, index, may_end=not _is_early(requests[row]))
+    return FormInputs(buffer.put(np.array(rows, np.int64)), allowed)
+
+
+def _early_ends(requests: Sequence[Request], eos_token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Places of what may not be sampled below `min_tokens`, where no form says it already."""
+    places: list[int] = []
+    for row, request in enumerate(requests):
+        if _is_early(request) and request.matcher is None:
+            ends = {*eos_token_ids, *request.sampling.stop_token_ids}
+            places += [row * vocab_size + token for token in sorted(ends)]
+    return places
 
 
 def _is_early(request: Request) -> bool:

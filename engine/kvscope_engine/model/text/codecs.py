@@ -38,6 +38,13 @@ class FastCodec:
     def vocabulary(self) -> Mapping[str, int]:
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
+    def special_ids(self) -> frozenset[int]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def is_byte_level(self) -> bool:
+        return "ByteLevel" in str(self._backend.decoder)
+
     def has_any_character(self) -> bool:
         parts = f"{self._backend.pre_tokenizer} {self._backend.decoder}"
         return "ByteLevel" in parts or "ByteFallback" in parts
@@ -61,6 +68,12 @@ class PythonCodec:
 
     def vocabulary(self) -> Mapping[str, int]:
         return dict(self._tokenizer.get_vocab())
+
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
+
+    def is_byte_level(self) -> bool:
+        return "Ġ" in self._tokenizer.get_vocab()
 
     def has_any_character(self) -> bool:
         return False

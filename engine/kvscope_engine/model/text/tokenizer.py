@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any, Final, Protocol
 
 from kvscope_engine.model.text.bounded_turns import MAX_TEMPLATE_S, BoundedTurns
+from kvscope_engine.model.text.chat_turn import as_template_reads, valid_text
 from kvscope_engine.model.text.detokenizer import Detokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage
@@ -29,6 +30,12 @@ class Codec(Protocol):
 
     def vocabulary(self) -> Mapping[str, int]:
         """Ids by token, those added later too."""
+
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that `decode` can skip."""
+
+    def is_byte_level(self) -> bool:
+        """Whether tokens are written in GPT-2's letters for bytes."""
 
     def has_any_character(self) -> bool:
         """Whether every character has tokens of its own, so that none becomes unknown."""
@@ -50,23 +57,31 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens written out in it count as such, as in transformers."""
-        return self._codec.encode(_valid(text), add_special_tokens)
+        return self._codec.encode(valid_text(text), add_special_tokens)
 
     def chat(
-        self, messages: Sequence[ChatMessage | Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage | Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of a conversation, ready for the answer.
 
         Raises BadInput when the model has no chat template, when the template refuses the conversation, or when
         it takes longer than `MAX_TEMPLATE_S` over it.
         """
-        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return self.encode(text, add_special_tokens=False)
 
     def chat_text(
-        self, messages: Sequence[ChatMessage | Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage | Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The conversation as the model's template writes it."""
+        """The conversation as the model's template writes it. `tools` are functions as OpenAI describes them."""
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         if self.chat_template is None:
@@ -78,7 +93,7 @@ class Tokenizer:
             template: Any = _compile_jinja_template(self.chat_template)
             rendered = template.render(
                 messages=BoundedTurns(map(_turn, messages), MAX_TEMPLATE_S),
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special,
@@ -107,6 +122,16 @@ class Tokenizer:
     def vocabulary(self) -> Mapping[str, int]:
         """Ids by token as the vocabulary writes it."""
         return self._codec.vocabulary()
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that an answer's text does not show."""
+        return self._codec.special_ids()
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are written in GPT-2's letters for bytes."""
+        return self._codec.is_byte_level()
 
     @property
     def vocab_size(self) -> int:
@@ -137,14 +162,5 @@ class Tokenizer:
 
 def _turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:
     if isinstance(message, ChatMessage):
-        return {"role": message.role, "content": _valid(message.content)}
-    return {key: _valid(value) for key, value in message.items()}
-
-
-def _valid(text: str) -> str:
-    """Raises BadInput for half a surrogate pair: it has no bytes, so no tokens."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadInput(f"text is not accepted: {text[error.start]!r} at {error.start} is no character") from error
-    return text
+        return as_template_reads(message)
+    return {key: valid_text(value) for key, value in message.items()}

@@ -31,11 +31,12 @@ class KeptBlock(msgspec.Struct, frozen=True, array_like=True):
     start: int
     tokens: bytes
     parent: bytes
+    salt: str = ""
 
     @property
     def prefix(self) -> Prefix:
         """What it can be found by."""
-        return Prefix(self.digest, self.start, self.tokens, self.parent)
+        return Prefix(self.digest, self.start, self.tokens, self.parent, self.salt)
 
 
 class KeptIndex(msgspec.Struct, frozen=True):

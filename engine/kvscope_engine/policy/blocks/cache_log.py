@@ -11,6 +11,7 @@ from typing import Final
 
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from kvscope_telemetry.kv_events.encoding import pack_extra_keys
 from kvscope_telemetry.ledger import Tier
 
 MEDIA: Final = {Tier.HBM: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
@@ -62,5 +63,13 @@ class CacheLog:
                 tuple([token for prefix in run for token in prefix.token_ids]),
                 self._block_size,
                 medium=MEDIA[self._run_tier],
+                extra_keys=_extra_keys(run),
             )
         )
+
+
+def _extra_keys(run: list[Prefix]) -> bytes | None:
+    """As vLLM has them: a salt is one of the keys of a text's first block, and of no other."""
+    if not run[0].salt:
+        return None
+    return pack_extra_keys(((run[0].salt,), *[None] * (len(run) - 1)))

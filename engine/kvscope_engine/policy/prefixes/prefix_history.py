@@ -44,17 +44,17 @@ class PrefixHistory:
     def enter(self, prefix: Prefix) -> None:
         """A block with `prefix` can be found now."""
         self._evicted.pop(prefix.digest, None)
-        self._following.setdefault(prefix.parent, {})[prefix.digest] = prefix.tokens
+        self._following.setdefault(prefix.follows, {})[prefix.digest] = prefix.tokens
 
     def leave(self, prefixes: Iterable[Prefix], step: int) -> None:
         """No block with these is left."""
         for prefix in prefixes:
             self._evicted[prefix.digest] = step
-            siblings = self._following.get(prefix.parent)
+            siblings = self._following.get(prefix.follows)
             if siblings is not None:
                 siblings.pop(prefix.digest, None)
                 if not siblings:
-                    del self._following[prefix.parent]
+                    del self._following[prefix.follows]
             if len(self._evicted) > MAX_GHOSTS:
                 self._forget_oldest()
 
@@ -63,12 +63,15 @@ class PrefixHistory:
         self._evicted.clear()
         self._following.clear()
 
-    def explain(self, digest: bytes, parent: bytes, tokens: bytes, start: int) -> Miss:
-        """Why the block of `tokens` (little-endian int32) from position `start` of its text is not cached."""
+    def explain(self, digest: bytes, follows: bytes, tokens: bytes, start: int) -> Miss:
+        """Why the block of `tokens` (little-endian int32) from position `start` of its text is not cached.
+
+        `follows` as in `Prefix`.
+        """
         evicted_at = self._evicted.get(digest)
         if evicted_at is not None:
             return Miss("evicted", start, evicted_at)
-        siblings = self._following.get(parent)
+        siblings = self._following.get(follows)
         if siblings:
             nearest = islice(reversed(siblings.values()), MAX_SIBLINGS)  # the newest: there may be very many
             same = max(_num_same(tokens, other) for other in nearest)

@@ -2,7 +2,8 @@
 
 A block's digest is `sha256(parent digest + its token ids as little-endian int32 + extra)`, so it names the
 whole text up to and with the block. The chain starts from a random salt of this engine, which keeps the
-64-bit hashes that telemetry publishes from being guessed or compared between engines.
+64-bit hashes that telemetry publishes from being guessed or compared between engines. The extra is what a client calls
+its cache salt, in the first block alone: all that follow it differ by their parents.
 
 Owns digest -> block and what a hashed block holds. Knows neither reference counts nor who uses a block.
 """
@@ -36,6 +37,13 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
     tokens: bytes
     parent: bytes = b""
     """Digest of the block before it in its text, empty for the first."""
+    salt: str = ""
+    """A client's own, in the digest of a first block."""
+
+    @property
+    def follows(self) -> bytes:
+        """What it comes after: the block before it, or the beginning of all texts of its salt."""
+        return self.parent or self.salt.encode()
 
     @property
     def published_parent(self) -> int:
@@ -67,13 +75,17 @@ class PrefixIndex:
         """
         return hashlib.sha256((parent or self._root) + tokens + extra).digest()
 
-    def extend(self, digests: list[bytes], token_ids: Sequence[int]) -> None:
-        """Append to `digests` those of the full blocks of `token_ids`, which follow the ones there."""
+    def extend(self, digests: list[bytes], token_ids: Sequence[int], salt: str = "") -> None:
+        """Append to `digests` those of the full blocks of `token_ids`, which follow the ones there.
+
+        `salt` keeps texts apart from those of another, from the first block on.
+        """
         size = 4 * self._block_size
         packed = pack_tokens(token_ids)
         parent = digests[-1] if digests else None
         for low in range(0, len(packed) - size + 1, size):
-            parent = self.digest(parent, packed[low : low + size])
+            extra = salt.encode() if parent is None else b""
+            parent = self.digest(parent, packed[low : low + size], extra)
             digests.append(parent)
 
     def find(self, digests: Iterable[bytes]) -> list[int]:

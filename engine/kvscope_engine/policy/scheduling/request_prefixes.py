@@ -22,7 +22,7 @@ def explain_miss(pool: BlockPool, request: Request, num_found: int) -> Miss:
     if pool.history is None or num_found >= (request.num_tokens - 1) // pool.block_size:
         return Miss()
     prefix = _prefix_at(pool, request, num_found)
-    return pool.history.explain(prefix.digest, prefix.parent, prefix.tokens, prefix.start)
+    return pool.history.explain(prefix.digest, prefix.follows, prefix.tokens, prefix.start)
 
 
 def prefix_at(pool: BlockPool, request: Request, place: int) -> Prefix | None:
@@ -47,10 +47,13 @@ def _prefix_at(pool: BlockPool, request: Request, place: int) -> Prefix:
     start = place * pool.block_size
     tokens = pack_tokens(request.tokens(start, start + pool.block_size))
     digests = request.block_digests
-    return Prefix(digests[place], start, tokens, digests[place - 1] if place else b"")
+    if not place:
+        return Prefix(digests[0], 0, tokens, salt=request.cache_salt)
+    return Prefix(digests[place], start, tokens, digests[place - 1])
 
 
 def _extend_digests(index: PrefixIndex, block_size: int, request: Request, count: int) -> None:
     known = len(request.block_digests)
     if known < count:
-        index.extend(request.block_digests, request.tokens(known * block_size, count * block_size))
+        tokens = request.tokens(known * block_size, count * block_size)
+        index.extend(request.block_digests, tokens, request.cache_salt)

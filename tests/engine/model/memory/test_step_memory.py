@@ -106,4 +106,6 @@ def test_the_largest_step_fits_the_buffer(max_request_tokens: int) -> None:
     )
     put_inputs(inputs, Counting(torch.device("cpu"), 0))
     assert 4 * num_seqs * most.max_request_blocks < taken
-    assert taken + (1 << 20) <= step_buffer_bytes(most) < taken + (2 << 20)
+    assert taken + (1 << 20) <= step_buffer_bytes(most, 0) < taken + (2 << 20)
+    assert step_buffer_bytes(most, 3200) == step_buffer_bytes(most, 0) + 400 * num_seqs
+    assert step_buffer_bytes(most, 1 << 40) == step_buffer_bytes(most, 0) + (8 << 20)

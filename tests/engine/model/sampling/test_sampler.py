@@ -39,13 +39,15 @@ def reference_probabilities(logits: NDArray[Any], request: Request) -> NDArray[A
     """What remains of one row, in float64, straight from the definitions."""
     options = request.sampling
     scores = logits.astype(np.float64).copy()
+    for token, bias in options.logit_bias.items():
+        scores[token] += bias
     for token in range(len(scores)):
         said = request.output_token_ids.count(token)
         if said or token in request.prompt_token_ids:
             scores[token] *= options.repetition_penalty if scores[token] <= 0 else 1 / options.repetition_penalty
         scores[token] -= options.frequency_penalty * said + options.presence_penalty * (said > 0)
     if len(request.output_token_ids) < options.min_tokens:
-        scores[EOS] = -math.inf
+        scores[[EOS, *options.stop_token_ids]] = -math.inf
     if options.temperature == 0.0:
         chosen: NDArray[Any] = (np.arange(len(scores)) == scores.argmax()).astype(np.float64)
         return chosen
@@ -99,6 +101,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"repetition_penalty": 0.4, "presence_penalty": -2.0, "frequency_penalty": 2.0},
     {"min_tokens": 50},
     {"min_tokens": 50, "temperature": 0.0},
+    {"min_tokens": 50, "temperature": 0.0, "stop_token_ids": (4, 11)},
+    {"logit_bias": {EOS: -100.0, 9: 5.5, 699: 3.25}},
+    {"logit_bias": {3: 100.0}, "temperature": 0.0},
+    {"logit_bias": {30: 2.5, 31: -1.5}, "repetition_penalty": 1.5, "presence_penalty": 0.5, "top_p": 0.9},
 ]
 
 
@@ -244,6 +250,15 @@ def test_counts_of_finished_requests_are_given_up() -> None:
         sampler.sample(torch.zeros(1, VOCABULARY), [request])
         request.state = RequestState.FINISHED
     assert len(sampler._penalties._counts) < 70
+
+
+def test_biases_of_finished_requests_are_given_up() -> None:
+    sampler = Sampler([], VOCABULARY)
+    for number in range(200):
+        request = make_request(number, temperature=0.0, logit_bias={number: 3.0})
+        assert sampler.sample(torch.zeros(1, VOCABULARY), [request])[0] == [number]
+        request.state = RequestState.FINISHED
+    assert len(sampler._biases._of) < 70
 
 
 def test_logprobs_are_raw_whatever_is_done_to_the_logits() -> None:

@@ -13,6 +13,7 @@ from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.blocks.cache_log import MEDIA, CacheLog
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, pack_tokens, published_hash
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from kvscope_telemetry.kv_events.decoding import read_extra_keys
 from kvscope_telemetry.ledger import Tier
 
 
@@ -38,6 +39,20 @@ def test_blocks_of_one_text_in_a_row_are_one_event() -> None:
         BlockStored((hashes[first[2]],), hashes[first[1]], (5, 6), 2, medium="GPU"),
     ]
     assert log.take() == []
+
+
+def test_a_salt_is_told_of_the_first_block_of_a_text_alone() -> None:
+    log, (first, *rest) = CacheLog(2), text([1, 2, 3, 4, 5, 6])
+    for prefix in (Prefix(first.digest, 0, first.tokens, salt="mine"), *rest):
+        log.stored(prefix)
+    log.cleared()
+    log.stored(rest[0])
+    stored, _, later = log.take()
+    assert isinstance(stored, BlockStored)
+    assert stored.extra_keys is not None
+    assert read_extra_keys(stored.extra_keys) == (("mine",), None, None)
+    assert isinstance(later, BlockStored)
+    assert later.extra_keys is None
 
 
 def test_what_happens_in_between_stays_in_between() -> None:

@@ -52,3 +52,13 @@ def test_the_memory_of_evicted_blocks_is_bounded_in_bytes() -> None:
         tracemalloc.stop()
     assert kept < 12 << 20
     assert peak < 17 << 20
+
+
+def test_texts_of_another_salt_explain_nothing() -> None:
+    history = PrefixHistory()
+    cached = Prefix(b"a" * 32, 0, b"\1\0\0\0", salt="mine")
+    history.enter(cached)
+    assert history.explain(b"b" * 32, b"mine", b"\2\0\0\0", 0).kind == "differs"
+    assert history.explain(b"b" * 32, b"", b"\1\0\0\0", 0).kind == "new"
+    history.leave([cached], 3)
+    assert history.explain(b"b" * 32, b"mine", b"\2\0\0\0", 0).kind == "new"

@@ -48,6 +48,23 @@ def test_engines_and_extras_have_digests_of_their_own() -> None:
     assert index.digest(None, tokens) != index.digest(None, tokens, b"adapter")
 
 
+def test_a_salt_keeps_texts_apart_from_the_first_block_on() -> None:
+    index = PrefixIndex(2, salt=b"s")
+    tokens = [1, 2, 3, 4, 5, 6]
+    found = []
+    for salt in ("", "mine", "yours", "mine"):
+        digests: list[bytes] = []
+        index.extend(digests, tokens[:2], salt)
+        index.extend(digests, tokens[2:], salt)
+        found.append(digests)
+    plain, mine, yours, again = found
+    assert plain == digests_of(index, tokens), "without one it is as it was"
+    assert mine == again
+    assert len({*plain, *mine, *yours}) == 9
+    assert mine[0] == index.digest(None, pack_tokens([1, 2]), b"mine")
+    assert mine[1] == index.digest(mine[0], pack_tokens([3, 4])), "what follows differs by its parent alone"
+
+
 def test_the_published_hash_is_never_zero() -> None:
     assert published_hash(b"\x00" * 32) == 1
     assert published_hash(b"\xff" * 24 + b"\x00" * 6 + b"\x01\x02") == 0x0102

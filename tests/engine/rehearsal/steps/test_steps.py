@@ -12,6 +12,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Progress
 
+VOCABULARY = 4000
 EVERYTHING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "plain": {"seed": 1},
@@ -22,6 +23,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
     "all filters": {"top_k": 70, "top_p": 0.9, "min_p": 0.05, "temperature": 2.0},
     "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.1},
     "min_tokens": {"min_tokens": 9, "max_tokens": 20},
+    "stop tokens": {"min_tokens": 9, "max_tokens": 20, "stop_token_ids": (5, 6)},
+    "biases": {"logit_bias": {5: 1.0, 7: -100.0}},
     "logprobs": {"logprobs": 20, "temperature": 0.0},
     "no top logprobs": {"logprobs": 0},
     "all": {"logprobs": 2, "top_p": 0.5, "top_k": 9, "min_p": 0.1, "repetition_penalty": 0.5, "min_tokens": 3},
@@ -40,6 +43,22 @@ def make_request(number: int, num_prompt: int, num_output: int = 0, **options: A
         output_token_ids=[3] * num_output,
         block_table=list(range(-(-num_tokens // 16))),
     )
+
+
+class AnyToken:
+    """A matcher of no form that counts how often it was asked."""
+
+    has_ended = False
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def fill(self, words: Any, row: int, *, may_end: bool) -> None:
+        assert words.shape[1] == VOCABULARY // 32
+        words[row] = -1
+        self.num_asked += 1
+
+    def accept(self, token_id: int) -> None: ...
 
 
 def decode(number: int, length: int, **options: Any) -> Scheduled:
@@ -121,10 +140,15 @@ def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dt
         "_rms_norm_kernel",
         "_gated_activation_kernel",
         "_copy_rows_kernel",
+        "_allow_tokens_kernel",
     }
     for name, plan in service_plans().items():
         runner.run(plan)
         assert fake_gpu.seen.compiled == known, f"{name} would be compiled while requests wait"
+        for item in plan.scheduled:
+            item.request.matcher = AnyToken()
+        runner.run(plan)
+        assert fake_gpu.seen.compiled == known, f"{name} with forms would be compiled while requests wait"
 
 
 def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
@@ -164,6 +188,33 @@ def test_a_layer_is_ten_launches(fake_gpu: Any, operations: Any, architecture: s
         counts.append(len(seen.names) + sum(fake_gpu.seen.launches.values()))
         print(architecture, num_layers, "layers:", counts[-1], "launches", dict(fake_gpu.seen.launches), seen.names)
     assert counts[1] - counts[0] == 2 * 10
+
+
+def test_a_form_is_one_launch_more_and_nothing_up_or_down(fake_gpu: Any) -> None:
+    runner = fake_gpu.make_runner(enforce_eager=True)
+    items = [decode(number, 20 + number, temperature=0.0) for number in range(4)]
+    plan = StepPlan(tuple(items), len(items))
+    fake_gpu.seen.clear()
+    runner.run(plan)
+    assert "allow_tokens" not in fake_gpu.seen.launches, "who asks for no form pays nothing"
+    matchers = [AnyToken(), AnyToken()]
+    items[1].request.matcher, items[3].request.matcher = matchers
+    launched = dict(fake_gpu.seen.launches)
+    fake_gpu.seen.clear()
+    runner.run(plan)
+    assert dict(fake_gpu.seen.launches) == launched | {"allow_tokens": 1}
+    assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1)
+    assert [matcher.num_asked for matcher in matchers] == [1, 1]
+
+
+def test_biases_are_one_operation_more(fake_gpu: Any, operations: Any) -> None:
+    counts = []
+    for options in ({}, {"logit_bias": {3: 1.0, 5: -2.0}}):
+        runner = fake_gpu.make_runner(enforce_eager=True)
+        with operations() as seen:
+            runner.run(StepPlan((decode(1, 20, temperature=0.0, **options), decode(2, 30, temperature=0.0)), 2))
+        counts.append(seen.names)
+    assert sorted(counts[1]) == sorted([*counts[0], "index_add_"])
 
 
 def test_more_counts_than_the_buffer_holds_go_up_on_their_own(fake_gpu: Any) -> None:

@@ -1,0 +1,67 @@
+"""The form of an answer on the command line: a JSON schema, a regex, a grammar, or choices; one of them at most."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.structured import Structured
+
+NAMES: Final = ("json_schema", "json_object", "regex", "grammar", "choice")
+"""Also in a line of a prompts file."""
+
+
+def add_form_options(parser: argparse.ArgumentParser) -> None:
+    """In a group of their own."""
+    add = parser.add_argument_group("form of the answer (one of them)").add_argument
+    add("--json-schema", metavar="FILE|JSON", help="a file with a JSON schema, or the schema itself")
+    add("--json-object", action="store_true", help="any JSON object")
+    add("--regex", metavar="REGEX", help="that the whole answer matches")
+    add("--grammar", metavar="FILE|GBNF", help="a file with a grammar, or the grammar itself; its rule root is used")
+    add("--choice", action="append", default=[], metavar="TEXT", help="the answer is one of these; repeatable")
+
+
+def structured(args: argparse.Namespace) -> Structured | None:
+    """What the options ask for. Raises BadInput for several at once and for a file that cannot be read."""
+    options = {name: value for name in NAMES if (value := getattr(args, name))}
+    for name in ("json_schema", "grammar"):
+        if name in options:
+            options[name] = _text_or_file(options[name], "::=" if name == "grammar" else "{")
+    return form_of(options)
+
+
+def form_of(options: Mapping[str, Any]) -> Structured | None:
+    """The same from a line of a prompts file, whose schema may be an object. Raises BadInput."""
+    given = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise BadInput(f"one form of the answer is accepted, not {' and '.join(given)}")
+    ((kind, value),) = given.items()
+    if kind == "json_object":
+        text = ""
+    elif kind == "choice" or (kind == "json_schema" and not isinstance(value, str)):
+        text = json.dumps(value, ensure_ascii=False)
+    else:
+        text = value
+    try:
+        return msgspec.convert({"kind": kind, "text": text}, Structured)
+    except msgspec.ValidationError as error:
+        raise BadInput(str(error)) from None
+
+
+def _text_or_file(value: str, mark: str) -> str:
+    """What has `mark` in it is text, all else names a file."""
+    if mark in value:
+        return value
+    try:
+        return Path(value).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise BadInput(f"{value!r:.80} is neither a text with {mark!r} nor a file that can be read: {reason}") from None

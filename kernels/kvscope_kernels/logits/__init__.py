@@ -1,0 +1,1 @@
+"""Operations on the logits of a step, before a token is drawn."""

@@ -1,0 +1,236 @@
+"""Forms, walked through at random with the default model's vocabulary: whatever is said is of the form."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvscope_engine.model.structured import forms as forms_module
+from kvscope_engine.model.structured.compiling import MAX_WHITESPACE
+from kvscope_engine.model.structured.forms import Forms, PreparedPrompt, matcher_for, prepared
+from kvscope_engine.model.structured.matcher import FormMatcher
+from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.structured import Structured
+
+NUM_LOGITS = 49_280
+"""More than the default model's 49,152, as a head that is padded has."""
+LONG_S = 600.0
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2, "maxLength": 6},
+        "kind": {"enum": ["cat", "dog", "\U0001f600"]},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "sizes"],
+}
+CHOICES = ("red", 'with "quotes" and \\', "new\nline\tand tab", "naïve \U0001f600", "redder", "\x7f\u2028\u00a0x")
+
+
+@pytest.fixture(scope="module")
+def forms(default_tokenizer: Tokenizer) -> Forms:
+    pytest.importorskip("xgrammar")
+    return Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)
+
+
+def allowed(matcher: FormMatcher, *, may_end: bool = True) -> list[int]:
+    words = np.zeros((3, NUM_LOGITS // 32), np.int32)
+    matcher.fill(words, 1, may_end=may_end)
+    assert not words[[0, 2]].any(), "other rows are left alone"
+    bits = np.unpackbits(words[1].view(np.uint8), bitorder="little")
+    return [int(token) for token in np.flatnonzero(bits)]
+
+
+def walk(matcher: FormMatcher, tokenizer: Tokenizer, seed: int) -> str:
+    """What comes of tokens drawn from those that are allowed, its end preferred."""
+    drawn = random.Random(seed)
+    said: list[int] = []
+    while not matcher.has_ended:
+        tokens = allowed(matcher)
+        assert not tokenizer.special_token_ids - {2} & set(tokens)
+        assert max(tokens) < tokenizer.vocab_size
+        token = 2 if 2 in tokens and drawn.random() < 0.5 else drawn.choice(tokens)
+        matcher.accept(token)
+        said.append(token)
+        assert len(said) < 2000
+    assert said.pop() == 2
+    return tokenizer.decode(said, skip_special_tokens=True)
+
+
+def is_of_schema(text: str) -> bool:
+    value = json.loads(text)
+    return (
+        list(value) == ["name", "kind", "sizes"]
+        and 2 <= len(value["name"]) <= 6
+        and value["kind"] in ("cat", "dog", "\U0001f600")
+        and len(value["sizes"]) <= 2
+        and all(type(size) is int and 0 <= size <= 99 for size in value["sizes"])
+    )
+
+
+KINDS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "json_schema": (json.dumps(SCHEMA), is_of_schema),
+    "regex": (r"[a-f]{2,4}-(\d|é)+", re.compile(r"[a-f]{2,4}-([0-9]|é)+").fullmatch),
+    "grammar": ('root ::= "(" root ")" | [xyz] | "\\u00e9"', re.compile(r"\(*[xyzé]\)*").fullmatch),
+    "choice": (json.dumps(CHOICES), CHOICES.__contains__),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_drawn_is_of_the_form(kind: Any, forms: Forms, default_tokenizer: Tokenizer) -> None:
+    text, is_right = KINDS[kind]
+    form = forms.get(Structured(kind=kind, text=text))
+    for seed in range(12):
+        said = walk(form.matcher(), default_tokenizer, seed)
+        assert is_right(said), said
+
+
+def test_every_choice_can_be_made(forms: Forms, default_tokenizer: Tokenizer) -> None:
+    form = forms.get(Structured(kind="choice", text=json.dumps(CHOICES)))
+    for choice in CHOICES:
+        matcher = form.matcher()
+        for token in default_tokenizer.encode(choice, add_special_tokens=False):
+            matcher.accept(token)
+        assert 2 in allowed(matcher)
+
+
+def test_a_json_object_may_be_any(forms: Forms, default_tokenizer: Tokenizer) -> None:
+    matcher = forms.get(Structured(kind="json_object")).matcher()
+    for token in default_tokenizer.encode('{"a": [1, null, {"b": "c"}]}', add_special_tokens=False):
+        matcher.accept(token)
+    assert 2 in allowed(matcher)
+
+
+def test_nothing_goes_on_for_ever_between_two_parts(forms: Forms, default_tokenizer: Tokenizer) -> None:
+    matcher = forms.get(Structured(kind="json_object")).matcher()
+    (newline,) = default_tokenizer.encode("\n", add_special_tokens=False)
+    matcher.accept(*default_tokenizer.encode("{", add_special_tokens=False))
+    for _ in range(MAX_WHITESPACE):
+        assert newline in allowed(matcher)
+        matcher.accept(newline)
+    assert newline not in allowed(matcher)
+    with pytest.raises(KvscopeError, match="not of the form"):
+        matcher.accept(newline)
+
+
+def test_an_end_waits_for_min_tokens_where_something_else_may_come(forms: Forms) -> None:
+    matcher = forms.get(Structured(kind="regex", text="a*")).matcher()
+    assert 2 in allowed(matcher)
+    assert 2 not in allowed(matcher, may_end=False)
+    only_ends = forms.get(Structured(kind="regex", text="(b)?")).matcher()
+    (b,) = [token for token in allowed(only_ends) if token != 2]
+    only_ends.accept(b)
+    assert allowed(only_ends, may_end=False) == [2]
+
+
+def test_completions_go_their_own_ways(forms: Forms) -> None:
+    form = forms.get(Structured(kind="regex", text="[ab]c"))
+    first, second = form.matcher(), form.matcher()
+    first.accept(allowed(first)[0])
+    assert allowed(second) != allowed(first)
+
+
+def test_without_an_end_in_the_vocabulary_a_whole_text_is_the_end(default_tokenizer: Tokenizer) -> None:
+    pytest.importorskip("xgrammar")
+    matcher = Forms(default_tokenizer, NUM_LOGITS, (), LONG_S).get(Structured(kind="regex", text="ab")).matcher()
+    for token in default_tokenizer.encode("ab", add_special_tokens=False):
+        assert not matcher.has_ended
+        matcher.accept(token)
+    assert matcher.has_ended
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "named"),
+    [
+        ("regex", "[a-z", "regex is not accepted: Regex parsing error"),
+        ("regex", r"(a)\1", "regex is not accepted: Regex parsing error at position 4: Backreference"),
+        ("json_schema", "{", "json_schema='{' is not accepted: it is no JSON"),
+        ("json_schema", "[1]", r"json_schema='\[1\]' is not accepted: an object or a boolean"),
+        ("json_schema", '{"type": "foo"}', 'json_schema is not accepted: Unsupported type "foo"'),
+        ("json_schema", '{"$ref": "#/nowhere"}', "json_schema is not accepted: Cannot find field nowhere"),
+        ("json_schema", "[" * 100_000, "is not accepted: it is no JSON"),
+        ("grammar", "root ::= other", 'Rule "other" is not defined'),
+        ("grammar", 'start ::= "a"', 'The root rule with name "root" is not found'),
+        ("grammar", 'root ::= root "a"', "grammar is not accepted: no text of this model's tokens is of that form"),
+        ("regex", "(" * 50_000 + ")" * 50_000, "regex is not accepted: EBNF parser error"),
+        ("regex", "a\ud800", "regex is not accepted: '.*' is no character"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(forms: Forms, kind: Any, text: str, named: str) -> None:
+    with pytest.raises(BadInput, match=named) as refusal:
+        forms.get(Structured(kind=kind, text=text))
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 500
+
+
+def test_a_form_is_compiled_once_and_kept(forms: Forms, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Structured(kind="choice", text='["kept"]')
+    kept = forms.get(asked)
+    monkeypatch.setattr(forms_module, "compile_form", None)
+    assert forms.get(asked) is kept
+    prompt = prepared([1, 2], asked, forms)
+    assert prompt == [1, 2]
+    assert isinstance(prompt, PreparedPrompt)
+    assert prepared(prompt, asked, None) is prompt, "what was prepared is not compiled again"
+    assert matcher_for(prompt) is not None
+    assert matcher_for([1, 2]) is None
+
+
+def test_those_used_last_are_kept(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xgrammar")
+    monkeypatch.setattr(forms_module, "MAX_KEPT", 2)
+    forms = Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)
+    a, b, c = (Structured(kind="regex", text=text) for text in "abc")
+    first, second = forms.get(a), forms.get(b)
+    assert forms.get(a) is first
+    forms.get(c)
+    assert forms.get(a) is first
+    assert forms.get(b) is not second
+
+
+@pytest.fixture
+def stuck(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forms]:
+    """Whose compiler is not done before the test is over."""
+    pytest.importorskip("xgrammar")
+    over = threading.Event()
+    compile_form = forms_module.compile_form
+
+    def wait(compiler: Any, asked: Structured) -> Any:
+        over.wait()
+        return compile_form(compiler, asked)
+
+    monkeypatch.setattr(forms_module, "compile_form", wait)
+    forms = Forms(default_tokenizer, NUM_LOGITS, {2}, 0.01)
+    yield forms
+    over.set()
+    for future in list(forms._compiling.values()):
+        future.result(LONG_S)
+
+
+def test_one_that_takes_too_long_is_refused_and_used_once_it_is_there(stuck: Forms) -> None:
+    asked = Structured(kind="regex", text="late")
+    for _ in range(2):
+        with pytest.raises(BadInput, match=r"regex takes more than 0\.01 s to compile"):
+            stuck.get(asked)
+    assert len(stuck._compiling) == 1, "it is waited for again, not begun again"
+
+
+def test_no_more_than_a_few_are_compiled_at_once(stuck: Forms) -> None:
+    for number in range(forms_module.MAX_COMPILING):
+        with pytest.raises(BadInput, match="takes more than"):
+            stuck.get(Structured(kind="regex", text=f"late{number}"))
+    with pytest.raises(BadInput, match="regex is not accepted now: 4 others are being compiled"):
+        stuck.get(Structured(kind="regex", text="later"))
+
+
+def test_a_model_without_text_has_no_forms() -> None:
+    with pytest.raises(BadInput, match="no tokenizer"):
+        prepared([1], Structured(kind="json_object"), None)

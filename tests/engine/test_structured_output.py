@@ -1,0 +1,159 @@
+"""Answers in a form, of the default model on a real engine: beside others, forked, preempted, aborted, refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.structured import Structured
+
+
+class Animal(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=8)]
+    kind: Literal["cat", "dog"]
+    age: Annotated[int, msgspec.Meta(ge=0, le=30)]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 8},
+        "kind": {"enum": ["cat", "dog"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 30},
+    },
+    "required": ["name", "kind", "age"],
+}
+JSON = Structured(kind="json_schema", text=json.dumps(SCHEMA))
+CHOICE = Structured(kind="choice", text='["yes, certainly", "no", "perhaps"]')
+DATE = Structured(kind="regex", text=r"\d{4}-\d{2}-\d{2}")
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 200}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    pytest.importorskip("xgrammar")
+    config = EngineConfig(
+        device="cpu", num_gpu_blocks_override=128, block_size=16, max_model_len=512, host_kv_memory_bytes=16 << 20
+    )
+    with Engine(config) as engine:
+        yield engine
+
+
+def asked(name: str, prompt: str, form: Structured | None, **options: Any) -> Submit:
+    return Submit(request_id=name, prompt=prompt, sampling=SamplingParams(structured=form, **(GREEDY | options)))
+
+
+def run(engine: Engine, said: list[Tokens | Finished] | None = None) -> list[Tokens | Finished]:
+    said = [] if said is None else said
+    while engine.has_unfinished:
+        said += engine.step()
+    return said
+
+
+def text_of(said: Sequence[Tokens | Finished], name: str, index: int = 0) -> str:
+    mine = [message for message in said if message.request_id == name and message.index == index]
+    return "".join(message.text for message in mine if isinstance(message, Tokens))
+
+
+def reasons(said: Sequence[Tokens | Finished], name: str) -> list[str]:
+    return [message.finish_reason for message in said if isinstance(message, Finished) and message.request_id == name]
+
+
+def test_every_form_at_every_temperature_in_one_batch(engine: Engine) -> None:
+    submits = [asked("plain", "Count to five.", None, max_tokens=24, ignore_eos=True)]
+    for temperature, seed in ((0.0, 0), (1.5, 1), (1.5, 2), (1.5, 3)):
+        options = {"temperature": temperature, "seed": seed}
+        submits += [
+            asked(f"json {seed}", "Describe a cat as JSON.", JSON, **options),
+            asked(f"choice {seed}", "Is the sky blue?", CHOICE, **options),
+            asked(f"date {seed}", "When was that?", DATE, **options, ignore_eos=True),
+        ]
+    for submit in submits:
+        engine.submit(submit)
+    said = run(engine)
+    assert reasons(said, "plain") == ["length"], "who asks for no form goes on beside them"
+    for seed in range(4):
+        msgspec.json.decode(text_of(said, f"json {seed}"), type=Animal)
+        assert text_of(said, f"choice {seed}") in msgspec.json.decode(CHOICE.text)
+        assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text_of(said, f"date {seed}"))
+    assert all(reasons(said, submit.request_id) == ["stop"] for submit in submits[1:])
+
+
+@pytest.mark.parametrize("how", ["recompute", "swap"])
+def test_preempted_in_the_middle_it_goes_on_where_it_was(engine: Engine, how: str) -> None:
+    (number,) = engine.submit(asked("r", "Describe a dog as JSON.", JSON)).numbers
+    said: list[Tokens | Finished] = []
+    for _ in range(4):
+        said += engine.step()
+    engine.interventions.preempt(number, how, "a test")
+    before = text_of(said, "r")
+    text = text_of(run(engine, said), "r")
+    assert before
+    assert text.startswith(before)
+    assert reasons(said, "r") == ["stop"]
+    msgspec.json.decode(text, type=Animal)
+
+
+def test_completions_of_one_prompt_go_their_own_ways(engine: Engine) -> None:
+    engine.submit(asked("r", "Describe an animal as JSON.", JSON, temperature=1.5, seed=5, n=3))
+    said = run(engine)
+    texts = [text_of(said, "r", index) for index in range(3)]
+    for text in texts:
+        msgspec.json.decode(text, type=Animal)
+    assert len(set(texts)) > 1
+
+
+def test_aborted_in_the_middle_it_leaves_nothing(engine: Engine) -> None:
+    engine.submit(asked("r", "Describe a dog as JSON.", JSON))
+    said: list[Tokens | Finished] = []
+    for _ in range(5):
+        said += engine.step()
+    engine.abort("r")
+    assert reasons(run(engine, said), "r") == ["abort"]
+    assert engine.num_unfinished == 0
+
+
+def test_a_bad_form_is_refused_while_others_go_on(engine: Engine) -> None:
+    engine.submit(asked("good", "Is the sky blue?", CHOICE))
+    said = engine.step()
+    with pytest.raises(BadInput, match="json_schema is not accepted: Unsupported type"):
+        engine.submit(asked("bad", "x", Structured(kind="json_schema", text='{"type": "colour"}')))
+    run(engine, said)
+    assert reasons(said, "good") == ["stop"]
+    assert text_of(said, "good") in msgspec.json.decode(CHOICE.text)
+
+
+def test_what_is_cut_short_is_the_beginning_of_the_form(engine: Engine) -> None:
+    engine.submit(asked("r", "When?", DATE, max_tokens=2))
+    said = run(engine)
+    assert reasons(said, "r") == ["length"]
+    assert re.fullmatch(r"[0-9]{1,4}(-[0-9]*)?", text_of(said, "r"))
+
+
+def test_biases_stop_tokens_and_log_probabilities_work_beside_a_form(engine: Engine) -> None:
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None
+    (no,) = tokenizer.encode("no", add_special_tokens=False)
+    engine.submit(asked("biased", "Is the sky blue?", CHOICE, logit_bias={no: 100.0}, logprobs=2))
+    said = run(engine)
+    assert text_of(said, "biased") == "no"
+    first = next(message for message in said if isinstance(message, Tokens))
+    assert first.logprob_texts[0][0] == "no"
+    assert len(first.logprob_texts[0]) == 3
+    engine.submit(asked("stopped", "Is the sky blue?", CHOICE, logit_bias={no: 100.0}, stop_token_ids=(no,)))
+    assert text_of(run(engine), "stopped") == ""
+
+
+def test_min_tokens_cannot_keep_a_whole_text_from_its_end(engine: Engine) -> None:
+    engine.submit(asked("r", "When?", DATE, min_tokens=50))
+    said = run(engine)
+    assert reasons(said, "r") == ["stop"]
+    assert re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text_of(said, "r"))
