@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import QTimer
-from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QWidget
 
 from kvscope_app.look.makers import label
@@ -27,7 +26,6 @@ class PlanSheet(Sheet):
     def __init__(self, parent: QWidget, theme: Theme, model: str, process: PlanProcess | None = None) -> None:
         super().__init__("Plan memory", parent)
         self._process = process or PlanProcess()
-        self.destroyed.connect(self._process.close)  # a window that goes takes its sheets along, closed or not
         self._shown: Question | None = None
         self.form, self.view = PlanForm(model), PlanView(theme)
         self.column.addWidget(
@@ -43,8 +41,9 @@ class PlanSheet(Sheet):
         self._settled = QTimer(self, singleShot=True, interval=_SETTLED_MS)
         self._settled.timeout.connect(self.ask)
         self.form.changed.connect(self._settled.start)
+        self.finished.connect(self.end)  # by Escape too
         self._process.answered.connect(self.view.show_answer)
-        self._process.failed.connect(lambda words: self.view.say(words, "warning"))
+        self._process.failed.connect(self._complain)
         self.resize(scaled(980), scaled(720))
         self.ask()
 
@@ -57,10 +56,13 @@ class PlanSheet(Sheet):
         self.view.say("Working it out… The first answer takes some seconds.")
         self._process.ask(question)
 
-    def closeEvent(self, event: QCloseEvent) -> None:
+    def _complain(self, words: str) -> None:
+        self.view.say(words, "warning")
+
+    def end(self, *_: object) -> None:
+        """End the child: the sheet goes, or the window that takes it along."""
         self._settled.stop()
         self._process.close()
-        super().closeEvent(event)
 
     def _sides(self) -> QHBoxLayout:
         left = QScrollArea()

@@ -158,7 +158,9 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
 
 def _plan(window: WindowBody) -> None:
     hello = window.session.mirror.hello
-    PlanSheet(window, window.themes.theme, "default" if hello is None else hello.model.name).show()
+    sheet = PlanSheet(window, window.themes.theme, "default" if hello is None else hello.model.name)
+    window.closing.connect(sheet.end)
+    sheet.show()
 
 
 def _view(window: WindowBody) -> list[ActionSpec]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from PySide6.QtWidgets import QWidget
+from shiboken6 import isValid
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.planning.plan_process import PlanProcess
@@ -79,7 +80,8 @@ def make_sheet(qtbot, tmp_path):
 
     yield make
     for _, sheet in sheets:
-        sheet.close()
+        if isValid(sheet):  # one that was closed is deleted
+            sheet.close()
 
 
 def test_an_answer_is_drawn_with_its_parts_and_changes(make_sheet, qtbot):
@@ -138,3 +140,13 @@ def test_the_form_says_the_options_of_the_command(make_sheet):
     assert (args.model, args.gpu_memory, args.max_model_len, args.length) == ("Some", 24 * GIB, 4096, 1024)
     assert args.train
     assert args.gradient_checkpointing
+
+
+def test_escape_and_the_window_end_the_child(make_sheet, qtbot):
+    for end in ("reject", "close", "end"):
+        sheet = make_sheet()
+        process = sheet._process
+        qtbot.waitUntil(lambda sheet=sheet: "Some, 8.03" in sheet.view.words)
+        sheet.show()
+        getattr(sheet, end)()
+        assert process._process is None
