@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from kvscope_telemetry.messages.commands import Command, Reply
@@ -18,6 +19,14 @@ class LiveLink(Protocol):
 
     def take_replies(self) -> list[Reply]:
         """Answers that came since the last call."""
+
+    def resync(self) -> None:
+        """What came could not be applied: ask for the whole state."""
+
+
+@runtime_checkable
+class Resyncing(Protocol):
+    """Begins anew where what came does not fit."""
 
     def resync(self) -> None:
         """What came could not be applied: ask for the whole state."""
@@ -70,6 +79,11 @@ class Player(Protocol):
 def link_of(source: Source) -> LiveLink | None:
     """Where there is somebody to talk to."""
     return source if isinstance(source, LiveLink) else None
+
+
+def resync_of(source: Source) -> Callable[[], None] | None:
+    """What is called where an update does not fit the state."""
+    return source.resync if isinstance(source, Resyncing) else None
 
 
 def player_of(source: Source) -> Player | None:

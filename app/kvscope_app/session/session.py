@@ -22,7 +22,7 @@ from kvscope_app.session.loop import Loop
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_telemetry.errors import EngineDead
-from kvscope_telemetry.messages.commands import Command
+from kvscope_telemetry.messages.commands import Abort, Command, Submit
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import Source, SourceStatus
 
@@ -141,8 +141,13 @@ class Session(SourceTimeline):
 
     @property
     def takes_commands(self) -> bool:
-        """Whether the other end can be asked and told things."""
-        return self._link is not None
+        """Whether the other end can be asked and told things: requests, snapshots, texts, holding its steps."""
+        return self._link is not None and self.live_mirror.capabilities.commands
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether the other end can be sent prompts, in whatever way."""
+        return self._link is not None and self.live_mirror.capabilities.completions
 
     @property
     def is_viewer(self) -> bool:
@@ -159,7 +164,8 @@ class Session(SourceTimeline):
 
         Raises BadInput for a command that is too large.
         """
-        if self._link is None:
+        is_prompt = isinstance(command, Submit | Abort)
+        if self._link is None or not (self.takes_prompts if is_prompt else self.takes_commands):
             return False
         self._pace.keep(is_busy=True)
         try:

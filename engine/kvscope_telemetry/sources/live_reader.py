@@ -22,6 +22,7 @@ from kvscope_telemetry.messages.telemetry import (
     Hello,
     MemoryBreakdown,
     Progress,
+    Reading,
     Snapshot,
     TelemetryMessage,
 )
@@ -204,6 +205,8 @@ class LiveReader:
             self._take_heartbeat(message, now_ns)
         elif isinstance(message, DeviceSample):
             self._extras.samples.append(message)
+        elif isinstance(message, Reading):
+            self._extras.readings.append(message)
         elif isinstance(message, MemoryBreakdown):
             self._extras.memory = message
         elif isinstance(message, Progress):

@@ -21,9 +21,9 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.window.sheets.help_sheets import Sheet
+from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.connections import Connection, forget, key_for, read_connections, remember, rename
-from kvscope_telemetry.sockets.endpoints import endpoints, require_curve
+from kvscope_telemetry.keys.connections import Connection, forget, read_connections, remember, rename
 
 _NEW: Final = "Another engine"
 
@@ -31,7 +31,7 @@ _NEW: Final = "Another engine"
 class AttachSheet(Sheet):
     """Gives a checked endpoint and key file to `attach`, and remembers them."""
 
-    def __init__(self, parent: QWidget, attach: Callable[[str, Path | None], None]) -> None:
+    def __init__(self, parent: QWidget, attach: Callable[[Address], None]) -> None:
         super().__init__("Attach to an engine", parent)
         self._attach = attach
         self._connections: list[Connection] = []
@@ -158,9 +158,9 @@ class AttachSheet(Sheet):
         endpoint, text = self._line.text().strip(), self._key.text().strip()
         key = Path(text) if text else None
         try:
-            endpoints(endpoint)
-            require_curve(endpoint, has_keys=key_for(endpoint, key) is not None)
-            self._attach(endpoint, key)
+            address = Address(endpoint, key)
+            address.check()
+            self._attach(address)
             remember(Connection(endpoint, text, self._name.text().strip() or self._label_of(endpoint)))
         except BadInput as error:
             self._complain(str(error))

@@ -22,7 +22,7 @@ def open_sheet(qtbot, opened):
     qtbot.addWidget(parent)
 
     def make():
-        sheet = AttachSheet(parent, lambda endpoint, key: opened.append((endpoint, key)))
+        sheet = AttachSheet(parent, lambda address: opened.append((address.text, address.key)))
         sheet.show()
         return sheet
 
