@@ -59,7 +59,8 @@ def _as_json(recording: Recording, found: Digest) -> dict[str, object]:
 
 
 def _as_text(recording: Recording, found: Digest) -> str:
-    info, pool, totals = recording.info, found.pool, found.totals
+    info, pool = recording.info, found.pool
+    totals = {name: "unknown" if total is None else f"{total:,}" for name, total in found.totals.items()}
     when = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
     tiers = "".join(
         f", {count:,} {tier} blocks"
@@ -79,11 +80,11 @@ def _as_text(recording: Recording, found: Digest) -> str:
         ("usage", _usage(found)),
         (
             "requests",
-            f"{totals['admitted']:,} admitted, {totals['finished']:,} finished, {totals['aborted']:,} aborted,"
-            f" {totals['refused']:,} refused; at most {found.peak_waiting:,} waiting",
+            f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted,"
+            f" {totals['refused']} refused; at most {found.peak_waiting:,} waiting",
         ),
-        ("preemptions", f"{totals['preemptions']:,}"),
-        ("tokens", f"{totals['prefill_tokens']:,} prefill, {totals['decode_tokens']:,} decode"),
+        ("preemptions", totals["preemptions"]),
+        ("tokens", f"{totals['prefill_tokens']} prefill, {totals['decode_tokens']} decode"),
         ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s)),
         ("next tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s)),
         ("gaps", _gaps(found)),
