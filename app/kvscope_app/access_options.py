@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, read_api_key
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.api_keys import read_api_keys
 
 
 def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:
@@ -65,7 +66,11 @@ def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Ad
     if not address.is_foreign:
         return replace(address, key=args.key)
     return replace(
-        address, kv_events=args.kv_events, api_key=api_key, tls=args.tls or args.tls_ca is not None, ca_file=args.tls_ca
+        address,
+        kv_events=args.kv_events,
+        api_key=api_key or read_api_keys().get(address.text, ""),
+        tls=args.tls or args.tls_ca is not None,
+        ca_file=args.tls_ca,
     )
 
 

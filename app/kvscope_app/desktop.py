@@ -28,6 +28,7 @@ from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.recording.left_rings import LeftRings
+from kvscope_app.session.group import SessionGroup
 from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
@@ -66,7 +67,7 @@ class Desktop(QObject):
         self.comparisons: list[CompareWindow] = []
         self.failures: list[str] = []
         """Why recordings of the command line could not be opened, a line each."""
-        self.sessions: list[Session] = []
+        self.sessions = SessionGroup(self)
         self._library = Library(library_folder(), self)
         self._left_rings: LeftRings | None = None
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
@@ -84,7 +85,8 @@ class Desktop(QObject):
 
     def _keep(self, source: WatchedSource) -> None:
         """From now on there is something to go back to."""
-        for session in [each for each in self.sessions if each.source is source]:
+        session = self.sessions.of_source(source)
+        if session is not None:
             from kvscope_app.session.kept.kept_timeline import KeptTimeline
 
             session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))
@@ -175,13 +177,12 @@ class Desktop(QObject):
             self._left_rings.end()
         for comparison in list(self.comparisons):
             comparison.close()
-        while self.sessions:
-            self._end(self.sessions[0])
+        self.sessions.close()
         self._library.close()
         self._slots.close()
 
     def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
-        session = Session(source, self)
+        session = self.sessions.open(source)
         slot = self._slots.take(window_kind(session))
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
         window.compare = partial(self.compare, beside=window)
@@ -190,7 +191,6 @@ class Desktop(QObject):
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
         self.windows.append(window)
-        self.sessions.append(session)
         session.start()
         window.show()
         return window
@@ -224,10 +224,7 @@ class Desktop(QObject):
         QTimer.singleShot(_SAY_GOODBYE_MS, self, partial(self._end, session))
 
     def _end(self, session: Session) -> None:
-        if session in self.sessions:
-            self.sessions.remove(session)
-            session.close()
-            session.deleteLater()
+        self.sessions.end(session)
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:

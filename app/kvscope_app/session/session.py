@@ -22,7 +22,7 @@ from kvscope_app.session.loop import Loop
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_telemetry.errors import EngineDead
-from kvscope_telemetry.messages.commands import Abort, Command, Submit
+from kvscope_telemetry.messages.commands import Abort, Command, GetBlockText, Submit
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import Source, SourceStatus
 
@@ -150,6 +150,11 @@ class Session(SourceTimeline):
         return self._link is not None and self.live_mirror.capabilities.completions
 
     @property
+    def tells_texts(self) -> bool:
+        """Whether the other end can be asked what blocks hold."""
+        return self._link is not None and self.live_mirror.capabilities.token_ids
+
+    @property
     def is_viewer(self) -> bool:
         """Whether the engine lets us see and do nothing else."""
         return self.status.role == Role.VIEWER
@@ -164,8 +169,7 @@ class Session(SourceTimeline):
 
         Raises BadInput for a command that is too large.
         """
-        is_prompt = isinstance(command, Submit | Abort)
-        if self._link is None or not (self.takes_prompts if is_prompt else self.takes_commands):
+        if self._link is None or not self._takes(command):
             return False
         self._pace.keep(is_busy=True)
         try:
@@ -173,6 +177,12 @@ class Session(SourceTimeline):
         except EngineDead:
             return False
         return True
+
+    def _takes(self, command: Command) -> bool:
+        """Whether the other end knows what to do with it."""
+        if isinstance(command, Submit | Abort):
+            return self.takes_prompts
+        return self.tells_texts if isinstance(command, GetBlockText) else self.takes_commands
 
     # What was recorded
 

@@ -113,7 +113,7 @@ class StatusBar(QStatusBar):
         self._set("model", _model(mirror.hello))
         is_told = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
         self._set("device", self._device() if is_told else "")
-        self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
+        self._set("rate", self._step_rate() if status.state is SourceState.LIVE and mirror.capabilities.steps else "")
         if self._session.is_file and self._session.player is not None:
             note = self._session.player.note
             self._set_frames_tip(self._session.player.note_detail or "Frames of the recording")

@@ -257,11 +257,11 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
     window = make_window(session, attach=opened.append)
     window.actions_by_name["attach"].trigger()
     (sheet,) = window.findChildren(Sheet)
-    sheet._line.setText("http://nowhere")
+    sheet.fields.where.setText("http://nowhere")
     sheet._try()
     assert "http://nowhere" in sheet._complaint.text()
     assert opened == []
-    sheet._line.setText("tcp://127.0.0.1:5555")
+    sheet.fields.where.setText("tcp://127.0.0.1:5555")
     sheet._try()
     assert opened == [Address("tcp://127.0.0.1:5555")]
 

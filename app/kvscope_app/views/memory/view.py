@@ -75,11 +75,11 @@ class MemoryView(View):
         self.bar.show_segments(self._segments(now))
         self.forecast.refresh()
         self.table.show_account(now)
-        self.tiers.show_uses(tier_uses(mirror), mirror.counters)
+        self.tiers.show_uses(tier_uses(mirror), mirror.counters, mirror.capabilities)
         if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
             self._detailed_s = time.monotonic()
             rows = detail_rows(kv_detail(mirror, history.memory))
-            self.details.show_rows([*rows, *counter_rows(mirror.counters)])
+            self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
         self.over_time.refresh()
 
     def apply_theme(self, theme: Theme) -> None:

@@ -39,14 +39,14 @@ def test_a_key_is_chosen_and_remembered(open_sheet, opened, key, monkeypatch):
     sheet = open_sheet()
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(key), ""))
     sheet._pick()
-    sheet._line.setText("tcp://192.0.2.1:7710")
+    sheet.fields.where.setText("tcp://192.0.2.1:7710")
     sheet._try()
     assert opened == [("tcp://192.0.2.1:7710", key)]
     assert read_connections() == [Connection("tcp://192.0.2.1:7710", str(key))]
     again = open_sheet()
-    again._known.setCurrentIndex(1)
+    again.fields.known.setCurrentIndex(1)
     again._choose(1)
-    assert (again._line.text(), again._key.text()) == ("tcp://192.0.2.1:7710", str(key))
+    assert (again.fields.where.text(), again.fields.key.text()) == ("tcp://192.0.2.1:7710", str(key))
     again._try()
     assert len(opened) == 2
 
@@ -54,7 +54,7 @@ def test_a_key_is_chosen_and_remembered(open_sheet, opened, key, monkeypatch):
 def test_labels_are_shown_and_kept(open_sheet, key):
     remember(Connection("tcp://192.0.2.1:7710", str(key), "GPU box"))
     sheet = open_sheet()
-    assert sheet._known.itemText(1).startswith("GPU box")
+    assert sheet.fields.known.itemText(1).startswith("GPU box")
     sheet._choose(1)
     sheet._try()
     assert read_connections()[0].label == "GPU box"
@@ -64,24 +64,24 @@ def test_a_remembered_engine_is_named_and_forgotten(open_sheet, opened):
     for number in (1, 2):
         remember(Connection(f"tcp://127.0.0.1:{number}", label=""))
     sheet = open_sheet()
-    assert not sheet._forget.isEnabled()
-    sheet._known.setCurrentIndex(2)
+    assert not sheet.fields.forget.isEnabled()
+    sheet.fields.known.setCurrentIndex(2)
     sheet._choose(2)
-    sheet._name.setText("old box")
-    sheet._name.editingFinished.emit()
-    assert sheet._known.currentText().startswith("old box")
+    sheet.fields.name.setText("old box")
+    sheet.fields.name.editingFinished.emit()
+    assert sheet.fields.known.currentText().startswith("old box")
     assert [known.label for known in read_connections()] == ["", "old box"]
-    sheet._forget.click()
+    sheet.fields.forget.click()
     assert [known.endpoint for known in read_connections()] == ["tcp://127.0.0.1:2"]
-    assert (sheet._line.text(), sheet._name.text(), sheet._known.count()) == ("", "", 2)
-    assert not sheet._forget.isEnabled()
+    assert (sheet.fields.where.text(), sheet.fields.name.text(), sheet.fields.known.count()) == ("", "", 2)
+    assert not sheet.fields.forget.isEnabled()
     assert opened == []
 
 
 def test_a_name_goes_with_a_new_engine(open_sheet):
     sheet = open_sheet()
-    sheet._line.setText("ipc:///tmp/a")
-    sheet._name.setText(" mine ")
+    sheet.fields.where.setText("ipc:///tmp/a")
+    sheet.fields.name.setText(" mine ")
     sheet._try()
     assert read_connections() == [Connection("ipc:///tmp/a", "", "mine")]
 
@@ -97,8 +97,8 @@ def test_a_name_goes_with_a_new_engine(open_sheet):
 )
 def test_what_cannot_work_is_told_and_opens_nothing(open_sheet, opened, endpoint, text, words):
     sheet = open_sheet()
-    sheet._line.setText(endpoint)
-    sheet._key.setText(text)
+    sheet.fields.where.setText(endpoint)
+    sheet.fields.key.setText(text)
     sheet._try()
     assert words in sheet._complaint.text()
     assert sheet.isVisible()
@@ -111,6 +111,6 @@ def test_a_damaged_connections_file_is_told_and_not_overwritten(open_sheet, open
     connections_path().write_text("[[nonsense")
     sheet = open_sheet()
     assert "connections.toml is not accepted" in sheet._complaint.text()
-    sheet._line.setText("ipc:///tmp/a")
+    sheet.fields.where.setText("ipc:///tmp/a")
     sheet._try()
     assert connections_path().read_text() == "[[nonsense"
