@@ -1,4 +1,4 @@
-"""A window on an engine that does not tell all: what is unknown is said so, never 0, and is never taken for playback."""
+"""A window on an engine that does not tell all: what is unknown is said so, and is never 0."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_the_console_takes_prompts_where_they_can_be_sent(watched, make_engine, 
     silent = ConsoleView(mute, folder=tmp_path)
     qtbot.addWidget(silent)
     silent.refresh()
-    assert silent.page._blocked() == "SGLang takes no prompts from here"
-    assert silent.load.button.toolTip() == "SGLang takes no prompts from here"
+    assert silent.page._blocked() == "SGLang takes no prompts"
+    assert silent.load.button.toolTip() == "SGLang takes no prompts"
     for view in (console, silent):
         view.shut_down()

@@ -138,7 +138,7 @@ class LoadView(View):
     def _why_not(self) -> str:
         """Why this engine takes no load, whatever its state."""
         if not self.session.takes_prompts:
-            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine takes no prompts from here"
+            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine takes no prompts"
         return _FOR_OPERATORS if self.session.is_viewer else ""
 
     def _color_message(self) -> None:

@@ -140,6 +140,7 @@ QFrame[look="segments"] { background: $panel; border: 1px solid $border; border-
 QFrame[look="segments"] QToolButton { color: $muted; padding: 3px 10px; }
 QFrame[look="segments"] QToolButton:hover { color: $text; background: transparent; }
 QFrame[look="segments"] QToolButton:checked { color: $text; background: $raised; }
+QFrame[look="segments"] QToolButton:disabled { color: $border; }
 QFrame[look="card"] { background: $panel; border: 1px solid $border; border-radius: 10px; }
 QFrame[look="current"] { background: $panel; border: 1px solid $accent; border-radius: 10px; }
 QFrame[look="tip"] { background: $raised; border: 1px solid $border; border-radius: 8px; }

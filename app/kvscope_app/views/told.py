@@ -58,7 +58,7 @@ def why_not_measured(rule: str, told: Capabilities) -> str:
 
 def why_no_prompts(told: Capabilities) -> str:
     """Why nothing can be sent to it."""
-    return "" if told.completions else f"{engine_name(told)} takes no prompts from here"
+    return "" if told.completions else f"{engine_name(told)} takes no prompts"
 
 
 def why_no_commands(told: Capabilities) -> str:

@@ -111,7 +111,7 @@ class ChatPage(QWidget):
 
     def _blocked(self) -> str:
         if not self.session.takes_prompts:
-            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine takes no prompts from here"
+            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine takes no prompts"
         if self.session.is_viewer:
             return "You are a viewer: no prompts"
         if self.chat.is_written_elsewhere(self.current):

@@ -70,7 +70,7 @@ class MemoryView(View):
         self._stack.setCurrentIndex(1)
         now = account(mirror, history.memory, history.newest_sample)
         device = mirror.hello.device
-        kind = {"cpu": "CPU memory", "cuda": "GPU memory"}.get(device.kind, device.kind)
+        kind = {"cpu": "CPU memory", "cuda": "GPU memory", "unknown": "Device memory"}.get(device.kind, device.kind)
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
         self.bar.show_segments(self._segments(now))
         self.forecast.refresh()

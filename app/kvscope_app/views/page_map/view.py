@@ -250,7 +250,8 @@ class PageMapView(View):
         for index, is_possible in enumerate(possible):
             self._modes.set_possible(index, is_possible)
         self._modes.set_current(MODES.index(mode))
-        self.scene.tells_filled = self.session.capabilities.filled
+        told = self.session.capabilities
+        self.scene.tells_filled, self.scene.tells_addresses = told.filled, told.physical_rows
         if mode is not self.scene.mode:
             self.canvas.show_span(self.scene.set_mode(mode))
         self.show_keys(self._keys)

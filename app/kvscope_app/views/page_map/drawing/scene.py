@@ -38,6 +38,8 @@ class Scene:
         self.flashing = True
         self.tells_filled = True
         """Whether the ledger says how full blocks are; for what is shown next."""
+        self.tells_addresses = True
+        """Whether rows are places in memory: otherwise their numbers say nothing at the left edge."""
         self.is_fitted = True
         self.grid = Grid(1, 1)
         self.camera = Camera(1.0, 0.0, 0.0)
