@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPushButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
@@ -46,7 +47,7 @@ class AttachSheet(Sheet):
         self._complaint.setProperty("look", "warning")
         self._complaint.setWordWrap(True)
         self._complaint.hide()
-        self.column.addWidget(self.fields.kinds)
+        self.column.addWidget(self.fields.kinds, 0, Qt.AlignmentFlag.AlignLeft)
         self.column.addWidget(self._words)
         self.column.addLayout(self.fields.grid)
         self.column.addWidget(self._complaint)
