@@ -149,6 +149,11 @@ class SourceTimeline(QObject):
             return self._end.player.recording.start_ns
         return None if self.kept is None else self.kept.ring.origin_ns
 
+    @property
+    def failure(self) -> str:
+        """Why what came at the end did not fit, until it is made good; empty while all is well."""
+        return self._end.failure
+
     # Moving in time
 
     @property

@@ -78,6 +78,8 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     inter_token_p50_s: float | None
     inter_token_p95_s: float | None
     queued_p95_s: float | None
+    latencies_are_bounds: bool = False
+    """The engine tells histograms: a percentile is at most what stands here."""
 
 
 def digest(recording: Exported, course: Course, span: Span) -> Digest:
@@ -111,6 +113,7 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
         inter_token_p50_s=quantile_of(course, "inter_token", 0.50, rows),
         inter_token_p95_s=quantile_of(course, "inter_token", 0.95, rows),
         queued_p95_s=quantile_of(course, "queued", 0.95, rows),
+        latencies_are_bounds=not hello.capabilities.latencies,
     )
 
 

@@ -264,7 +264,7 @@ class LiveReader:
 
     def _reject(self, error: ProtocolError, data: bytes) -> None:
         self._messages_rejected += 1
-        self._liveness.rejection = str(error)
+        self._liveness.rejection, self._liveness.rejected_ns = str(error), time.monotonic_ns()
         if tag_of(data) in _OF_THE_STATE:
             self._sync.unreadable()
 
@@ -294,7 +294,7 @@ class LiveReader:
     def _note_cuts(self) -> None:
         if self._sockets.num_cut != self._num_cut:
             self._num_cut = self._sockets.num_cut
-            self._liveness.rejection = SENDS_TOO_MUCH
+            self._liveness.rejection, self._liveness.rejected_ns = SENDS_TOO_MUCH, time.monotonic_ns()
 
     def _introduced(self, now_ns: int) -> bool:
         """Say first on each connection who we are, and what we wait for; whether that is done."""

@@ -71,6 +71,10 @@ def _head(title: str, recording: Exported, found: Digest) -> str:
 
 def _figures(found: Digest) -> list[tuple[str, str, str]]:
     length_s = max(found.length_s, 1e-9)
+
+    def bound(seconds: float | None) -> str:
+        return ("≤ " if found.latencies_are_bounds else "") + _time(seconds)
+
     n = {name: _number(total) for name, total in found.totals.items()}
     rates = {name: _number(None if total is None else total / length_s) for name, total in found.totals.items()}
     items = [
@@ -83,9 +87,17 @@ def _figures(found: Digest) -> list[tuple[str, str, str]]:
         ("Decode", f"{rates['decode_tokens']} tokens/s", f"{n['decode_tokens']} tokens"),
         ("Prefill", f"{rates['prefill_tokens']} tokens/s", f"{n['prefill_tokens']} tokens"),
         ("Prompt tokens from the cache", _hit(found), f"{n['cached_tokens']} tokens"),
-        ("First token, p95", _time(found.first_token_p95_s), f"p50 {_time(found.first_token_p50_s)}"),
-        ("Next tokens, p95", _time(found.inter_token_p95_s), f"p50 {_time(found.inter_token_p50_s)}"),
-        ("Queue, p95", _time(found.queued_p95_s), "from arrival, or preemption"),
+        (
+            "First token, p95",
+            bound(found.first_token_p95_s),
+            f"p50 {bound(found.first_token_p50_s)}",
+        ),
+        (
+            "Next tokens, p95",
+            bound(found.inter_token_p95_s),
+            f"p50 {bound(found.inter_token_p50_s)}",
+        ),
+        ("Queue, p95", bound(found.queued_p95_s), "from arrival, or preemption"),
         ("Blocks evicted", n["evicted_blocks"], f"{n['copied_blocks']} copied on write"),
         ("Gaps", f"{found.num_lost_frames:,} frames", f"{found.num_silences} silences, {found.silent_s:,.0f} s"),
     ]
