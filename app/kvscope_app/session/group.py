@@ -29,6 +29,9 @@ class SessionGroup(QObject):
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __getitem__(self, place: int) -> Session:
+        return self._sessions[place]
+
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._sessions))
 

@@ -94,6 +94,7 @@ class HeatmapView(View):
         """Draw what is new since the last call."""
         course = None if self._time is None else self._time.course
         reason = why_no_addresses(self.session.mirror.capabilities)
+        self._modes.setEnabled(not reason)
         if reason:
             self._no_addresses.setText(f"{reason}.")
             self._stack.setCurrentIndex(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.look.number_text import UNKNOWN, count, plural
 from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_app.views.places import is_swapped_out, place_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
@@ -36,7 +36,6 @@ _NOT_GIVEN_OUT: Final = (
     "A slot that no block was given: whether the engine uses one more is not told. Blocks are seen while their prefix"
     " is kept."
 )
-_UNKNOWN: Final = "unknown: the engine does not tell"
 _EMPTY_PLACE: Final = "An empty place: holds nothing until a block is swapped out or sinks to it."
 
 
@@ -124,11 +123,11 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     held = _held(mirror, block, holders)
     rows = [("Holds", held)] if held else [("Owner", _owner(mirror, block, holders))]
     if not told.ref_counts:
-        rows.append(("Held by", _UNKNOWN))
+        rows.append(("Held by", UNKNOWN))
     elif (refs := int(ledger.ref_count[block])) > 1:
         rows.append(("Held by", f"{refs} requests: {_named(holders, refs)}"))
     filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
-    rows.append(("Filled", filled if told.filled else _UNKNOWN))
+    rows.append(("Filled", filled if told.filled else UNKNOWN))
     if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:
         rows.append(("In", _TIERS[tier]))
     if block in mirror.pinned:
@@ -153,7 +152,7 @@ def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
 def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     owner = int(mirror.ledger.owner[block])
     if not mirror.capabilities.owners:
-        return _UNKNOWN
+        return UNKNOWN
     if owner == NO_OWNER:
         return "none"
     return f"request {owner}" if holders else f"request {owner}, which let go of it"
@@ -166,7 +165,7 @@ def _named(holders: tuple[int, ...], refs: int) -> str:
 
 def _age(mirror: Mirror, block: int) -> str:
     if not mirror.capabilities.last_used:
-        return _UNKNOWN
+        return UNKNOWN
     last_used = int(mirror.ledger.last_used_step[block])
     age = max(0, mirror.step - last_used)
     return f"step {count(last_used)}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"

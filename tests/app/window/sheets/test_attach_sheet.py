@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtWidgets import QFileDialog, QWidget
+from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 
+from kvscope_app.window.sheets.attach_address import Typed
 from kvscope_app.window.sheets.attach_sheet import AttachSheet
+from kvscope_telemetry import addresses
+from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.api_keys import api_keys_path, read_api_keys
 from kvscope_telemetry.keys.connections import Connection, connections_path, read_connections, remember
 from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Role
@@ -114,3 +119,96 @@ def test_a_damaged_connections_file_is_told_and_not_overwritten(open_sheet, open
     sheet.fields.where.setText("ipc:///tmp/a")
     sheet._try()
     assert connections_path().read_text() == "[[nonsense"
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    """Addresses of other engines are taken as they are."""
+    monkeypatch.setattr(addresses, "_foreign_address", lambda address: None)
+
+
+@pytest.fixture
+def given(qtbot):
+    """A sheet, and the addresses that it gave."""
+    parent, found = QWidget(), []
+    qtbot.addWidget(parent)
+    sheet = AttachSheet(parent, found.append)
+    sheet.show()
+    yield sheet, found  # the parent is held meanwhile
+
+
+def test_the_fields_are_those_of_the_kind(given):
+    fields = given[0].fields
+    assert (fields.key.isVisible(), fields.api_key.isVisible(), fields.kv_events.isVisible()) == (True, False, False)
+    fields.kinds.chosen.emit(1)
+    assert (fields.key.isVisible(), fields.api_key.isVisible(), fields.kv_events.isVisible()) == (False, True, True)
+    assert fields.api_key.echoMode() is QLineEdit.EchoMode.Password
+    assert not fields.ca.isEnabled()
+    fields.tls.setChecked(True)
+    assert fields.ca.isEnabled()
+
+
+def test_another_engine_is_attached_and_its_key_is_not_kept_unless_asked(given, foreign):
+    sheet, found = given
+    sheet.fields.kinds.chosen.emit(1)
+    sheet.fields.where.setText("gpu-box:8000")
+    sheet.fields.api_key.setText("sk-secret")
+    sheet.fields.kv_events.setText("tcp://gpu-box:5557")
+    sheet.fields.tls.setChecked(True)
+    sheet._try()
+    expected = Address("vllm://gpu-box:8000", kv_events="tcp://gpu-box:5557", api_key="sk-secret", tls=True)
+    assert found == [expected]
+    kept = Connection("vllm://gpu-box:8000", kv_events="tcp://gpu-box:5557", tls=True)
+    assert read_connections() == [kept]
+    assert "sk-secret" not in connections_path().read_text()
+    assert not api_keys_path().exists()
+
+
+def test_a_key_that_is_kept_is_private_comes_back_and_is_forgotten_with_its_engine(given, foreign, qtbot):
+    sheet, _ = given
+    sheet.fields.kinds.chosen.emit(2)
+    sheet.fields.where.setText("box:30000")
+    sheet.fields.api_key.setText("sk-secret")
+    sheet.fields.keeps_key.setChecked(True)
+    sheet._try()
+    assert api_keys_path().stat().st_mode & 0o777 == 0o600
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    again = AttachSheet(parent, lambda address: None)
+    again.fields.known.setCurrentIndex(1)
+    again._choose(1)
+    assert again.fields.kind == "sglang"
+    assert (again.fields.where.text(), again.fields.api_key.text()) == ("box:30000", "sk-secret")
+    assert again.fields.keeps_key.isChecked()
+    again.fields.forget.click()
+    assert read_api_keys() == {}
+
+
+def test_a_whole_address_says_its_kind(given):
+    sheet, _ = given
+    sheet.fields.where.setText("sglang://box:30000")
+    sheet.fields.where.textEdited.emit("sglang://box:30000")
+    assert sheet.fields.kind == "sglang"
+
+
+@pytest.mark.parametrize(
+    ("typed", "address"),
+    [
+        (Typed("vllm", "box:8000"), Address("vllm://box:8000")),
+        (Typed("vllm", "vllm://box:8000"), Address("vllm://box:8000")),
+        (Typed("sglang", "http://box:30000/"), Address("sglang://box:30000")),
+        (Typed("vllm", "https://box"), Address("vllm://box", tls=True)),
+        (Typed("kvscope", "ipc:///tmp/a"), Address("ipc:///tmp/a")),
+    ],
+)
+def test_what_is_typed_becomes_an_address(typed, address):
+    assert typed.address == address
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [(Typed("vllm", ""), "HOST:PORT"), (Typed("vllm", "tcp://box:1"), "not accepted for vLLM")],
+)
+def test_what_is_typed_may_make_no_sense(typed, words):
+    with pytest.raises(BadInput, match=words):
+        assert typed.address
