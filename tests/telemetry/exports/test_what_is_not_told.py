@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -30,9 +31,11 @@ from kvscope_telemetry.messages.telemetry import (
     Reading,
     Snapshot,
 )
+from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.overview import read_course
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 VLLM = Capabilities(
@@ -161,3 +164,21 @@ def test_an_alarm_that_cannot_be_measured_is_nan(watched, kind, is_known):
     measure = measure_of(KINDS[kind].rule)
     values = [measure(second) for second in seconds_of(course, 0, len(course))]
     assert np.isnan(values[-1]) != is_known
+
+
+def test_playing_it_tells_its_readings(watched):
+    source = PlaybackSource(Recording.open(watched[0].path), is_playing=False)
+    try:
+        source.seek(2.0)
+        deadline = time.monotonic() + 60
+        mirror = Mirror()
+        while mirror.used_share < 0 and time.monotonic() < deadline:
+            update = source.take()
+            if update is not None:
+                mirror.apply(update)
+            elif mirror.hello is not None:
+                source.step(1)
+        assert mirror.capabilities == VLLM
+        assert mirror.used_share == 0.25
+    finally:
+        source.close()

@@ -126,7 +126,8 @@ def _unlike(a: Digest, b: Digest) -> tuple[Setting, ...]:
         ("device", a.device, b.device),
         ("engine", a.engine_version, b.engine_version),
     ]
-    pairs += [("latencies", *(_BOUNDS if one.latencies_are_bounds else _EACH for one in (a, b)))]
+    latencies_a, latencies_b = (_BOUNDS if one.latencies_are_bounds else _EACH for one in (a, b))
+    pairs += [("latencies", latencies_a, latencies_b)]
     pairs += [(name, _word(getattr(a.pool, field)), _word(getattr(b.pool, field))) for field, name in _POOL.items()]
     return tuple(Setting(name, of_a, of_b) for name, of_a, of_b in pairs if of_a != of_b)
 

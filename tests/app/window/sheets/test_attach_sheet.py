@@ -134,7 +134,8 @@ def given(qtbot):
     qtbot.addWidget(parent)
     sheet = AttachSheet(parent, found.append)
     sheet.show()
-    yield sheet, found  # the parent is held meanwhile
+    yield sheet, found
+    parent.close()
 
 
 def test_the_fields_are_those_of_the_kind(given):
