@@ -19,7 +19,7 @@ from kvscope_app.views.throughput.view import ThroughputView
 from kvscope_app.views.what_if.view import WhatIfView
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.messages.commands import Control, GetBlockText, Submit
+from kvscope_telemetry.messages.commands import BlockContent, Control, GetBlockText, Submit
 from kvscope_telemetry.messages.telemetry import Counters, Histogram
 from kvscope_telemetry.summaries.histograms import Range
 
@@ -171,3 +171,18 @@ def test_the_console_takes_prompts_where_they_can_be_sent(watched, make_engine, 
     assert silent.load.button.toolTip() == "SGLang takes no prompts"
     for view in (console, silent):
         view.shut_down()
+
+
+def test_texts_that_the_source_was_told_are_answered_without_asking(vllm, make_session, qtbot):
+    def contents(rows):
+        return tuple(BlockContent(block=row, token_ids=(row,), text=f"block {row}") for row in rows)
+
+    vllm.source.contents = contents
+    session = make_session(vllm)
+    heard = []
+    session.replies.connect(heard.extend)
+    assert session.send(GetBlockText(blocks=(2, 1), tag=9))
+    qtbot.waitUntil(lambda: session.poll() or bool(heard))
+    assert [content.text for content in heard[0].contents] == ["block 2", "block 1"]
+    assert heard[0].tag == 9
+    assert vllm.source.sent == []

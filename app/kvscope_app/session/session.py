@@ -17,10 +17,11 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.kept.own_handle import OwnHandle
-from kvscope_app.session.links import Player
+from kvscope_app.session.links import Player, contents_of
 from kvscope_app.session.loop import Loop
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.source_timeline import SourceTimeline
+from kvscope_app.session.texts.told_contents import ToldContents
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Abort, Command, GetBlockText, Submit
 from kvscope_telemetry.messages.roles import Role
@@ -53,6 +54,8 @@ class Session(SourceTimeline):
         self.loop = Loop(self, self)
         self._texts: SessionTexts | None = None
         self._recorded_texts: RecordedTexts | None = None
+        told = contents_of(source)
+        self._contents = None if told is None else ToldContents(told)
         self._reading: CourseReading | None = None
         self.status: SourceStatus = source.status
         self._status_told_ns = 0
@@ -99,6 +102,8 @@ class Session(SourceTimeline):
         if self._link is not None and (replies := self._link.take_replies()):
             is_busy = True
             self.replies.emit(replies)
+        if self._contents is not None and (told := self._contents.take_replies()):
+            self.replies.emit(told)
         counters = self._end.mirror.counters
         self._pace.keep(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
         self._tell_status()
@@ -152,7 +157,8 @@ class Session(SourceTimeline):
     @property
     def tells_texts(self) -> bool:
         """Whether the other end can be asked what blocks hold."""
-        return self._link is not None and self.live_mirror.capabilities.token_ids
+        has_anybody = self._link is not None or self._contents is not None
+        return has_anybody and self.live_mirror.capabilities.token_ids
 
     @property
     def is_viewer(self) -> bool:
@@ -169,6 +175,9 @@ class Session(SourceTimeline):
 
         Raises BadInput for a command that is too large.
         """
+        if isinstance(command, GetBlockText) and self._contents is not None:
+            self._contents.ask(command)
+            return True
         if self._link is None or not self._takes(command):
             return False
         self._pace.keep(is_busy=True)
