@@ -101,6 +101,8 @@ def _figures(found: Digest) -> list[tuple[str, str, str]]:
         ("Blocks evicted", n["evicted_blocks"], f"{n['copied_blocks']} copied on write"),
         ("Gaps", f"{found.num_lost_frames:,} frames", f"{found.num_silences} silences, {found.silent_s:,.0f} s"),
     ]
+    if None not in found.totals.values():  # what is unknown then is of this range, not of the engine
+        return items
     return [(name, value, "" if _UNKNOWN in more else more) for name, value, more in items if _UNKNOWN not in value]
 
 
