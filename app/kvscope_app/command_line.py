@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.own_engine.engine_options import add_engine_options, engine_arguments
+from kvscope_telemetry.addresses import ACCEPTED, Address
 from kvscope_telemetry.errors import BadInput
 
 PROGRAM: Final = "kvscope"
@@ -29,7 +30,7 @@ AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParse
 class Options:
     """What the desktop was asked to do."""
 
-    attach: tuple[str, ...] = ()
+    attach: tuple[Address, ...] = ()
     engine: tuple[str, ...] = ()
     """Arguments for the engine of our own."""
     keep_engine: bool = False
@@ -38,8 +39,6 @@ class Options:
     debug: bool = False
     recordings: tuple[str, ...] = ()
     """Files to play instead of watching an engine."""
-    key: Path | None = None
-    """The key file for the engines to attach to."""
     compares: bool = False
     """Whether the two recordings are shown side by side."""
 
@@ -68,13 +67,8 @@ def _options(args: argparse.Namespace) -> Options:
         raise BadInput(f"{given} is for an engine of our own and cannot go with --attach")
     if args.open:
         _check_alone(args, engine)
-    if args.key and not args.attach:
-        raise BadInput("--key is for engines to attach to and goes with --attach ENDPOINT")
-    for endpoint in args.attach:
-        _check_endpoint(endpoint, args.key)
-    return Options(
-        tuple(args.attach), tuple(engine), args.keep_engine, args.theme, args.debug, tuple(args.open), args.key
-    )
+    addresses = addresses_of(args, args.attach, "--attach")
+    return Options(addresses, tuple(engine), args.keep_engine, args.theme, args.debug, tuple(args.open))
 
 
 def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
@@ -89,19 +83,12 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('kvscope')}")
     parser.add_argument(
         "--attach",
-        metavar="ENDPOINT",
+        metavar="ADDRESS",
         action="append",
         default=[],
-        help="watch an engine that runs: ipc:///DIR/telemetry or tcp://HOST:PORT; each gets a window (repeatable)",
+        help=f"watch an engine that runs: {ACCEPTED}, the last two by their HTTP port; each gets a window (repeatable)",
     )
-    parser.add_argument(
-        "--key",
-        metavar="FILE",
-        type=Path,
-        help="with --attach: the key file that `kvscope-engine keys new` wrote for you at the engine, or none for no"
-        " key (without it: the one remembered for the endpoint in ~/.config/kvscope/connections.toml; an engine of"
-        " your own on this machine needs none)",
-    )
+    add_access_options(parser, "--attach")
     parser.add_argument(
         "--open",
         metavar="FILE.mcap",
@@ -136,10 +123,3 @@ def _check_alone(args: argparse.Namespace, engine: Sequence[str]) -> None:
     if engine or args.keep_engine:
         given = engine[0].partition("=")[0] if engine else "--keep-engine"
         raise BadInput(f"{given} is for an engine of our own and cannot go with --open, which starts none")
-
-
-def _check_endpoint(endpoint: str, key: Path | None) -> None:
-    from kvscope_telemetry.keys.connections import key_for
-    from kvscope_telemetry.sockets.endpoints import require_curve
-
-    require_curve(endpoint, has_keys=key_for(endpoint, key) is not None)

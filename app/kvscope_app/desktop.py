@@ -28,16 +28,17 @@ from kvscope_app.look.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.recording.left_rings import LeftRings
+from kvscope_app.session.group import SessionGroup
 from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import window_group
 from kvscope_app.window import layout
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.window_slots import WindowSlots
+from kvscope_telemetry.addresses import Address, WatchedSource
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.source import Source
-from kvscope_telemetry.sources.live_source import LiveSource
 
 if TYPE_CHECKING:
     from kvscope_app.compare.compare_window import CompareWindow
@@ -66,23 +67,26 @@ class Desktop(QObject):
         self.comparisons: list[CompareWindow] = []
         self.failures: list[str] = []
         """Why recordings of the command line could not be opened, a line each."""
-        self.sessions: list[Session] = []
+        self.sessions = SessionGroup(self)
         self._library = Library(library_folder(), self)
         self._left_rings: LeftRings | None = None
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
         self._forgetting.timeout.connect(partial(give_back, app))
 
-    def open_window(self, endpoint: str, engine: EngineProcess | None = None, key: Path | None = None) -> MainWindow:
-        """Watch `endpoint`, with `key` or the one remembered; `engine` is the process behind it when it is ours."""
-        source = LiveSource(endpoint, key=key)
+    def open_window(
+        self, address: Address | str, engine: EngineProcess | None = None, key: Path | None = None
+    ) -> MainWindow:
+        """Watch the engine at `address`, one of our own with `key`; `engine` is its process when we started it."""
+        source = (address if isinstance(address, Address) else Address(address, key)).open()
         window = self._open(source, None if engine is None else EngineKeeper(engine, self))
         # After the first paint: nobody waits for a disk to see a window.
         QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._keep, source))
         return window
 
-    def _keep(self, source: LiveSource) -> None:
+    def _keep(self, source: WatchedSource) -> None:
         """From now on there is something to go back to."""
-        for session in [each for each in self.sessions if each.source is source]:
+        session = self.sessions.of_source(source)
+        if session is not None:
             from kvscope_app.session.kept.kept_timeline import KeptTimeline
 
             session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))
@@ -163,9 +167,9 @@ class Desktop(QObject):
         self.failures.append(reason)
         print(f"{PROGRAM}: {reason}", file=sys.stderr)
 
-    def attach(self, endpoint: str, key: Path | None = None) -> None:
-        """Another window on another engine. Raises BadInput for an endpoint or a key that is not accepted."""
-        self.open_window(endpoint, key=key)
+    def attach(self, address: Address | str) -> None:
+        """Another window on another engine. Raises BadInput for what is not accepted."""
+        self.open_window(address)
 
     def close(self) -> None:
         """End all sessions."""
@@ -173,13 +177,12 @@ class Desktop(QObject):
             self._left_rings.end()
         for comparison in list(self.comparisons):
             comparison.close()
-        while self.sessions:
-            self._end(self.sessions[0])
+        self.sessions.close()
         self._library.close()
         self._slots.close()
 
     def _open(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
-        session = Session(source, self)
+        session = self.sessions.open(source)
         slot = self._slots.take(window_kind(session))
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
         window.compare = partial(self.compare, beside=window)
@@ -188,7 +191,6 @@ class Desktop(QObject):
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
         self.windows.append(window)
-        self.sessions.append(session)
         session.start()
         window.show()
         return window
@@ -222,10 +224,7 @@ class Desktop(QObject):
         QTimer.singleShot(_SAY_GOODBYE_MS, self, partial(self._end, session))
 
     def _end(self, session: Session) -> None:
-        if session in self.sessions:
-            self.sessions.remove(session)
-            session.close()
-            session.deleteLater()
+        self.sessions.end(session)
 
 
 def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequence[RecordingOpening] = ()) -> int:
@@ -236,8 +235,8 @@ def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequen
     app = make_application()
     _tell_exceptions_in_one_line(options.debug)
     desktop = Desktop(app, options, QSettings())
-    for endpoint in options.attach or ((engine.endpoint,) if engine is not None else ()):
-        desktop.open_window(endpoint, engine, options.key)
+    for address in options.attach or ((engine.endpoint,) if engine is not None else ()):
+        desktop.open_window(address, engine)
     if options.compares:
         desktop.compare_when_ready(openings)
     else:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from kvscope_telemetry.addresses import open_source
 from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.state.mirror import Mirror
@@ -22,8 +23,8 @@ __all__ = [
     "connect",
 ]
 
-connect = LiveSource
-"""`with connect("ipc:///…/telemetry") as source:` watches the engine there."""
+connect = open_source
+"""`with connect("ipc:///…/telemetry") as source:` watches the engine there; `vllm://HOST:PORT` as well."""
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,7 @@ from kvscope_telemetry.messages.telemetry import (
     Heartbeat,
     MemoryBreakdown,
     Progress,
+    Reading,
     RequestInfo,
     RequestRows,
     Snapshot,
@@ -127,6 +128,7 @@ class Update:
     memory: MemoryBreakdown | None = None
     progress: Progress | None = None
     heartbeat: Heartbeat | None = None
+    readings: tuple[Reading, ...] = ()
 
     @property
     def is_sign_of_life(self) -> bool:
@@ -138,7 +140,10 @@ class Update:
 
 
 class Source(Protocol):
-    """One place frames come from. `take` and `status` never block; `close` is idempotent."""
+    """One place frames come from. `take` and `status` never block; `close` is idempotent.
+
+    What it can tell and be asked for is in the hello of its snapshots (`Capabilities`).
+    """
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from pytestqt.qtbot import QtBot
 from zmq.utils.garbage import GarbageCollectorThread
 
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
     Counters,
@@ -32,6 +33,7 @@ from kvscope_telemetry.messages.telemetry import (
     MemoryBreakdown,
     ModelInfo,
     Progress,
+    Reading,
     RequestInfo,
     RequestRows,
     Snapshot,
@@ -72,7 +74,10 @@ class FakeSource:
 class FakeEngine:
     """A ledger and requests that a test changes, and `source` tells of, with lower tiers or without."""
 
-    def __init__(self, num_blocks=64, block_size=16, epoch=7, num_host=0, num_disk=0, device="cpu"):
+    def __init__(
+        self, num_blocks=64, block_size=16, epoch=7, num_host=0, num_disk=0, device="cpu", capabilities=OWN_ENGINE
+    ):
+        self.capabilities = capabilities
         self.source = FakeSource()
         self.num_blocks, self.num_host, self.num_disk, self.device = num_blocks, num_host, num_disk, device
         self.ledger = Ledger(num_blocks + num_host + num_disk)
@@ -102,6 +107,7 @@ class FakeEngine:
                 has_parents=True,
             ),
             device=DeviceInfo(kind=self.device, name="Test CPU"),
+            capabilities=self.capabilities,
         )
         self.source.updates.append(Update(snapshot=self._snapshot()))
         self.live()
@@ -174,6 +180,11 @@ class FakeEngine:
         """A memory breakdown."""
         message = MemoryBreakdown(epoch=self.epoch, time_ns=1, **fields)
         self.source.updates.append(Update(memory=message))
+
+    def reading(self, used_share=-1.0, latencies=()):
+        """The engine's metrics were read."""
+        told = Reading(epoch=self.epoch, time_ns=1, used_share=used_share, latencies=latencies)
+        self.source.updates.append(Update(readings=(told,)))
 
     def heartbeat(self):
         """Half a second went by."""

@@ -22,7 +22,7 @@ def test_engine_options_are_passed_on():
 
 def test_attach_repeats():
     options = parse(["--attach", "ipc:///tmp/a/telemetry", "--attach", "tcp://127.0.0.1:5555"])
-    assert options.attach == ("ipc:///tmp/a/telemetry", "tcp://127.0.0.1:5555")
+    assert [address.text for address in options.attach] == ["ipc:///tmp/a/telemetry", "tcp://127.0.0.1:5555"]
 
 
 def test_open_repeats():

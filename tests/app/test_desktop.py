@@ -13,6 +13,7 @@ from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop, run_desktop
 from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.source import SourceState
 
 SYNTHETIC = [sys.executable, "-m", "kvscope_telemetry.synthetic", "--endpoint", "{endpoint}", "--blocks", "600"]
@@ -113,12 +114,13 @@ def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, t
     monkeypatch.setattr(desktop_module, "_quit_on_signals", lambda app: None)
     monkeypatch.setattr(desktop_module, "_probe_startup", lambda app, window: None)
     monkeypatch.setattr(desktop_module, "_tell_exceptions_in_one_line", lambda debug: None)
-    monkeypatch.setattr(desktop_module, "LiveSource", lambda endpoint, key: opened.append((endpoint, key)))
+    monkeypatch.setattr(Address, "open", lambda self: opened.append(self))
     monkeypatch.setattr(Desktop, "_open", lambda self, source, keeper: self.windows.append(source))
     monkeypatch.setattr(qapp, "exec", lambda: 0)
-    key, endpoints = tmp_path / "mine.key", ("tcp://10.0.0.1:5600", "tcp://10.0.0.2:5600")
-    assert run_desktop(Options(theme="dark", attach=endpoints, key=key), None) == 0
-    assert opened == [(endpoint, key) for endpoint in endpoints]
+    key = tmp_path / "mine.key"
+    addresses = tuple(Address(f"tcp://10.0.0.{number}:5600", key) for number in (1, 2))
+    assert run_desktop(Options(theme="dark", attach=addresses), None) == 0
+    assert opened == list(addresses)
 
 
 def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop):

@@ -59,7 +59,8 @@ def _as_json(recording: Recording, found: Digest) -> dict[str, object]:
 
 
 def _as_text(recording: Recording, found: Digest) -> str:
-    info, pool, totals = recording.info, found.pool, found.totals
+    info, pool = recording.info, found.pool
+    totals = {name: "unknown" if total is None else f"{total:,}" for name, total in found.totals.items()}
     when = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
     tiers = "".join(
         f", {count:,} {tier} blocks"
@@ -79,13 +80,13 @@ def _as_text(recording: Recording, found: Digest) -> str:
         ("usage", _usage(found)),
         (
             "requests",
-            f"{totals['admitted']:,} admitted, {totals['finished']:,} finished, {totals['aborted']:,} aborted,"
-            f" {totals['refused']:,} refused; at most {found.peak_waiting:,} waiting",
+            f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted,"
+            f" {totals['refused']} refused; at most {found.peak_waiting:,} waiting",
         ),
-        ("preemptions", f"{totals['preemptions']:,}"),
-        ("tokens", f"{totals['prefill_tokens']:,} prefill, {totals['decode_tokens']:,} decode"),
-        ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s)),
-        ("next tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s)),
+        ("preemptions", totals["preemptions"]),
+        ("tokens", f"{totals['prefill_tokens']} prefill, {totals['decode_tokens']} decode"),
+        ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s, found)),
+        ("next tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s, found)),
         ("gaps", _gaps(found)),
         ("texts", "prompts and answers can be read in it" if recording.has_texts else "none"),
         ("file", _damage(recording)),
@@ -101,8 +102,12 @@ def _usage(found: Digest) -> str:
     )
 
 
-def _latency(p50_s: float | None, p95_s: float | None) -> str:
-    return "unknown" if p50_s is None or p95_s is None else f"p50 {p50_s * 1e3:,.1f} ms, p95 {p95_s * 1e3:,.1f} ms"
+def _latency(p50_s: float | None, p95_s: float | None, found: Digest) -> str:
+    if p50_s is None and p95_s is None:
+        return "unknown"
+    at_most = "≤ " if found.latencies_are_bounds else ""
+    told = ("unknown" if value is None else f"{at_most}{value * 1e3:,.1f} ms" for value in (p50_s, p95_s))
+    return "p50 {}, p95 {}".format(*told)
 
 
 def _gaps(found: Digest) -> str:

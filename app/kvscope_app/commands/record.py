@@ -15,15 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.commands.text_asker import TextAsker
 from kvscope_app.commands.values import size, span
-from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.addresses import ACCEPTED
+from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.sources.live_source import LiveSource
 
 if TYPE_CHECKING:
     from kvscope_app.commands.segments import SegmentedWriter
-    from kvscope_telemetry.sources.live_source import LiveSource
+    from kvscope_telemetry.addresses import WatchedSource
 
 LOOK_S: Final = 0.1
 TELL_S: Final = 1.0
@@ -41,7 +44,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         " FILE.mcap.part until then.",
         allow_abbrev=False,
     )
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="ipc:///DIR/telemetry or tcp://HOST:PORT")
+    parser.add_argument("endpoint", metavar="ADDRESS", help=ACCEPTED)
     parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="the new file")
     parser.add_argument(
         "--seconds", metavar="N", type=span, help="how long, from the first that comes (without it: until Ctrl-C)"
@@ -51,7 +54,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         action="store_true",
         help="what blocks hold as text as well, so that prompts and answers can be read in the file (for operators)",
     )
-    parser.add_argument("--key", metavar="FILE", type=Path, help="key file for the engine, as with `kvscope --attach`")
+    add_access_options(parser, "ADDRESS")
     parser.add_argument(
         "--wait",
         metavar="N",
@@ -72,14 +75,13 @@ def record(args: argparse.Namespace) -> int:
     """Record; 1 when it ended before the time that was asked for."""
     from kvscope_app.commands.segments import SegmentedWriter
     from kvscope_app.library.place import note_paths
-    from kvscope_telemetry.keys.connections import key_for
-    from kvscope_telemetry.sockets.endpoints import require_curve
-    from kvscope_telemetry.sources.live_source import LiveSource
 
-    require_curve(args.endpoint, has_keys=key_for(args.endpoint, args.key) is not None)
+    (address,) = addresses_of(args, [args.endpoint], "ADDRESS")
+    if args.record_text and address.is_foreign:
+        raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
     writer = SegmentedWriter(args.out, args.seconds, args.segment_seconds, args.segment_bytes)
     try:
-        with _stopped_by_signals() as stopped, LiveSource(args.endpoint, key=args.key, sink=writer) as source:
+        with _stopped_by_signals() as stopped, address.open(writer) as source:
             why = _Watch(args, source, writer, stopped).run()
     finally:
         failure = writer.close()
@@ -98,12 +100,14 @@ class _Watch:
     """Looks at a recording in progress until it should end."""
 
     def __init__(
-        self, args: argparse.Namespace, source: LiveSource, writer: SegmentedWriter, stopped: threading.Event
+        self, args: argparse.Namespace, source: WatchedSource, writer: SegmentedWriter, stopped: threading.Event
     ) -> None:
         self._wait_s: float = args.wait
         self._endpoint: str = args.endpoint
         self._source, self._writer, self._stopped = source, writer, stopped
-        self._texts = TextAsker(source, writer.write_texts) if args.record_text else None
+        self._texts = None
+        if args.record_text and isinstance(source, LiveSource):
+            self._texts = TextAsker(source, writer.write_texts)
         self._present_s = self._told_s = time.monotonic()
         self._state: SourceState | None = None
 

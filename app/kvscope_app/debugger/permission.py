@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_app.session.session import Session
+from kvscope_app.views.told import why_no_commands
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.state.mirror import Mirror
 
 FOR_OPERATORS: Final = "You are a viewer at this engine: this is for operators"
+_WATCHED_ALONE: Final = "This engine can be watched, and not be told what to do"
 _RUNS: Final = "Nobody holds the engine's steps: they go on"
 _NOT_HELD: Final = "Nobody holds the engine's steps: hold it first (F9)"
 
@@ -20,7 +22,7 @@ def why_not_control(session: Session) -> str:
     if session.is_file:
         return "This is a recording: there is no engine to tell"
     if not session.takes_commands:
-        return "This engine is not one of kvscope's: it can be watched, not told"
+        return why_no_commands(session.live_mirror.capabilities) or _WATCHED_ALONE
     return FOR_OPERATORS if session.is_viewer else ""
 
 

@@ -41,13 +41,18 @@ def look_into(path: str, watch: Watch) -> tuple[Facts, bytes]:
         length_s=recording.info.duration_s,
         num_bytes=recording.path.stat().st_size,
         peak_usage=found.peak_usage,
-        preemptions=found.totals["preemptions"],
-        requests=found.totals["admitted"],
+        preemptions=found.totals["preemptions"] or 0,
+        requests=_first_known(found.totals["admitted"], found.totals["finished"]),
         has_texts=recording.has_texts,
         is_complete=recording.info.is_complete,
         epoch=recording.info.hello.epoch,
     )
     return facts, picture(course, found.pool.num_blocks)
+
+
+def _first_known(*numbers: int | None) -> int:
+    """Of an engine that does not tell who it admitted, those that finished."""
+    return next((number for number in numbers if number is not None), 0)
 
 
 def picture(course: Course, num_blocks: int) -> bytes:

@@ -31,6 +31,7 @@ from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
+from kvscope_app.views.told import why_no_prompts
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.source import SourceState
 
@@ -128,11 +129,17 @@ class LoadView(View):
     def _show_button(self) -> None:
         running, stopping = self.generator.is_running, self.generator.is_stopping
         self.button.setText("Stop" if running else "Stopping…" if stopping else "Start load")
-        can_take = self.session.status.state in _CAN_TAKE and not self.session.is_viewer
+        can_take = self.session.status.state in _CAN_TAKE and not self._why_not()
         self.button.setEnabled(running or (not stopping and can_take))
-        self.button.setToolTip(_FOR_OPERATORS if self.session.is_viewer else "")
+        self.button.setToolTip(self._why_not())
         set_look(self.button, "danger" if running else "primary")
         self._color_message()
+
+    def _why_not(self) -> str:
+        """Why this engine takes no load, whatever its state."""
+        if not self.session.takes_prompts:
+            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine takes no prompts"
+        return _FOR_OPERATORS if self.session.is_viewer else ""
 
     def _color_message(self) -> None:
         wanted = f"color: {self.theme.bad if self.generator.message else self.theme.muted};"

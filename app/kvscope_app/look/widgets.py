@@ -83,6 +83,10 @@ class Segments(QFrame):
         """What one of the buttons takes, where it is there."""
         return self._group.button(index).sizeHint().width() + _SPACING
 
+    def set_possible(self, index: int, possible: bool) -> None:
+        """Whether one of the buttons can be pressed."""
+        self._group.button(index).setEnabled(possible)
+
     def set_tip(self, index: int, tip: str) -> None:
         """Tooltip of one button."""
         self._group.button(index).setToolTip(tip)

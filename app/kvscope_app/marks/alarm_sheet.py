@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.look.makers import inset, label
 from kvscope_app.marks.alarm_watch import AlarmWatch
+from kvscope_app.views.told import why_not_measured
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, FRAMES_LOST, KINDS, PREEMPTIONS, SECONDS, Rule
 
@@ -55,7 +56,10 @@ class AlarmSheet(Sheet):
         grid = QGridLayout()
         grid.setHorizontalSpacing(12)
         grid.setVerticalSpacing(8)
-        self.rows = {rule.kind: _row(grid, place, rule) for place, rule in enumerate(watch.rules)}
+        self.rows = {
+            rule.kind: _row(grid, place, rule, why_not_measured(rule.kind, watch.capabilities))
+            for place, rule in enumerate(watch.rules)
+        }
         grid.setColumnStretch(1, 1)
         self.setMinimumWidth(_WIDTH)
         self.all = QCheckBox("All alarms")
@@ -89,14 +93,16 @@ class AlarmSheet(Sheet):
             row.is_on.setChecked(is_on)
 
 
-def _row(grid: QGridLayout, place: int, rule: Rule) -> _Row:
+def _row(grid: QGridLayout, place: int, rule: Rule, why_not: str) -> _Row:
+    """`why_not`: why it cannot be measured at this engine, "" where it can."""
     kind = KINDS[rule.kind]
     is_on = QCheckBox(kind.title)
     threshold = _number(kind.accepted, f" {kind.unit}".rstrip(), f"{kind.title}: threshold")
     seconds = _number(SECONDS, " s", f"{kind.title}: seconds") if kind.has_seconds else None
     row = _Row(rule.kind, is_on, threshold, seconds)
     grid.addWidget(is_on, place, 0)
-    grid.addWidget(label(kind.condition, "muted", wraps=True), place, 1)
+    words = f"Cannot be measured here: {why_not}" if why_not else kind.condition
+    grid.addWidget(label(words, "muted", wraps=True), place, 1)
     grid.addWidget(threshold, place, 2)
     if seconds is not None:
         grid.addWidget(label(_BEFORE_SECONDS.get(rule.kind, "for"), "muted"), place, 3)
@@ -105,6 +111,7 @@ def _row(grid: QGridLayout, place: int, rule: Rule) -> _Row:
         if widget is not None:
             is_on.toggled.connect(widget.setEnabled)
             widget.setEnabled(rule.is_on)
+            widget.setVisible(not why_not)
     row.show(rule)
     return row
 

@@ -17,6 +17,7 @@ from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine
 from kvscope_telemetry.alarms.rules import Rule, decode_rules, encode_rules
 from kvscope_telemetry.alarms.seconds import seconds_of
 from kvscope_telemetry.alarms.words import bookmark_of
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 _AT_A_TIME: Final = 50
@@ -42,6 +43,11 @@ class AlarmWatch(QObject):
         self._later = QTimer(self, singleShot=True, interval=0)
         self._later.timeout.connect(self._look)
         self._follow()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine tells: some rules need more than others."""
+        return self._session.capabilities
 
     def set_rules(self, rules: tuple[Rule, ...]) -> None:
         """From now on these, and in windows that are opened later. What goes on by the old ones ends here."""

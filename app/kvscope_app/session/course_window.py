@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.session.history import KNOWN_SUMS, SAMPLE_GAUGES, HistoryWindow
-from kvscope_app.session.past import COURSE_NAMES
+from kvscope_app.session.past import COURSE_NAMES, history_column
 from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -56,7 +56,7 @@ def course_window(
     columns = {}
     for name in names:
         column = np.full(num, np.nan)
-        column[places[inside]] = course.column(COURSE_NAMES.get(name, name))[begin:end][inside]
+        column[places[inside]] = history_column(course, name)[begin:end][inside]
         columns[name] = column
     time_s = np.arange(num, dtype=np.float64) - (num - 0.5)
     return HistoryWindow(time_s, columns, end_ns, SECOND_NS, is_over=True)
@@ -65,7 +65,7 @@ def course_window(
 def known_in(course: Course) -> set[str]:
     """Of what not every source has, what some second of the course tells: as `History.known`."""
     found = {name for name in SAMPLE_GAUGES if np.isfinite(course.column(name)).any()}
-    found |= {name for name in KNOWN_SUMS if course.column(name).any()}
+    found |= {name for name in KNOWN_SUMS if np.nan_to_num(course.column(name)).any()}
     return found | ({"queue_p50_s"} if course.column("queued_count").any() else set())
 
 

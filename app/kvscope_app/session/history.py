@@ -7,6 +7,7 @@ engine restarts and across machines; an engine that was away leaves a gap. Nothi
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -19,8 +20,10 @@ from kvscope_app.session.bin_ring import BinRing, FloatArray, IntArray
 from kvscope_app.session.event_log import EventLog
 from kvscope_app.session.latency_window import LatencyWindow
 from kvscope_app.session.request_times import RequestTimes
-from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown, Reading
 from kvscope_telemetry.source import Update
+from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, Range, joined
 
 BIN_NS: Final = 100_000_000
 MAX_SILENCE_NS: Final = 1_600_000_000
@@ -54,6 +57,9 @@ _COUNTERS: Final = ("evicted_blocks", "copied_blocks")
 """Totals that are told with an update alone, not with each of its frames."""
 _TOTALS: Final = (*_SERIES_TOTALS, *_COUNTERS)
 _PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", *_TOTALS))
+HISTOGRAMS: Final = {"ttft": "first_token", "itl": "inter_token", "queue": "queued"}
+"""What latencies begin with among `LATENCIES`, and their kinds of `Histogram`."""
+_MAX_READINGS: Final = 256
 _LATENCY_VALUES: Final = 32_768
 
 
@@ -62,6 +68,12 @@ class BlockCounts(Protocol):
 
     @property
     def epoch(self) -> int | None: ...
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def used_share(self) -> float: ...
+    @property
+    def num_blocks(self) -> int: ...
     @property
     def num_room(self) -> int: ...
     @property
@@ -122,6 +134,8 @@ class History:
         self.inter_token = LatencyWindow(_LATENCY_VALUES)
         self.queued = LatencyWindow(_LATENCY_VALUES // 8)
         """From a request's arrival, or its preemption, until it ran."""
+        self.readings: deque[tuple[int, Reading]] = deque(maxlen=_MAX_READINGS)
+        """Readings of metrics as they came, with the time of receipt, newest last."""
         self.request_times = RequestTimes()
         self.epoch: int | None = None
         self._offset_ns: int | None = None
@@ -162,6 +176,7 @@ class History:
         self._add_standing(update, now_ns // BIN_NS)
         self._add_frames(update, now_ns)
         self._add_latencies(update, now_ns)
+        self._add_readings(update, now_ns)
         self._add_requests(update)
         self.request_times.hear(update.events)
         self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
@@ -279,6 +294,23 @@ class History:
                 bin_number, p50, p95 = closed
                 self.ring.put_one(bin_number, {f"{prefix}_p50_s": p50, f"{prefix}_p95_s": p95})
 
+    def _add_readings(self, update: Update, now_ns: int) -> None:
+        """Latencies that are told as histograms: of a percentile the curve has the upper bound."""
+        for reading in update.readings:
+            self.readings.append((now_ns, reading))
+            for prefix, kind in HISTOGRAMS.items():
+                told = joined((reading,), kind)
+                if told is not None and told.total:
+                    bounds = {f"{prefix}_p{p}_s": told.percentile(p / 100) for p in (50, 95)}
+                    upper = {name: high if math.isfinite(high) else low for name, (low, high) in bounds.items()}
+                    self.ring.put_one(min(now_ns // BIN_NS, self.ring.newest), upper)
+                    self.known.update(upper)
+
+    def range_of(self, prefix: str, share: float, since_ns: int) -> Range:
+        """Between which bounds a percentile of the latencies lies that were told as histograms after `since_ns`."""
+        told = joined((reading for at_ns, reading in self.readings if at_ns >= since_ns), HISTOGRAMS[prefix])
+        return UNKNOWN_RANGE if told is None else told.percentile(share)
+
     def _add_requests(self, update: Update) -> None:
         if update.snapshot:
             self.request_times.skip(update.snapshot.requests)
@@ -287,6 +319,12 @@ class History:
             self.request_times.add(rows, int(times[-1]) if times is not None else 0)
 
     def _add_blocks(self, mirror: BlockCounts, bin_number: int) -> None:
-        if mirror.epoch is not None:
+        if mirror.epoch is None:
+            return
+        if not mirror.capabilities.free_rows:
+            if mirror.used_share >= 0:
+                active = mirror.used_share * mirror.num_blocks
+                self.ring.put_one(bin_number, {"blocks_active": active, "blocks_free": mirror.num_blocks - active})
+        else:
             counts = (mirror.num_active, mirror.num_cached, mirror.num_room)
             self.ring.put_one(bin_number, dict(zip(BLOCK_GAUGES, counts, strict=True)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from kvscope_telemetry.messages.commands import Command, Reply
+from kvscope_telemetry.messages.commands import BlockContent, Command, Reply
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.source import Source
 
@@ -18,6 +19,22 @@ class LiveLink(Protocol):
 
     def take_replies(self) -> list[Reply]:
         """Answers that came since the last call."""
+
+    def resync(self) -> None:
+        """What came could not be applied: ask for the whole state."""
+
+
+@runtime_checkable
+class TellsContents(Protocol):
+    """It was told what blocks hold: nobody need be asked."""
+
+    def contents(self, rows: Iterable[int]) -> Sequence[BlockContent]:
+        """Of each row what it holds now, in the order asked. Any thread; may take a while."""
+
+
+@runtime_checkable
+class Resyncing(Protocol):
+    """Begins anew where what came does not fit."""
 
     def resync(self) -> None:
         """What came could not be applied: ask for the whole state."""
@@ -70,6 +87,16 @@ class Player(Protocol):
 def link_of(source: Source) -> LiveLink | None:
     """Where there is somebody to talk to."""
     return source if isinstance(source, LiveLink) else None
+
+
+def contents_of(source: Source) -> TellsContents | None:
+    """Where what blocks hold is known without asking."""
+    return source if isinstance(source, TellsContents) else None
+
+
+def resync_of(source: Source) -> Callable[[], None] | None:
+    """What is called where an update does not fit the state."""
+    return source.resync if isinstance(source, Resyncing) else None
 
 
 def player_of(source: Source) -> Player | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_app.session.history import BIN_NS, BLOCK_GAUGES, FRAME_GAUGES, KNOWN_SUMS, SAMPLE_GAUGES, SUMS, History
 from kvscope_telemetry.messages.telemetry import DeviceSample
-from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.course import Course, FloatArray
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _BINS: Final = SECOND_NS // BIN_NS
@@ -53,14 +53,24 @@ def fill_past(history: History, course: Course, start_ns: int) -> None:
     places = np.arange(first, last)
     if last - first > 1 and course.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
         places[-1] -= 1
-    values |= {name: course.column(theirs)[places] for name, theirs in COURSE_NAMES.items()}
+    values |= {name: history_column(course, name)[places] for name in COURSE_NAMES}
     history.ring.put(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
     _lead_to(history, began_ns // BIN_NS)
     history.known |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
-    history.known |= {name for name in KNOWN_SUMS if values[name].any()}
+    history.known |= {name for name in KNOWN_SUMS if np.nan_to_num(values[name]).any()}
     history.past_sample = _sample_at(course, int(places[-1]))
     if np.isfinite(values["queue_p50_s"]).any():
         history.known.add("queue_p50_s")
+
+
+def history_column(course: Course, name: str) -> FloatArray:
+    """Of the course, what the history calls `name`. Where which blocks are free is not told, all that are not in use
+    stand for them."""
+    column = course.column(COURSE_NAMES.get(name, name))
+    if name != "blocks_free":
+        return column
+    rest: FloatArray = course.column("pool_blocks") - course.column("active_blocks")
+    return np.where(np.isnan(column), rest, column)
 
 
 def _lead_to(history: History, bin_number: int) -> None:

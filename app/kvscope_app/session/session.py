@@ -17,12 +17,13 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.kept.own_handle import OwnHandle
-from kvscope_app.session.links import Player
+from kvscope_app.session.links import Player, contents_of
 from kvscope_app.session.loop import Loop
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.source_timeline import SourceTimeline
+from kvscope_app.session.texts.told_contents import ToldContents
 from kvscope_telemetry.errors import EngineDead
-from kvscope_telemetry.messages.commands import Command
+from kvscope_telemetry.messages.commands import Abort, Command, GetBlockText, Submit
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import Source, SourceStatus
 
@@ -53,6 +54,8 @@ class Session(SourceTimeline):
         self.loop = Loop(self, self)
         self._texts: SessionTexts | None = None
         self._recorded_texts: RecordedTexts | None = None
+        told = contents_of(source)
+        self._contents = None if told is None else ToldContents(told)
         self._reading: CourseReading | None = None
         self.status: SourceStatus = source.status
         self._status_told_ns = 0
@@ -99,6 +102,8 @@ class Session(SourceTimeline):
         if self._link is not None and (replies := self._link.take_replies()):
             is_busy = True
             self.replies.emit(replies)
+        if self._contents is not None and (told := self._contents.take_replies()):
+            self.replies.emit(told)
         counters = self._end.mirror.counters
         self._pace.keep(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
         self._tell_status()
@@ -141,8 +146,19 @@ class Session(SourceTimeline):
 
     @property
     def takes_commands(self) -> bool:
-        """Whether the other end can be asked and told things."""
-        return self._link is not None
+        """Whether the other end can be asked and told things: requests, snapshots, texts, holding its steps."""
+        return self._link is not None and self.live_mirror.capabilities.commands
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether the other end can be sent prompts, in whatever way."""
+        return self._link is not None and self.live_mirror.capabilities.completions
+
+    @property
+    def tells_texts(self) -> bool:
+        """Whether the other end can be asked what blocks hold."""
+        has_anybody = self._link is not None or self._contents is not None
+        return has_anybody and self.live_mirror.capabilities.token_ids
 
     @property
     def is_viewer(self) -> bool:
@@ -159,7 +175,10 @@ class Session(SourceTimeline):
 
         Raises BadInput for a command that is too large.
         """
-        if self._link is None:
+        if isinstance(command, GetBlockText) and self._contents is not None:
+            self._contents.ask(command)
+            return True
+        if self._link is None or not self._takes(command):
             return False
         self._pace.keep(is_busy=True)
         try:
@@ -167,6 +186,12 @@ class Session(SourceTimeline):
         except EngineDead:
             return False
         return True
+
+    def _takes(self, command: Command) -> bool:
+        """Whether the other end knows what to do with it."""
+        if isinstance(command, Submit | Abort):
+            return self.takes_prompts
+        return self.tells_texts if isinstance(command, GetBlockText) else self.takes_commands
 
     # What was recorded
 

@@ -18,9 +18,10 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.cursor import Cursor
 from kvscope_app.session.history import History
-from kvscope_app.session.links import Player, link_of, player_of
+from kvscope_app.session.links import Player, link_of, player_of, resync_of
 from kvscope_app.session.pace import Pace
 from kvscope_app.session.viewpoint import Viewpoint
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.course import Course
@@ -58,8 +59,7 @@ class SourceTimeline(QObject):
         """What of a live source there is to go back to."""
         self._link = link_of(source)
         player = player_of(source)
-        other_end = self._link or player
-        self._end = Viewpoint(source, self.course, player, None if other_end is None else other_end.resync)
+        self._end = Viewpoint(source, self.course, player, resync_of(source))
         self._cursor = Cursor(self.course)
         self._pace = Pace(self)
         self.is_file = player is not None
@@ -76,6 +76,11 @@ class SourceTimeline(QObject):
         if self._cursor.reached is not None:
             return self._cursor.reached.mirror
         return self._end.mirror if self._cursor.frozen is None else self._cursor.frozen
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine that is shown can tell and be asked for; our own engine's until it has said."""
+        return self.mirror.capabilities
 
     @property
     def live_mirror(self) -> Mirror:
@@ -143,6 +148,11 @@ class SourceTimeline(QObject):
         if self._end.player is not None:
             return self._end.player.recording.start_ns
         return None if self.kept is None else self.kept.ring.origin_ns
+
+    @property
+    def failure(self) -> str:
+        """Why what came at the end did not fit, until it is made good; empty while all is well."""
+        return self._end.failure
 
     # Moving in time
 

@@ -29,6 +29,8 @@ class Viewpoint:
         self.history = History()
         self.has_state = False
         """Whether anything was applied."""
+        self.failure = ""
+        """Why the newest update that did not fit did not, until a snapshot made it good."""
         self._course = course
         self._resync = resync
 
@@ -39,10 +41,13 @@ class Viewpoint:
             self.mirror = Mirror()  # what ended after this time has not ended yet
         try:
             self.mirror.apply(update)
-        except ProtocolError:
+        except ProtocolError as error:
+            self.failure = str(error)
             if self._resync is not None:
                 self._resync()
             return False
+        if update.snapshot is not None:
+            self.failure = ""
         if self.player is None:
             self.history.add(update, self.mirror, time.monotonic_ns())
         elif has_jumped:

@@ -29,6 +29,7 @@ class EngineNotices(QObject):
         self._keeper = keeper
         self._epoch_lost: int | None = None
         self._has_ended = False
+        self._connecting_why = ""
         session = window.session
         session.updated.connect(self._on_update)
         session.status_changed.connect(self._on_status)
@@ -97,6 +98,9 @@ class EngineNotices(QObject):
         elif status.state is SourceState.ENDED:
             if self._keeper is None and not self._has_ended:  # of our own engine the keeper knows the reason
                 self._source_ended(status.reason)
+        elif status.state is SourceState.CONNECTING and status.reason != self._connecting_why:
+            self._connecting_why = status.reason
+            self._window.welcome.show_waiting("Connecting", f"{self._window.session.source.name}\n{status.reason}")
         elif status.state is SourceState.STUCK and not banner.isVisible():
             banner.tell(f"The engine is stuck: {status.reason}", "It is alive, but its step does not end.")
         elif status.state in (SourceState.LIVE, SourceState.PAUSED) and self._is_over(banner.text):
@@ -111,7 +115,7 @@ class EngineNotices(QObject):
     def _refused(self, reason: str) -> None:
         if self._window.banner.text != reason:
             print(f"kvscope: {reason}", file=sys.stderr, flush=True)
-            self._window.banner.tell(reason, "It is tried again twice a second.")
+            self._window.banner.tell(reason, "It is tried again by itself.")
             self._window.welcome.show_ended("The engine does not let you in", reason)
             self._has_ended = True
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QEvent, QSettings, Qt, QTimer, Signal
@@ -42,6 +41,7 @@ from kvscope_app.window.window_actions import add_actions, build_menus
 from kvscope_app.window.window_body import WindowBody
 
 if TYPE_CHECKING:
+    from kvscope_telemetry.addresses import Address
     from kvscope_telemetry.recorded import Recorded
 
 _FIRST_VIEW_MS: Final = 40
@@ -64,11 +64,11 @@ class MainWindow(WindowBody):
         themes: ThemeKeeper,
         settings: QSettings,
         keeper: EngineKeeper | None = None,
-        attach: Callable[[str, Path | None], None] | None = None,
+        attach: Callable[[Address], None] | None = None,
         open_recording: Callable[[Recorded], object] | None = None,
         slot: int = 1,
     ) -> None:
-        """`attach` opens another window on an endpoint with a key, `open_recording` one on a recording.
+        """`attach` opens another window on another engine, `open_recording` one on a recording.
 
         Without one it is not offered. `slot`: which of the open windows of its kind it is, from 1: each remembers its
         own place.
@@ -218,7 +218,7 @@ class MainWindow(WindowBody):
             add_to_requests(table, self.actions_by_name)
         remember_view(view, self.themes.settings)
         self._keep_sizes()
-        if spec is DOCKS[0] and self.session.takes_commands:
+        if spec is DOCKS[0] and not self.session.is_file:
             view.setFocus()  # the prompt is where one begins
 
     def _add_view(self, name: str, view: View) -> None:
@@ -243,4 +243,4 @@ class MainWindow(WindowBody):
 
 def window_kind(session: Session) -> str:
     """Where there is nobody to talk to, a person wants another layout."""
-    return "window" if session.takes_commands else "playback"
+    return "playback" if session.is_file else "window"

@@ -40,6 +40,8 @@ _COLORS: Final = {
     SourceState.ENDED: "bad",
     SourceState.PLAYBACK: "accent",
 }
+_MAX_STATE: Final = 80
+"""Letters of the state and its reason; the tooltip has all."""
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
 _TIPS: Final = {
     "recording": "Recorded so far: Time ▸ Stop recording ends it",
@@ -105,15 +107,22 @@ class StatusBar(QStatusBar):
         self._show_recording()
         share = self._session.course_share
         self._set("course", "" if share is None else f"Reading its course {percent(share, 0)}")
-        self._dot.set_color(self._theme.color(_COLORS[status.state]))
-        reason = _reason(status)
+        reason = _reason(status, self._session.failure)
+        is_doubtful = status.state is SourceState.LIVE and reason
+        self._dot.set_color(self._theme.color("warn" if is_doubtful else _COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
-        self._set("state", "Ready" if is_ready else (_WORDS[status.state] + reason)[:80])
+        words = _WORDS[status.state] + reason
+        self._set(
+            "state", "Ready" if is_ready else words if len(words) <= _MAX_STATE else words[: _MAX_STATE - 1] + "…"
+        )
+        tip = f"{words}\n{_TIPS['state']}" if len(words) > _MAX_STATE else _TIPS["state"]
+        if tip != self._labels["state"].toolTip():
+            self._labels["state"].setToolTip(tip)
         self._set("role", "viewer" if self._session.is_viewer else "")
         self._set("model", _model(mirror.hello))
         is_told = status.state in (SourceState.LIVE, SourceState.PLAYBACK)
         self._set("device", self._device() if is_told else "")
-        self._set("rate", self._step_rate() if status.state is SourceState.LIVE else "")
+        self._set("rate", self._step_rate() if status.state is SourceState.LIVE and mirror.capabilities.steps else "")
         if self._session.is_file and self._session.player is not None:
             note = self._session.player.note
             self._set_frames_tip(self._session.player.note_detail or "Frames of the recording")
@@ -203,10 +212,12 @@ def frames_tip(status: SourceStatus) -> str:
     return "\n".join(lines)
 
 
-def _reason(status: SourceStatus) -> str:
+def _reason(status: SourceStatus, failure: str) -> str:
+    """`failure`: why what came did not fit."""
     if status.state is SourceState.PAUSED:
         return f" {status.reason}"
-    return f": {status.reason}" if status.reason and status.state is not SourceState.LIVE else ""
+    reason = status.reason or failure
+    return f": {reason}" if reason else ""
 
 
 def _label(name: str) -> QLabel:

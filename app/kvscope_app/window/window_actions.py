@@ -23,6 +23,7 @@ from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_a
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
 from kvscope_app.views.page_map.color_actions import color_actions
+from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.actions import Actions, ActionSpec
 from kvscope_app.window.arranging.kept_layouts import LAYOUTS, KeptLayouts
 from kvscope_app.window.edit_actions import EDIT, edit_actions, name_what_is_undone
@@ -303,10 +304,19 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
         session.paused_changed.disconnect(moved)
         session.status_changed.disconnect(moved)
         session.status_changed.disconnect(role)
+        session.epoch_changed.disconnect(colors)
+
+    def colors() -> None:
+        for mode in ColorMode:
+            reason = window.page_map.why_not(mode)
+            actions[f"color_{mode}"].setEnabled(not reason)
+            actions[f"color_{mode}"].setToolTip(reason)
 
     session.status_changed.connect(role)
+    session.epoch_changed.connect(colors)
     window.closing.connect(forget)
     role()
+    colors()
     window.page_map.mode_changed.connect(lambda mode: actions[f"color_{mode}"].setChecked(True))
     actions["flash"].setChecked(window.page_map.scene.flashing)
     actions[f"color_{window.page_map.mode}"].setChecked(True)

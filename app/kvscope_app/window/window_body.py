@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from PySide6.QtCore import QSettings, Qt, Signal
@@ -32,6 +31,7 @@ from kvscope_app.window.welcome import Welcome
 
 if TYPE_CHECKING:
     from kvscope_app.library.library import Library
+    from kvscope_telemetry.addresses import Address
     from kvscope_telemetry.recorded import Recorded
 
 
@@ -65,7 +65,7 @@ class WindowBody(QMainWindow):
         session: Session,
         themes: ThemeKeeper,
         keeper: EngineKeeper | None,
-        attach: Callable[[str, Path | None], None] | None,
+        attach: Callable[[Address], None] | None,
         open_recording: Callable[[Recorded], object] | None,
     ) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class WindowBody(QMainWindow):
     def reset_layout(self) -> None:
         """Everything where it was at the first start."""
         layout.arrange(self, self.docks)
-        self.docks["console"].setVisible(self.session.takes_commands)
+        self.docks["console"].setVisible(not self.session.is_file)
 
     def focus_view(self, name: str) -> None:
         """Bring a dock up and give it the keyboard."""

@@ -65,6 +65,8 @@ class RunOut:
             return math.nan
         first_ns = self._seconds[0].time_ns
         times = np.array([(each.time_ns - first_ns) / 1e9 for each in self._seconds])
+        if math.isnan(second.room):
+            return math.nan
         left_s = seconds_left(times, np.array([each.room for each in self._seconds]), second.num_blocks)
         return math.inf if left_s is None else left_s
 
@@ -78,7 +80,7 @@ class Stalled:
         """When a step ended, and how long it took: longer ones alone, of those that count still."""
 
     def __call__(self, second: Second) -> float:
-        if second.num_steps:
+        if second.num_steps > 0:
             self._note(second.time_ns, max(second.run_ns / second.num_steps / 1e9, self._before_s))
         while self._took and second.time_ns - self._took[0][0] > _USUAL_FOR_NS:
             self._took.popleft()
@@ -93,11 +95,11 @@ class Stalled:
 
 
 def _kv_usage(second: Second) -> float:
-    return 100.0 * second.active_blocks / second.num_blocks if second.num_blocks else math.nan
+    return 100.0 * second.active_blocks / second.num_blocks if second.num_blocks > 0 else math.nan
 
 
 def _longest_wait(second: Second) -> float:
     """Of those that wait; in recordings of before that was told, of those that waited until then."""
-    if not math.isnan(second.longest_wait_s):
+    if not math.isnan(second.longest_wait_s) or math.isnan(second.num_steps):
         return second.longest_wait_s
     return 0.0 if math.isnan(second.queued_p99_s) else second.queued_p99_s

@@ -27,10 +27,13 @@ class Second(NamedTuple):
     longest_wait_s: float = np.nan
     stalled_s: float = np.nan
     queued_p99_s: float = np.nan
+    pool_blocks: float = np.nan
 
     @property
     def num_blocks(self) -> float:
         """Of the pool."""
+        if self.pool_blocks == self.pool_blocks:
+            return self.pool_blocks
         return self.active_blocks + self.cached_blocks + self.free_blocks
 
     @property

@@ -59,7 +59,8 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     """Of the range: nanoseconds since 1970."""
     end_ns: int
     length_s: float
-    num_steps: int
+    num_steps: int | None
+    """None: the engine does not tell its steps."""
     peak_usage: float | None
     """Share of the pool that requests held, at the end of the second when it was the most."""
     peak_usage_s: float | None
@@ -70,12 +71,15 @@ class Digest(msgspec.Struct, frozen=True, kw_only=True):
     num_silences: int
     """Stretches of more than a second of which nothing was recorded."""
     silent_s: float
-    totals: dict[str, int]
+    totals: dict[str, int | None]
+    """None: the engine does not tell."""
     first_token_p50_s: float | None
     first_token_p95_s: float | None
     inter_token_p50_s: float | None
     inter_token_p95_s: float | None
     queued_p95_s: float | None
+    latencies_are_bounds: bool = False
+    """The engine tells histograms: a percentile is at most what stands here."""
 
 
 def digest(recording: Exported, course: Course, span: Span) -> Digest:
@@ -85,7 +89,7 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
     peak = int(np.nanargmax(usage)) if np.isfinite(usage).any() else None
     silences = np.diff(course.time_ns[rows]) - SECOND_NS
     silences = silences[silences > 0]
-    totals = {name: int(course.column(name)[rows].sum()) for name in _TOTALS}
+    totals = {name: total_of(course.column(name)[rows]) for name in _TOTALS}
     return Digest(
         model=hello.model.name,
         device=" ".join(filter(None, (hello.device.kind, hello.device.name))),
@@ -95,7 +99,7 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
         start_ns=span.from_ns,
         end_ns=span.until_ns,
         length_s=span.length_s,
-        num_steps=int(course.column("num_steps")[rows].sum()),
+        num_steps=total_of(course.column("num_steps")[rows]),
         peak_usage=None if peak is None else float(usage[peak]),
         peak_usage_s=None if peak is None else max(0.0, span.seconds(int(course.time_ns[rows][peak]))),
         mean_usage=None if peak is None else float(np.nanmean(usage)),
@@ -109,6 +113,7 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
         inter_token_p50_s=quantile_of(course, "inter_token", 0.50, rows),
         inter_token_p95_s=quantile_of(course, "inter_token", 0.95, rows),
         queued_p95_s=quantile_of(course, "queued", 0.95, rows),
+        latencies_are_bounds=not hello.capabilities.latencies,
     )
 
 
@@ -121,9 +126,21 @@ def rows_in(course: Course, span: Span) -> slice:
 def usage_of(course: Course) -> FloatArray:
     """Share of the pool that requests held, shape (n,); NaN where there is no pool."""
     active = course.column("active_blocks")
-    total = active + course.column("cached_blocks") + course.column("free_blocks")
+    total = pool_of(course)
     share: FloatArray = np.divide(active, total, out=np.full(len(active), np.nan), where=total > 0)
     return share
+
+
+def pool_of(course: Course) -> FloatArray:
+    """Blocks of the pool, shape (n,); NaN where they are not known."""
+    parts = [course.column(f"{name}_blocks") for name in ("active", "cached", "free")]
+    told = course.column("pool_blocks")
+    return np.where(np.isfinite(told), told, parts[0] + parts[1] + parts[2])
+
+
+def total_of(column: FloatArray) -> int | None:
+    """The sum of what is known; None where nothing is."""
+    return None if column.size and np.isnan(column).all() else int(np.nansum(column))
 
 
 def fragmentation_of(course: Course) -> FloatArray:
@@ -140,11 +157,12 @@ def quantile_of(course: Course, latency: str, share: float, rows: slice) -> floa
     if not known.any():
         return None
     columns = [course.column(f"{latency}_{part}")[rows][known] for part in _PARTS]
-    values = np.concatenate(columns)
+    values = np.concatenate([np.where(np.isnan(column), np.inf, column) for column in columns])
     weights = np.concatenate([counts[known] * part for part in _PARTS.values()])
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
+    found = float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)])
+    return found if np.isfinite(found) else None
 
 
 def _pool(recording: Exported) -> Pool:

@@ -5,6 +5,11 @@
     key = "laptop.key"          # a path; a relative one is looked up beside this file
     label = "GPU box"
 
+    [[connection]]
+    endpoint = "vllm://gpu-box:8000"
+    kv_events = "tcp://gpu-box:5557"
+    tls = true
+
 Owns that file's format and the choice of a key for an endpoint. The file holds no secrets. Knows no sockets.
 """
 
@@ -37,6 +42,11 @@ class Connection:
     key: str = ""
     """A path, empty for none."""
     label: str = ""
+    kv_events: str = ""
+    """Of another engine: where it publishes its KV events, empty where it says so itself."""
+    tls: bool = False
+    ca: str = ""
+    """A path, empty for none."""
 
 
 def connections_path() -> Path:
@@ -106,8 +116,9 @@ def _write(connections: list[Connection]) -> None:
 
 
 def _table(connection: Connection) -> str:
-    fields = {"endpoint": connection.endpoint, "key": connection.key, "label": connection.label}
-    lines = [f"{name} = {_quoted(value)}\n" for name, value in fields.items() if value]
+    names = ("endpoint", "key", "label", "kv_events", "ca")
+    lines = [f"{name} = {_quoted(value)}\n" for name in names if (value := getattr(connection, name))]
+    lines += ["tls = true\n"] if connection.tls else []
     return "[[connection]]\n" + "".join(lines) + "\n"
 
 

@@ -372,4 +372,27 @@ class Goodbye(_Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
-TelemetryMessage: TypeAlias = Hello | Frame | Snapshot | Heartbeat | DeviceSample | MemoryBreakdown | Progress | Goodbye
+class Histogram(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Latencies of which only is told how many lay between two bounds; packed little-endian."""
+
+    kind: str
+    """"first_token", "inter_token" or "queued"; readers leave out those that they do not know."""
+    bounds_ns: bytes = b""
+    """u8 a bound, ascending: the upper ones of all intervals but the last, which has none."""
+    counts: bytes = b""
+    """u8 an interval, so one more than bounds: latencies since the reading before."""
+
+
+class Reading(_Message, frozen=True, kw_only=True):
+    """What an engine's metrics say that frames cannot: sent where `Capabilities` has no free rows or no latencies."""
+
+    epoch: int
+    time_ns: int
+    used_share: float = -1.0
+    """Of the pool's blocks, 0 to 1, as the engine counts them; -1 unknown."""
+    latencies: tuple[Histogram, ...] = ()
+
+
+TelemetryMessage: TypeAlias = (
+    Hello | Frame | Snapshot | Heartbeat | DeviceSample | MemoryBreakdown | Progress | Goodbye | Reading
+)

@@ -8,6 +8,7 @@ block id exists is the mirror's question. Every check raises ProtocolError with 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from struct import unpack
 from typing import Final
 
@@ -23,6 +24,7 @@ from kvscope_telemetry.messages.telemetry import (
     Heartbeat,
     Hello,
     Progress,
+    Reading,
     RequestInfo,
     RequestRows,
     Snapshot,
@@ -58,6 +60,8 @@ def check(message: TelemetryMessage) -> None:
         check_snapshot(message)
     elif isinstance(message, Progress):
         _counts("Progress", (message.done, message.total))
+    elif isinstance(message, Reading):
+        check_reading(message)
     else:  # DeviceSample, MemoryBreakdown, Goodbye: -1 is "unknown" in the first two
         _counts(type(message).__name__, (message.epoch,))
 
@@ -79,6 +83,17 @@ def check_frame(frame: Frame) -> None:
         raise ProtocolError("Frame: moved blocks are not a whole number of u32")
     if len(frame.first_token_ns) % 8 or len(frame.inter_token_ns) % 8:
         raise ProtocolError("Frame: token times are not a whole number of u64")
+
+
+def check_reading(reading: Reading) -> None:
+    """Raise ProtocolError unless every histogram has one count more than bounds, and those ascend."""
+    _counts("Reading", (reading.epoch, reading.time_ns))
+    for histogram in reading.latencies:
+        if len(histogram.bounds_ns) % 8 or len(histogram.counts) != len(histogram.bounds_ns) + 8:
+            raise ProtocolError(f"Reading: the bounds and counts of {histogram.kind:.40} do not go together")
+        bounds = unpack(f"<{len(histogram.bounds_ns) // 8}Q", histogram.bounds_ns)
+        if any(a >= b for a, b in pairwise(bounds)) or (bounds and bounds[-1] > MAX_I64):
+            raise ProtocolError(f"Reading: the bounds of {histogram.kind:.40} do not ascend")
 
 
 def check_hello(hello: Hello) -> None:

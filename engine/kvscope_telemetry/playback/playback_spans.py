@@ -15,6 +15,7 @@ from kvscope_telemetry.messages.telemetry import (
     Frame,
     Heartbeat,
     MemoryBreakdown,
+    Reading,
     Snapshot,
     TelemetryMessage,
 )
@@ -51,6 +52,7 @@ class Spans:
         self._frames: list[Frame] = []
         self._snapshot: Snapshot | None = None
         self._samples: list[DeviceSample] = []
+        self._readings: list[Reading] = []
         self._memory: MemoryBreakdown | None = None
         self._until_ns = 0
         """Of the newest message that was taken."""
@@ -78,17 +80,25 @@ class Spans:
                 self._beat(at_ns)
         elif isinstance(message, DeviceSample) and message.epoch == self.continuity.epoch:
             self._samples.append(message)
+        elif isinstance(message, Reading) and message.epoch == self.continuity.epoch:
+            self._readings.append(message)
         elif isinstance(message, MemoryBreakdown) and message.epoch == self.continuity.epoch:
             self._memory = message
 
     def close(self) -> None:
         """End the span in progress."""
-        if self._snapshot is None and not (self._frames or self._samples or self._memory):
+        if self._snapshot is None and not (self._frames or self._samples or self._memory or self._readings):
             return
-        update = coalesce(self._frames, snapshot=self._snapshot, samples=self._samples, memory=self._memory)
+        update = coalesce(
+            self._frames,
+            snapshot=self._snapshot,
+            samples=self._samples,
+            memory=self._memory,
+            readings=self._readings,
+        )
         self._done.append(Span(update, self._until_ns))
         self._told_ns = self._until_ns
-        self._frames, self._samples = [], []
+        self._frames, self._samples, self._readings = [], [], []
         self._snapshot = self._memory = None
 
     def pass_time(self, until_ns: int) -> None:

@@ -22,6 +22,7 @@ from kvscope_telemetry.messages.telemetry import (
     Hello,
     MemoryBreakdown,
     Progress,
+    Reading,
     Snapshot,
     TelemetryMessage,
 )
@@ -204,6 +205,8 @@ class LiveReader:
             self._take_heartbeat(message, now_ns)
         elif isinstance(message, DeviceSample):
             self._extras.samples.append(message)
+        elif isinstance(message, Reading):
+            self._extras.readings.append(message)
         elif isinstance(message, MemoryBreakdown):
             self._extras.memory = message
         elif isinstance(message, Progress):
@@ -261,7 +264,7 @@ class LiveReader:
 
     def _reject(self, error: ProtocolError, data: bytes) -> None:
         self._messages_rejected += 1
-        self._liveness.rejection = str(error)
+        self._liveness.rejection, self._liveness.rejected_ns = str(error), time.monotonic_ns()
         if tag_of(data) in _OF_THE_STATE:
             self._sync.unreadable()
 
@@ -291,7 +294,7 @@ class LiveReader:
     def _note_cuts(self) -> None:
         if self._sockets.num_cut != self._num_cut:
             self._num_cut = self._sockets.num_cut
-            self._liveness.rejection = SENDS_TOO_MUCH
+            self._liveness.rejection, self._liveness.rejected_ns = SENDS_TOO_MUCH, time.monotonic_ns()
 
     def _introduced(self, now_ns: int) -> bool:
         """Say first on each connection who we are, and what we wait for; whether that is done."""

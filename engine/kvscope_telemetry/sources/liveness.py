@@ -14,6 +14,8 @@ from kvscope_telemetry.messages.telemetry import Heartbeat, Progress
 from kvscope_telemetry.source import SourceState
 
 STALE_NS: Final = 1_500_000_000
+REJECTION_TOLD_NS: Final = 10_000_000_000
+"""For so long it is told that a message could not be read, while the engine is well otherwise."""
 STUCK_NS: Final = 5_000_000_000
 GONE_NS: Final = 700_000_000
 """Without connection and without a word for longer than a heartbeat takes: the process is gone."""
@@ -31,6 +33,8 @@ class Liveness:
         self.refusal = ""
         """Why the engine does not let us in."""
         self.rejection = ""
+        """Why the newest message that was not accepted was not."""
+        self.rejected_ns = 0
         """Why the latest message could not be read."""
         self._paused_by = ""
         self._is_known = False  # a snapshot of the present engine came
@@ -112,7 +116,8 @@ class Liveness:
             return SourceState.STUCK, f"step {self._step} stands still for {stands_s:.0f} s"
         if self.is_paused:
             return SourceState.PAUSED, f"by {self._paused_by}" if self._paused_by else ""
-        return SourceState.LIVE, ""
+        is_news = self.rejection and now_ns - self.rejected_ns < REJECTION_TOLD_NS
+        return SourceState.LIVE, self.rejection if is_news else ""
 
     def may_be_paused(self, now_ns: int) -> bool:
         """Whether the engine stands still, so that it is worth asking whether somebody paused it."""

@@ -20,6 +20,7 @@ from kvscope_telemetry.messages.telemetry import (
     Heartbeat,
     MemoryBreakdown,
     Progress,
+    Reading,
     RequestRows,
     Snapshot,
 )
@@ -38,6 +39,7 @@ def coalesce(
     memory: MemoryBreakdown | None = None,
     progress: Progress | None = None,
     heartbeat: Heartbeat | None = None,
+    readings: Sequence[Reading] = (),
 ) -> Update:
     """One update of checked `frames`, in the order given, all of one epoch and without a hole."""
     ids, columns = _block_rows(frames)
@@ -60,6 +62,7 @@ def coalesce(
         memory=memory,
         progress=progress,
         heartbeat=heartbeat,
+        readings=tuple(readings),
     )
 
 
@@ -89,6 +92,7 @@ def merge(updates: Sequence[Update]) -> Update:
         memory=next((u.memory for u in reversed(updates) if u.memory is not None), None),
         progress=next((u.progress for u in reversed(updates) if u.progress is not None), None),
         heartbeat=next((u.heartbeat for u in reversed(updates) if u.heartbeat is not None), None),
+        readings=tuple(chain.from_iterable([u.readings for u in updates])),
     )
 
 
@@ -114,7 +118,7 @@ def size_of(update: Update) -> int:
     request_bytes = sum(len(r.number) + len(r.table_blocks) for r in update.requests)
     num_frames = len(update.series["seq"]) if update.series else 0
     times = len(update.first_token_ns) + len(update.inter_token_ns)
-    others = len(update.new_requests) + len(update.events) + len(update.samples)
+    others = len(update.new_requests) + len(update.events) + len(update.samples) + len(update.readings)
     moved = len(update.evicted) + len(update.copied) + len(update.saved) + len(update.loaded)
     return len(update.block_ids) + request_bytes // 4 + num_frames + times + others + moved
 

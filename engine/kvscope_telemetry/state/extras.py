@@ -1,11 +1,11 @@
 """What comes beside frames in one pass: device samples, memory, progress, heartbeat. Newest wins but for
-samples, which are all kept. Knows no state and no sequence: these may be shown at any time."""
+samples and readings, which are all kept. Knows no state and no sequence: these may be shown at any time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvscope_telemetry.messages.telemetry import DeviceSample, Heartbeat, MemoryBreakdown, Progress
+from kvscope_telemetry.messages.telemetry import DeviceSample, Heartbeat, MemoryBreakdown, Progress, Reading
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import coalesce
 
@@ -18,11 +18,12 @@ class Extras:
     memory: MemoryBreakdown | None = None
     progress: Progress | None = None
     heartbeat: Heartbeat | None = None
+    readings: list[Reading] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing came."""
-        return not (self.samples or self.memory or self.progress or self.heartbeat)
+        return not (self.samples or self.memory or self.progress or self.heartbeat or self.readings)
 
     def update(self) -> Update:
         """All of it."""
@@ -32,4 +33,5 @@ class Extras:
             memory=self.memory,
             progress=self.progress,
             heartbeat=self.heartbeat,
+            readings=self.readings,
         )

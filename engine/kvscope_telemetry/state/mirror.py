@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, BlockState, Column, Ledger, Tier, unpack
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, RequestRows, Snapshot
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import join_request_rows
@@ -49,6 +50,8 @@ class Mirror:
         """Names of those who pinned them."""
         self.limits = (0, 0)
         """`max_num_seqs` and `max_num_batched_tokens` as the newest heartbeat says; 0: nobody said."""
+        self.used_share = -1.0
+        """Of the pool's blocks, 0 to 1, as the newest reading says; -1: no reading said."""
         self.version = 0
         """Grows with each change."""
         self._num_by_state = np.zeros(_COUNTS_SHAPE, np.int64)
@@ -58,6 +61,11 @@ class Mirror:
     def epoch(self) -> int | None:
         """Of the engine start that is mirrored, None before the first snapshot."""
         return None if self.hello is None else self.hello.epoch
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What its hello says that it can tell and be asked for; our own engine's before the first snapshot."""
+        return OWN_ENGINE if self.hello is None else self.hello.capabilities
 
     @property
     def num_blocks(self) -> int:
@@ -115,6 +123,8 @@ class Mirror:
             self.counters = update.counters
         if update.heartbeat is not None:
             self._hear(update.heartbeat)
+        if update.readings:
+            self.used_share = update.readings[-1].used_share
         self.version += 1
 
     def _hear(self, beat: Heartbeat) -> None:
@@ -133,6 +143,7 @@ class Mirror:
         self._write_all(num_rows, columns)
         if not same_epoch:
             self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
+            self.used_share = -1.0
         self.hello, self.counters = snapshot.hello, snapshot.counters
         self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns
         self.version += 1

@@ -22,16 +22,7 @@ IntArray = npt.NDArray[np.int64]
 MAX_BIN_BYTES: Final = 48 << 20
 """Compressed bins of many hours; of still longer courses those of every second, fourth, … second are kept."""
 _LATENCIES: Final = ("first_token", "inter_token", "queued")
-_QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s")
-_UNKNOWN: Final = (
-    "utilization",
-    "power_watts",
-    "temperature_celsius",
-    "process_bytes",
-    "memory_used_bytes",
-    "longest_wait_s",
-    "stalled_s",
-)
+_QUANTILES: Final = ("count", "p50_s", "p95_s", "p99_s", "p50_above_s", "p95_above_s", "p99_above_s")
 _NOT_NUMBERS: Final = ("time_ns", "epoch", "free_runs", "bins", "turns", *_LATENCIES)
 SCALARS: Final = tuple(name for name in Summary.__struct_fields__ if name not in _NOT_NUMBERS)
 COURSE_COLUMNS: Final = (*SCALARS, *(f"{latency}_{part}" for latency in _LATENCIES for part in _QUANTILES))
@@ -189,9 +180,10 @@ class Course:
 
 def _numbers(summary: Summary) -> list[float]:
     numbers = [float(getattr(summary, name)) for name in SCALARS]
-    numbers = [np.nan if name in _UNKNOWN and at < 0 else at for name, at in zip(SCALARS, numbers, strict=True)]
+    numbers = [np.nan if at < 0 else at for at in numbers]  # nothing that is told is less than nothing
     for name in _LATENCIES:
         latency: Latency = getattr(summary, name)
         numbers.append(float(latency.count))
-        numbers += [part if latency.count else np.nan for part in (latency.p50_s, latency.p95_s, latency.p99_s)]
+        parts = [getattr(latency, name) for name in _QUANTILES[1:]]
+        numbers += [part if latency.count and part >= 0 else np.nan for part in parts]
     return numbers

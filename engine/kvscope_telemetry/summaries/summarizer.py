@@ -5,12 +5,14 @@ Owns what was counted in the second in progress. The state at its end is the fol
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import (
     Counters,
@@ -18,15 +20,18 @@ from kvscope_telemetry.messages.telemetry import (
     Event,
     Frame,
     Heartbeat,
+    Reading,
     Snapshot,
     TelemetryMessage,
 )
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
+from kvscope_telemetry.summaries.histograms import Buckets, joined
 from kvscope_telemetry.summaries.stall import Stall
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, Latency, Summary, TimedEvent
 from kvscope_telemetry.summaries.turns import TurnNotes
+from kvscope_telemetry.summaries.unknown import unknown_fields
 
 _TOTALS: Final = (
     "cached_tokens",
@@ -42,8 +47,12 @@ _TOTALS: Final = (
     "loaded_blocks",
 )
 """Counters of the epoch: a summary has their increase."""
+_ALL_TOTALS: Final = (*_TOTALS, "prompt_tokens", "generation_tokens")
+"""With those that tell of tokens where frames are no steps."""
 MAX_TIME_NS: Final = (1 << 62) - 1
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
+_LATENCIES: Final = ("first_token", "inter_token", "queued")
+"""Of a summary, and kinds of `Histogram`."""
 _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
 
 
@@ -64,6 +73,7 @@ class Summarizer:
         self._events: list[TimedEvent] = []
         self._stall = Stall()
         self._turns = TurnNotes()
+        self._used_share = -1.0
         self._begin()
 
     def add(self, message: TelemetryMessage, log_time_ns: int) -> list[Summary]:
@@ -78,6 +88,9 @@ class Summarizer:
         elif isinstance(message, DeviceSample) and message.epoch == self._epoch:
             told = {name: getattr(message, name) for name in _SAMPLED}
             self._sample.update({name: value for name, value in told.items() if value >= 0})
+        elif isinstance(message, Reading) and message.epoch == self._epoch:
+            self._readings.append(message)
+            self._used_share = message.used_share
         elif isinstance(message, Heartbeat) and message.epoch == self._epoch:
             self._stalled_s = self._stall.seen(message)
         return done
@@ -103,7 +116,8 @@ class Summarizer:
 
     def _begin(self) -> None:
         self._frames: list[Frame] = []
-        self._sums: dict[str, int] = dict.fromkeys(_TOTALS, 0)
+        self._readings: list[Reading] = []
+        self._sums: dict[str, int] = dict.fromkeys(_ALL_TOTALS, 0)
         self._num_lost = 0
         self._sample: dict[str, float] = {}
         self._queued_ns: list[int] = []
@@ -114,6 +128,7 @@ class Summarizer:
         if snapshot.hello.epoch != self._epoch:
             self._epoch, self._last_seq, self._totals = snapshot.hello.epoch, None, {}
             self._turns.restart()
+            self._used_share = -1.0
         self._offset_ns = log_time_ns - snapshot.time_ns
         self._turns.snapshot(snapshot, self._offset_ns)
         self._note_totals(snapshot.counters)
@@ -150,7 +165,7 @@ class Summarizer:
 
     def _note_totals(self, counters: Counters) -> None:
         """A total that is met for the first time is none of this second."""
-        for name in _TOTALS:
+        for name in _ALL_TOTALS:
             total = getattr(counters, name)
             self._sums[name] += max(0, total - self._totals.get(name, total))
             self._totals[name] = total
@@ -165,7 +180,7 @@ class Summarizer:
             "prefill_tokens": sum([batch.num_prefill_tokens for batch in batches]),
             "decode_tokens": sum([batch.num_decode_tokens for batch in batches]),
             **{name: sum([getattr(timing, name) for timing in timings]) for name in _PHASES},
-            **self._sums,
+            **{name: self._sums[name] for name in _TOTALS},
         }
 
     def _summary(self, mirror: Mirror) -> Summary:
@@ -201,7 +216,26 @@ class Summarizer:
             turns=self._turns.take(),
             **self._added_up(),
         )
-        return msgspec.structs.replace(summary, **self._sample)
+        summary = msgspec.structs.replace(summary, **self._sample)
+        return summary if mirror.capabilities == OWN_ENGINE else self._as_told(summary, mirror)
+
+    def _as_told(self, summary: Summary, mirror: Mirror) -> Summary:
+        """With what frames cannot tell of this engine, and without what it does not tell."""
+        told = mirror.capabilities
+        changes: dict[str, object] = dict.fromkeys(unknown_fields(told), -1)
+        if not told.free_rows:
+            changes["pool_blocks"] = mirror.num_blocks
+            if self._used_share >= 0:
+                changes["active_blocks"] = round(self._used_share * mirror.num_blocks)
+        if not told.steps:
+            changes |= {"prefill_tokens": self._sums["prompt_tokens"], "decode_tokens": self._sums["generation_tokens"]}
+        if not told.latencies:
+            changes |= {name: latency_of(joined(self._readings, name)) for name in _LATENCIES}
+        if not told.requests:
+            changes["turns"] = None
+        if not told.physical_rows:
+            changes["bins"] = None
+        return msgspec.structs.replace(summary, **changes)
 
     def _longest_wait_s(self, mirror: Mirror) -> float:
         """At the end of the second, by the engine's clock."""
@@ -220,6 +254,15 @@ class Summarizer:
 
 def _in_use(mirror: Mirror, tier: Tier) -> int:
     return mirror.count(BlockState.ACTIVE, tier) + mirror.count(BlockState.CACHED, tier)
+
+
+def latency_of(buckets: Buckets | None) -> Latency:
+    """Of latencies that are told as a histogram: percentiles as ranges."""
+    if buckets is None or not buckets.total:
+        return Latency()
+    ranges = [buckets.percentile(share) for share in (0.50, 0.95, 0.99)]
+    upper = [high if math.isfinite(high) else -1.0 for _, high in ranges]
+    return Latency(buckets.total, *upper, *(low for low, _ in ranges))
 
 
 def _latency(parts: list[bytes]) -> Latency:

@@ -26,6 +26,11 @@ class Latency(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     p50_s: float = -1.0
     p95_s: float = -1.0
     p99_s: float = -1.0
+    p50_above_s: float = -1.0
+    """Where latencies are told as a histogram: the percentile is above this and at most `p50_s`; -1: it is `p50_s`. So
+    are the next two. A percentile without an upper bound is -1."""
+    p95_above_s: float = -1.0
+    p99_above_s: float = -1.0
 
 
 class AddressBins(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -114,6 +119,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     are none, and where somebody holds the engine's steps."""
     turns: bytes | None = None
     """Turns of requests that no event tells (`turns.TURN`); None: nobody looked for them."""
+    pool_blocks: int = -1
+    """Blocks of the pool, where not all of active, cached and free ones are known; otherwise -1: their sum."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):

@@ -10,6 +10,7 @@ import pytest
 from kvscope_app.session.history import BIN_NS, History
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_telemetry.ledger import BlockRows
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.telemetry import (
     Batch,
     CacheInfo,
@@ -34,7 +35,8 @@ START = 100 * SECOND
 
 
 def mirror(epoch=7, free=6, active=3, cached=1):
-    return SimpleNamespace(epoch=epoch, num_room=free, num_active=active, num_cached=cached)
+    counts = {"num_room": free, "num_active": active, "num_cached": cached}
+    return SimpleNamespace(epoch=epoch, capabilities=OWN_ENGINE, used_share=-1.0, num_blocks=0, **counts)
 
 
 def frame(seq, time_ns, *, decode=0, prefill=0, preemptions=0, running=0, **more):

@@ -19,6 +19,7 @@ from kvscope_app.window.main_window import MainWindow
 from kvscope_app.window.sheets.command_palette import CommandPalette, action_text, match_rank
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_actions import entries
+from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.messages.commands import Control, Failed
 from kvscope_telemetry.source import SourceState
 
@@ -150,13 +151,13 @@ def test_number_keys_choose_the_colours(index, mode, session, make_window, qtbot
 
 
 def test_every_shortcut_means_one_thing(session, make_window):
-    window = make_window(session, attach=lambda endpoint, key: None)
+    window = make_window(session, attach=lambda address: None)
     keys = [key.toString() for _, action in entries(window) for key in action.shortcuts()]
     assert len(keys) == len(set(keys))
 
 
 def test_every_action_has_words_and_no_icon_is_missing(session, make_window):
-    window = make_window(session, attach=lambda endpoint, key: None)
+    window = make_window(session, attach=lambda address: None)
     for spec in window.actions_by_name:
         action = window.actions_by_name[spec.name]
         assert action.text()
@@ -231,7 +232,7 @@ def test_palette_ranks_word_beginnings_first():
 
 @pytest.mark.parametrize("name", ["shortcuts", "about", "attach"])
 def test_sheets_open_and_close(name, session, make_window):
-    window = make_window(session, attach=lambda endpoint, key: None)
+    window = make_window(session, attach=lambda address: None)
     window.actions_by_name[name].trigger()
     (sheet,) = window.findChildren(Sheet)
     assert sheet.isVisible()
@@ -253,16 +254,16 @@ def test_the_shortcut_sheet_lists_every_key(session, make_window):
 
 def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtbot):
     opened = []
-    window = make_window(session, attach=lambda endpoint, key: opened.append((endpoint, key)))
+    window = make_window(session, attach=opened.append)
     window.actions_by_name["attach"].trigger()
     (sheet,) = window.findChildren(Sheet)
-    sheet._line.setText("http://nowhere")
+    sheet.fields.where.setText("http://nowhere")
     sheet._try()
     assert "http://nowhere" in sheet._complaint.text()
     assert opened == []
-    sheet._line.setText("tcp://127.0.0.1:5555")
+    sheet.fields.where.setText("tcp://127.0.0.1:5555")
     sheet._try()
-    assert opened == [("tcp://127.0.0.1:5555", None)]
+    assert opened == [Address("tcp://127.0.0.1:5555")]
 
 
 def test_engine_control_is_sent(engine, session, make_window):

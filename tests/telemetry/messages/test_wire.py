@@ -55,9 +55,11 @@ from kvscope_telemetry.messages.telemetry import (
     Goodbye,
     Heartbeat,
     Hello,
+    Histogram,
     MemoryBreakdown,
     ModelInfo,
     Progress,
+    Reading,
     RequestInfo,
     RequestRows,
     Snapshot,
@@ -144,6 +146,12 @@ TELEMETRY: dict[str, TelemetryMessage] = {
     "MemoryBreakdown": MemoryBreakdown(epoch=77, time_ns=3, weights_bytes=4, kv_bytes=5),
     "Progress": PROGRESS,
     "Goodbye": Goodbye(epoch=77, reason="the end"),
+    "Reading": Reading(
+        epoch=77,
+        time_ns=3,
+        used_share=0.5,
+        latencies=(Histogram(kind="queued", bounds_ns=b"\2" + bytes(7), counts=b"\1" + bytes(15)),),
+    ),
 }
 COMMANDS: dict[str, Command] = {
     "Submit": Submit(
@@ -257,6 +265,16 @@ CONTRADICTIONS = {
     "table without request": _replaced(FRAME, requests=RequestRows(table_blocks=b"\0" * 4)),
     "batch columns": _replaced(FRAME, batch=Batch(number=b"\0" * 4)),
     "batch not u32": _replaced(FRAME, batch=Batch(number=b"\0" * 3, num_tokens=b"\0" * 3)),
+    "counts without bounds": wire.encode(
+        Reading(epoch=1, time_ns=1, latencies=(Histogram(kind="queued", counts=b"1"),))
+    ),
+    "bounds that fall": wire.encode(
+        Reading(
+            epoch=1,
+            time_ns=1,
+            latencies=(Histogram(kind="queued", bounds_ns=(b"\2" + bytes(7)) * 2, counts=bytes(24)),),
+        )
+    ),
     "times": _replaced(FRAME, inter_token_ns=b"\0" * 7),
     "negative seq": _replaced(FRAME, seq=-1),
     "frame 0": _replaced(FRAME, seq=0),

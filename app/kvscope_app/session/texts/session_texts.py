@@ -127,7 +127,7 @@ class SessionTexts(QObject):
             return NOT_IN_RECORDING
         if session.is_viewer:
             return FOR_OPERATORS
-        if not session.takes_commands:
+        if not session.tells_texts:
             return NO_ENGINE
         return NOT_KEPT if session.mirror.epoch != session.live_mirror.epoch else ""
 
@@ -166,13 +166,13 @@ class SessionTexts(QObject):
     def _is_live(self, asked: Asked) -> bool:
         """Whether there is an engine that may be asked, and its block is what is meant: away from the end it may hold
         another's text. At the end a block that fills may have some tokens more."""
-        live = self._session.live_mirror
-        if not self._session.may_operate or live.epoch != asked.epoch or asked.block >= live.num_rows:
+        session, live = self._session, self._session.live_mirror
+        if session.is_viewer or not session.tells_texts or live.epoch != asked.epoch or asked.block >= live.num_rows:
             return False
         now = asked_of(live, asked.block)
         if asked.hash:
             return now.hash == asked.hash
-        is_at_end = live is self._session.mirror
+        is_at_end = live is session.mirror
         return now.owner == asked.owner and (now == asked or (is_at_end and now.filled >= asked.filled))
 
     def _ask(self, wanted: list[Asked]) -> None:

@@ -26,6 +26,7 @@ from kvscope_app.views.console.options import OptionsPanel
 from kvscope_app.views.console.picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.starters import Starters
 from kvscope_app.views.console.transcript import Transcript
+from kvscope_app.views.told import why_no_prompts
 from kvscope_telemetry.source import SourceState
 
 LIST_FROM_WIDTH = 640
@@ -109,8 +110,8 @@ class ChatPage(QWidget):
         self.context.show_fill(stats.context_tokens if stats else 0, hello.model.max_model_len if hello else 0)
 
     def _blocked(self) -> str:
-        if not self.session.takes_commands:
-            return "This source takes no prompts"
+        if not self.session.takes_prompts:
+            return why_no_prompts(self.session.live_mirror.capabilities) or "This engine takes no prompts"
         if self.session.is_viewer:
             return "You are a viewer: no prompts"
         if self.chat.is_written_elsewhere(self.current):

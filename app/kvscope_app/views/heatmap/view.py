@@ -35,6 +35,7 @@ from kvscope_app.views.heatmap.words import cell_words, runs_words
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
+from kvscope_app.views.told import why_no_addresses
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -92,6 +93,12 @@ class HeatmapView(View):
     def refresh(self) -> None:
         """Draw what is new since the last call."""
         course = None if self._time is None else self._time.course
+        reason = why_no_addresses(self.session.mirror.capabilities)
+        self._modes.setEnabled(not reason)
+        if reason:
+            self._no_addresses.setText(f"{reason}.")
+            self._stack.setCurrentIndex(2)
+            return
         has_any = course is not None and len(course) > 0
         self._stack.setCurrentIndex(1 if has_any else 0)
         if course is None or self._time is None or not has_any:
@@ -273,6 +280,8 @@ class HeatmapView(View):
         self._stack = QStackedLayout(pages)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
         self._stack.addWidget(parts)
+        self._no_addresses = empty_state("")
+        self._stack.addWidget(self._no_addresses)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(_MARGIN, 6, _MARGIN, 6)
         layout.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)

@@ -32,7 +32,7 @@ def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, 
 
 def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
     assert mirror.hello is not None, "there are blocks only once there is an engine"
-    cache, ledger, block = mirror.hello.cache, mirror.ledger, facts.block
+    cache, ledger, block, told = mirror.hello.cache, mirror.ledger, facts.block, mirror.capabilities
     yield Fact("State", facts.state, tip=facts.empty)
     for name, value in facts.rows:
         if name == "Hash":
@@ -42,11 +42,12 @@ def _state(mirror: Mirror, facts: BlockFacts) -> Iterator[Fact]:
             yield Fact(name, value, request_link(facts.owner) if is_owner and facts.owner is not None else None)
     if facts.empty:
         yield Fact("Holds", facts.empty)
-    elif int(ledger.filled[block]) < cache.block_size:
+    elif told.filled and int(ledger.filled[block]) < cache.block_size:
         yield Fact(
             "Empty slots", f"{cache.block_size - int(ledger.filled[block])} of {plural(cache.block_size, 'slot')}"
         )
-    yield Fact("References", count(int(ledger.ref_count[block])), tip="How many block tables hold it")
+    if told.ref_counts:
+        yield Fact("References", count(int(ledger.ref_count[block])), tip="How many block tables hold it")
     if cache.block_bytes:
         yield Fact("Size", num_bytes(cache.block_bytes), tip="K and V of its tokens in all layers")
     yield Fact("Row of the ledger", count(block))
@@ -69,6 +70,8 @@ def _tables(mirror: Mirror, facts: BlockFacts, block_size: int) -> Iterator[Fact
 
 
 def _neighbours(mirror: Mirror, block: int, block_size: int) -> Iterator[Fact]:
+    if not mirror.capabilities.physical_rows:
+        return
     for name, other in (("Before", block - 1), ("After", block + 1)):
         if 0 <= other < mirror.num_rows:
             yield Fact(name, _brief(mirror, other, block_size), block_link(other))

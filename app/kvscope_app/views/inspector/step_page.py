@@ -31,6 +31,8 @@ def step_page(mirror: Mirror, frame: Frame | None, newest: Series, why_no_batch:
     """Of the step shown. `frame`: its own, where it could be read; otherwise `newest`, the series of the newest update,
     tells the times, and `why_no_batch` why not who ran."""
     assert mirror.hello is not None, "there are steps only once there is an engine"
+    if not mirror.capabilities.steps:
+        return page(f"Reading {count(mirror.seq)}", ("Reading", _step(mirror, can_step=can_step)))
     return page(
         f"Step {count(mirror.step)}",
         ("Step", _step(mirror, can_step=can_step)),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvscope_app.views.pool_use import PoolUse, pool_use
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceSample, MemoryBreakdown
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -52,7 +53,7 @@ def account(mirror: Mirror, memory: MemoryBreakdown | None, sample: DeviceSample
     used, process = (_known(sample.memory_used_bytes), _known(sample.process_bytes)) if sample else (None, None)
     total = _total(mirror, sample)
     block_bytes = mirror.hello.cache.block_bytes if mirror.hello else 0
-    kv = [count * block_bytes if block_bytes else None for count in _block_counts(mirror)]
+    kv = [count * block_bytes if block_bytes and count is not None else None for count in _block_counts(mirror)]
     host = host_tier_bytes(mirror)
     owned = (weights, *kv, workspace or 0, host)
     parts = (
@@ -100,6 +101,7 @@ class KVDetail:
     """Memory behind blocks now, measured (allocator `virtual`)."""
     dtype: str = ""
     allocator: str = ""
+    told: Capabilities = OWN_ENGINE
 
     @property
     def token_bytes(self) -> float | None:
@@ -124,6 +126,7 @@ def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail
         resident_bytes=_known(memory.kv_resident_bytes) if memory else None,
         dtype=cache.dtype,
         allocator=cache.allocator,
+        told=mirror.capabilities,
     )
 
 
@@ -134,9 +137,11 @@ def host_tier_bytes(mirror: Mirror) -> int:
     return mirror.hello.cache.num_host_blocks * mirror.hello.cache.block_bytes
 
 
-def _block_counts(mirror: Mirror) -> tuple[int, int, int]:
+def _block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
     """Active, cached and free blocks. Pages are all made at the start on a GPU, and on a CPU when they are touched:
     there those behind no block take nothing of the device."""
+    if not mirror.capabilities.free_rows:
+        return round(mirror.used_share * mirror.num_blocks) if mirror.used_share >= 0 else None, None, None
     is_gpu = mirror.hello is not None and mirror.hello.device.kind == "cuda"
     return mirror.num_active, mirror.num_cached, mirror.num_room if is_gpu else mirror.num_free
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.views.memory.account import KVDetail
 from kvscope_app.views.pool_use import RESERVING, VIRTUAL
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
 
 Row = tuple[str, str, str]
@@ -14,19 +15,20 @@ def detail_rows(detail: KVDetail) -> list[Row]:
     """Name, value and meaning of each line about the pool."""
     return [
         ("Allocation", detail.allocator or UNKNOWN, "How requests get their blocks (--allocator)"),
-        *_slots(detail),
-        *_fragmentation(detail),
+        *(_slots(detail) if detail.told.filled else []),
+        *(_fragmentation(detail) if detail.told.filled and detail.told.physical_rows else []),
         *_others(detail),
     ]
 
 
-def counter_rows(counters: Counters) -> list[Row]:
+def counter_rows(counters: Counters, told: Capabilities = OWN_ENGINE) -> list[Row]:
     """What happened to blocks since the engine began; nothing where it does not count."""
     if not (counters.admitted or counters.evicted_blocks or counters.copied_blocks):
         return []
+    copied = "Copied on write", plural(counters.copied_blocks, "block"), "Shared blocks that one request had to change"
     return [
         ("Evicted", plural(counters.evicted_blocks, "block"), "Cached blocks that were taken for other tokens, in all"),
-        ("Copied on write", plural(counters.copied_blocks, "block"), "Shared blocks that one request had to change"),
+        *([copied] if told.ref_counts else []),
         ("Preempted", f"{count(counters.preemptions)} ×", "Requests whose blocks were taken for another's"),
     ]
 
@@ -81,7 +83,8 @@ def _fragmentation(detail: KVDetail) -> list[Row]:
 
 
 def _others(detail: KVDetail) -> list[Row]:
-    use = detail.use
+    use, told = detail.use, detail.told
+    saved = f"{num_bytes(detail.saved_bytes)} ({plural(detail.num_saved_blocks, 'block')})"
     resident = [
         (
             "Memory behind blocks",
@@ -95,12 +98,12 @@ def _others(detail: KVDetail) -> list[Row]:
         ("Cached tokens", f"{count(use.num_cached)} tokens", "Kept for prompts that begin the same"),
         (
             "Room left",
-            f"{count(use.num_free + use.num_cached)} tokens",
+            f"{count(use.num_free + use.num_cached)} tokens" if told.free_rows else UNKNOWN,
             "Slots of free and cached blocks: what fits before a request waits or is preempted",
         ),
         (
             "Saved by sharing",
-            f"{num_bytes(detail.saved_bytes)} ({plural(detail.num_saved_blocks, 'block')})",
+            saved if told.ref_counts else UNKNOWN,
             "What would be needed more if requests with the same beginning did not share its blocks",
         ),
         (

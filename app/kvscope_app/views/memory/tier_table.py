@@ -14,6 +14,7 @@ from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.tiers import TierUse, moved_text
 from kvscope_app.views.page_map.drawing.ink import lower_cached
 from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
 
 _KINDS: Final = ("swapped", "cached", "free")
@@ -43,7 +44,7 @@ class TierTable(QWidget):
         self._column.addWidget(self._moved)
         self.setVisible(False)
 
-    def show_uses(self, uses: tuple[TierUse, ...], counters: Counters) -> None:
+    def show_uses(self, uses: tuple[TierUse, ...], counters: Counters, told: Capabilities = OWN_ENGINE) -> None:
         """Fill in the numbers; a tier's rows are made the first time."""
         self._uses = uses
         self.setVisible(bool(uses))
@@ -54,7 +55,7 @@ class TierTable(QWidget):
             self._parts[use.tier].show_use(use, self._theme)
         for tier, part in self._parts.items():
             part.setVisible(any(use.tier is tier for use in uses))
-        self._moved.setText(moved_text(counters))
+        self._moved.setText(moved_text(counters, told))
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""

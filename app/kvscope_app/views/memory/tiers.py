@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvscope_app.look.number_text import count, plural
 from kvscope_app.views.places import section_sizes
 from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -59,8 +60,10 @@ def tier_uses(mirror: Mirror) -> tuple[TierUse, ...]:
     )
 
 
-def moved_text(counters: Counters) -> str:
+def moved_text(counters: Counters, told: Capabilities = OWN_ENGINE) -> str:
     """What went between the tiers since the engine began, in one line."""
+    if not told.ref_counts:
+        return f"{plural(counters.sunk_blocks, 'block')} stored below; what came back is not told"
     parts = [
         f"{plural(counters.swapped_blocks, 'block')} swapped out",
         f"{count(counters.sunk_blocks)} sunk",

@@ -70,16 +70,16 @@ class MemoryView(View):
         self._stack.setCurrentIndex(1)
         now = account(mirror, history.memory, history.newest_sample)
         device = mirror.hello.device
-        kind = {"cpu": "CPU memory", "cuda": "GPU memory"}.get(device.kind, device.kind)
+        kind = {"cpu": "CPU memory", "cuda": "GPU memory", "unknown": "Device memory"}.get(device.kind, device.kind)
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
         self.bar.show_segments(self._segments(now))
         self.forecast.refresh()
         self.table.show_account(now)
-        self.tiers.show_uses(tier_uses(mirror), mirror.counters)
+        self.tiers.show_uses(tier_uses(mirror), mirror.counters, mirror.capabilities)
         if mirror.num_rows < _MANY_BLOCKS or time.monotonic() - self._detailed_s >= _DETAIL_EVERY_S:
             self._detailed_s = time.monotonic()
             rows = detail_rows(kv_detail(mirror, history.memory))
-            self.details.show_rows([*rows, *counter_rows(mirror.counters)])
+            self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
         self.over_time.refresh()
 
     def apply_theme(self, theme: Theme) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.look.number_text import UNKNOWN, count, plural
 from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_app.views.places import is_swapped_out, place_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
@@ -32,6 +32,10 @@ _EMPTY: Final = {
     "free": "Holds nothing; the next request that needs room may take it.",
     "unmapped": "Address space with no memory behind it yet: it costs nothing until tokens come.",
 }
+_NOT_GIVEN_OUT: Final = (
+    "A slot that no block was given: whether the engine uses one more is not told. Blocks are seen while their prefix"
+    " is kept."
+)
 _EMPTY_PLACE: Final = "An empty place: holds nothing until a block is swapped out or sinks to it."
 
 
@@ -74,19 +78,26 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     ledger = mirror.ledger
     place = place_of(mirror.hello.cache, block)
     state = _state(ledger, block)
-    owner = int(ledger.owner[block])
+    told = mirror.capabilities
+    owner = int(ledger.owner[block]) if told.owners else NO_OWNER
     holds = state not in _EMPTY
-    holders = _holders(mirror, block) if ledger.ref_count[block] > 0 else ()
+    holders = _holders(mirror, block) if told.ref_counts and ledger.ref_count[block] > 0 else ()
     return BlockFacts(
         block=block,
-        title=place.name,
-        state=state,
+        title=place.name if told.physical_rows else place.name.replace("Block", "Slot", 1),
+        state=state if told.free_rows or holds else "not given out",
         color=_color(ledger, block, state),
         rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
         holders=holders,
         owner=None if owner == NO_OWNER or not holds else owner,
         asked=asked_of(mirror, block) if holds else None,
-        empty="" if holds else _EMPTY_PLACE if place.tier is not Tier.HBM else _EMPTY[state],
+        empty=""
+        if holds
+        else _NOT_GIVEN_OUT
+        if not told.free_rows
+        else _EMPTY_PLACE
+        if place.tier is not Tier.HBM
+        else _EMPTY[state],
     )
 
 
@@ -108,18 +119,21 @@ def _color(ledger: Ledger, block: int, state: str) -> str:
 
 
 def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
-    ledger = mirror.ledger
+    ledger, told = mirror.ledger, mirror.capabilities
     held = _held(mirror, block, holders)
     rows = [("Holds", held)] if held else [("Owner", _owner(mirror, block, holders))]
-    if (refs := int(ledger.ref_count[block])) > 1:
+    if not told.ref_counts:
+        rows.append(("Held by", UNKNOWN))
+    elif (refs := int(ledger.ref_count[block])) > 1:
         rows.append(("Held by", f"{refs} requests: {_named(holders, refs)}"))
-    rows.append(("Filled", f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"))
+    filled = f"{int(ledger.filled[block])} of {plural(block_size, 'token')}"
+    rows.append(("Filled", filled if told.filled else UNKNOWN))
     if (tier := Tier(int(ledger.tier[block]))) is not Tier.HBM:
         rows.append(("In", _TIERS[tier]))
     if block in mirror.pinned:
         rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: not evicted"))
     rows.append(("Last used", _age(mirror, block)))
-    if prefix_hits := int(ledger.prefix_hits[block]):
+    if told.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
         rows.append(("Prefix hits", count(prefix_hits)))
     if block_hash := int(ledger.hash[block]):
         rows.append(("Hash", f"{block_hash:016x}"[:12]))
@@ -137,6 +151,8 @@ def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
 
 def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     owner = int(mirror.ledger.owner[block])
+    if not mirror.capabilities.owners:
+        return UNKNOWN
     if owner == NO_OWNER:
         return "none"
     return f"request {owner}" if holders else f"request {owner}, which let go of it"
@@ -148,6 +164,8 @@ def _named(holders: tuple[int, ...], refs: int) -> str:
 
 
 def _age(mirror: Mirror, block: int) -> str:
+    if not mirror.capabilities.last_used:
+        return UNKNOWN
     last_used = int(mirror.ledger.last_used_step[block])
     age = max(0, mirror.step - last_used)
     return f"step {count(last_used)}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"

@@ -111,7 +111,8 @@ class Canvas(QWidget):
     def refit_pixels(self) -> None:
         """Give the scene as many pixels as there are now."""
         ratio = self.devicePixelRatioF()
-        self._gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
+        gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
+        self._gutter = gutter if self.scene.tells_addresses else 0
         width, height = round((self.width() - self._gutter) * ratio), round(self.height() * ratio)
         heading = round((self.fontMetrics().height() + _HEADING_PAD) * ratio)
         span = self.scene.resize(max(1, width), max(1, height), heading)

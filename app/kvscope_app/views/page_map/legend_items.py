@@ -45,11 +45,13 @@ class Shown:
     flashes: tuple[FlashKind, ...] = ()
     unknown: bool = False
     """Blocks are in a state of a later version."""
+    prefixes_alone: bool = False
+    """Who holds a block is not told: it is seen while its prefix is kept."""
 
     @property
     def is_plain(self) -> bool:
         """Whether one line says it all."""
-        return not (self.tiers or self.unmapped or self.reserved or self.flashes or self.unknown)
+        return not (self.tiers or self.unmapped or self.reserved or self.flashes or self.unknown or self.prefixes_alone)
 
 
 _FLASH_WORDS: Final = {
@@ -74,7 +76,8 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> Shown:
     kinds = tuple(kind for kind in MOVES if kind in flashes)
     reserved = mirror.hello.cache.allocator in RESERVING
     unknown = any(mirror.count(BlockState.UNKNOWN, tier) for tier in Tier)
-    return Shown(frozenset(tiers), mirror.count(BlockState.UNMAPPED) > 0, reserved, kinds, unknown)
+    alone = not mirror.capabilities.free_rows
+    return Shown(frozenset(tiers), mirror.count(BlockState.UNMAPPED) > 0, reserved, kinds, unknown, alone)
 
 
 def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
@@ -88,6 +91,8 @@ def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
     if mode is not ColorMode.STATE:
         return []
     unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []
+    if shown.prefixes_alone:
+        return [Swatch(theme.block_cached, "keeps a prefix"), *_lower_cached(theme, shown), *unknown]
     if shown.reserved:  # nothing is shared or cached then
         held = Swatch(hollow(theme.block_active, theme), "held, empty")
         return [Swatch(theme.block_active, "active"), held, *unknown]
@@ -103,7 +108,19 @@ def _lower(theme: Theme, shown: Shown) -> list[Swatch]:
     return result
 
 
+def _lower_cached(theme: Theme, shown: Shown) -> list[Swatch]:
+    """Of tiers of which only is told what they keep."""
+    tiers = ((Tier.HOST, theme.block_host, "host"), (Tier.DISK, theme.block_disk, "disk"))
+    return [
+        Swatch(lower_cached(color, theme), f"{word}: keeps a prefix")
+        for tier, color, word in tiers
+        if tier in shown.tiers
+    ]
+
+
 def _without_content(theme: Theme, shown: Shown) -> list[Swatch]:
+    if shown.prefixes_alone:
+        return [Swatch(theme.block_free, "slot not given out, or its block is unknown")]
     unmapped = [Swatch(theme.base, "no memory behind it")] if shown.unmapped else []
     return [Swatch(theme.block_free, "free"), *unmapped]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QRectF, QSize
-from PySide6.QtGui import QPainter, QPainterPath, QPaintEvent
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from kvscope_app.look.number_text import percent
@@ -22,6 +22,8 @@ class UsageBar(QWidget):
         super().__init__(parent)
         self._theme = DARK
         self._counts = (0, 0, 0)
+        self._used_share: float | None = None
+        """Where nothing else is known: what the engine says is in use; below 0: not even that."""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(scaled(_HEIGHT))
 
@@ -32,13 +34,24 @@ class UsageBar(QWidget):
 
     def show_counts(self, active: int, cached: int, free: int) -> None:
         """Show these numbers of blocks."""
-        if (active, cached, free) == self._counts:
+        if (active, cached, free) == self._counts and self._used_share is None:
             return
+        self._used_share = None
         self._counts = (active, cached, free)
         total = max(1, active + cached + free)
         self.setToolTip(
             f"{percent(active / total)} active, {percent(cached / total)} cached, {percent(free / total)} free"
         )
+        self.setAccessibleName(self.toolTip())
+        self.update()
+
+    def show_share(self, used_share: float) -> None:
+        """Show how much is in use where the rest may be cached or free; below 0 where nobody knows."""
+        if used_share == self._used_share:
+            return
+        self._used_share = used_share
+        known = f"{percent(used_share)} in use, the rest is cached or free"
+        self.setToolTip(known if used_share >= 0 else "How much of the pool is in use is not known")
         self.setAccessibleName(self.toolTip())
         self.update()
 
@@ -52,10 +65,21 @@ class UsageBar(QWidget):
         outline.addRoundedRect(QRectF(self.rect()), _HEIGHT / 2, _HEIGHT / 2)
         painter.setClipPath(outline)
         painter.fillRect(self.rect(), self._theme.color("block_free"))
+        if self._used_share is not None:
+            self._draw_share(painter, max(self._used_share, 0.0))
+            return
         total, x = max(1, sum(self._counts)), 0.0
         for name, count in zip(("block_active", "block_cached"), self._counts, strict=False):
             width = self.width() * count / total
             width = max(width, 2.0) if count else 0.0  # a single block is seen too
             painter.fillRect(QRectF(x, 0, width, _HEIGHT), self._theme.color(name))
             x += width
+        painter.end()
+
+    def _draw_share(self, painter: QPainter, share: float) -> None:
+        """What is known, and hatched what is not."""
+        width = self.width() * share
+        painter.fillRect(QRectF(0, 0, width, _HEIGHT), self._theme.color("block_active"))
+        hatch = QBrush(self._theme.color("muted"), Qt.BrushStyle.BDiagPattern)
+        painter.fillRect(QRectF(width, 0, self.width() - width, _HEIGHT), hatch)
         painter.end()

@@ -12,7 +12,7 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.icons import icon
-from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel, Segments
@@ -30,6 +30,7 @@ from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.page_map.moves import PendingMoves
 from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import section_sizes
+from kvscope_app.views.told import SLOTS, why_no_mode
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.source import Update
@@ -70,10 +71,13 @@ class PageMapView(View):
         self._moves = PendingMoves()
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
-        self._told: tuple[Mirror, int | None, int, frozenset[int]] | None = None
+        self._told: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
         """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
         self._summary, self._usage, self._legend = ElidedLabel(), UsageBar(), Legend()
+        self._wanted_mode = self.scene.mode
+        """What the person chose: drawn where the engine tells what it needs."""
+        self._keys: Mapping[str, str] = {}
         self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
         self._buttons = [QToolButton() for _ in range(3)]
         self._build()
@@ -88,10 +92,9 @@ class PageMapView(View):
         return self.scene.mode
 
     def set_mode(self, mode: ColorMode) -> None:
-        """Let colours mean something else."""
-        self._modes.set_current(MODES.index(mode))
-        self.canvas.show_span(self.scene.set_mode(mode))
-        self._show_legend()
+        """Let colours mean something else; where the engine does not tell that, as soon as one does."""
+        self._wanted_mode = mode
+        self._follow_capabilities()
         self.mode_changed.emit(mode)
 
     def set_flashing(self, flashing: bool) -> None:
@@ -105,10 +108,15 @@ class PageMapView(View):
         def tip(words: str, name: str) -> str:
             return f"{words} ({keys[name]})" if keys.get(name) else words
 
+        self._keys = keys
         for index, (mode, words) in enumerate(zip(MODES, _MODE_TIPS, strict=True)):
-            self._modes.set_tip(index, tip(words, f"color_{mode}"))
+            self._modes.set_tip(index, self.why_not(mode) or tip(words, f"color_{mode}"))
         for button, (name, words) in zip(self._buttons, _ZOOM_TIPS.items(), strict=True):
             button.setToolTip(tip(words, name))
+
+    def why_not(self, mode: ColorMode) -> str:
+        """Why blocks cannot be coloured by `mode`, empty when they can."""
+        return why_no_mode(mode, self.session.capabilities)
 
     def zoom_in(self) -> None:
         """One step closer, around the centre."""
@@ -227,12 +235,27 @@ class PageMapView(View):
         if mirror.epoch != self._epoch:
             self._epoch = mirror.epoch
             self._moves.seen.clear()
+        self._follow_capabilities()
         sizes = tuple(section_sizes(cache).values())
         self.scene.show(mirror.ledger, cache.block_size, mirror.step, sizes if len(sizes) > 1 else ())
         self._show_legend()
         self.canvas.refit_pixels()
         self.canvas.update()
         self._refresh_slowly()
+
+    def _follow_capabilities(self) -> None:
+        """Colour by what was chosen, or by state where the engine does not tell what that needs."""
+        possible = [not self.why_not(mode) for mode in MODES]
+        mode = ColorMode.STATE if self.why_not(self._wanted_mode) else self._wanted_mode
+        for index, is_possible in enumerate(possible):
+            self._modes.set_possible(index, is_possible)
+        self._modes.set_current(MODES.index(mode))
+        told = self.session.capabilities
+        self.scene.tells_filled, self.scene.tells_addresses = told.filled, told.physical_rows
+        if mode is not self.scene.mode:
+            self.canvas.show_span(self.scene.set_mode(mode))
+        self.show_keys(self._keys)
+        self._show_legend()
 
     def _show_selection(self) -> None:
         self.canvas.show_selected(self.session.selected_block)
@@ -261,14 +284,17 @@ class PageMapView(View):
     def _refresh_slowly(self) -> None:
         """What need not follow each frame: words, the bar, ages."""
         mirror = self.session.mirror
-        told = (mirror, mirror.epoch, mirror.seq, mirror.pinned)
+        told = (mirror, mirror.epoch, mirror.seq, mirror.pinned, mirror.used_share)
         if told == self._told and self.canvas.pointed_block < 0:
             return
         if mirror.hello is None or not in_sight(self):
             return
         self._told = told
         self.canvas.show_pins(mirror.pinned)
-        self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
+        if mirror.capabilities.free_rows:
+            self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
+        else:
+            self._usage.show_share(mirror.used_share)
         self._summary.setText(summary(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
         self._show_legend()
@@ -324,6 +350,8 @@ class PageMapView(View):
 
 def summary(mirror: Mirror, cache: CacheInfo) -> str:
     """The pool in one line."""
+    if not mirror.capabilities.free_rows:
+        return _summary_of_slots(mirror, cache)
     active, cached = f"{count(mirror.num_active)} active", f"{count(mirror.num_cached)} cached"
     if cache.num_physical_blocks:  # rows are addresses: what there is memory for is what counts
         counts = [
@@ -343,3 +371,15 @@ def summary(mirror: Mirror, cache: CacheInfo) -> str:
     if mirror.hello is not None and cache.dtype != mirror.hello.model.dtype:  # quantized
         sizes.append(f"{cache.dtype} KV")
     return "  ·  ".join([*counts, *sizes])
+
+
+def _summary_of_slots(mirror: Mirror, cache: CacheInfo) -> str:
+    """Where rows are slots that kvscope gives out."""
+    in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
+    parts = [
+        plural(cache.num_blocks, "block"),
+        f"in use: {in_use}",
+        f"{count(mirror.num_cached)} keep a prefix",
+        f"{plural(cache.block_size, 'token')} each",
+    ]
+    return "  ·  ".join([*parts, SLOTS])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, plural
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
 from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.prefixes.tree import PrefixTree
 
@@ -25,8 +26,11 @@ Cell = Callable[["Moment", int], str]
 class Moment:
     """What cells are made of: a tree, when it was so, when its steps were, and the sizes of blocks."""
 
-    def __init__(self, tree: PrefixTree, cache: CacheInfo, times: StepTimes, now_ns: int) -> None:
+    def __init__(
+        self, tree: PrefixTree, cache: CacheInfo, times: StepTimes, now_ns: int, told: Capabilities = OWN_ENGINE
+    ) -> None:
         self.tree = tree
+        self.told = told
         self.cache = cache
         self.num_tokens: Ints = tree.num_blocks * cache.block_size
         self.num_bytes: Ints = tree.num_in_tier.sum(axis=1) * cache.block_bytes
@@ -127,6 +131,15 @@ def _text(title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[Mom
     return Column(title, tip, sample, words, words, sort_by, is_number=False)
 
 
+def _if_told(capability: str, column: Column) -> Column:
+    """Nothing, and no 0, where the engine does not tell it."""
+
+    def known(cell: Cell, instead: str) -> Cell:
+        return lambda moment, node: cell(moment, node) if getattr(moment.told, capability) else instead
+
+    return replace(column, text=known(column.text, NOTHING), plain=known(column.plain, ""))
+
+
 COLUMNS: Final = (
     _text(
         "Prefix",
@@ -138,21 +151,30 @@ COLUMNS: Final = (
     _number("With below", "Blocks of this row and of all below it", "00 000", lambda m: m.tree.num_with_all),
     _number("Blocks", "Blocks of this row, each once", "00 000", lambda m: m.tree.num_blocks),
     _number("Tokens", "Tokens of this row", "000 000", lambda m: m.num_tokens),
-    _number("Hits", "How often a prompt found its most wanted block", "00 000", lambda m: m.tree.hits),
-    Column(
-        "Idle",
-        "How long nobody has held or used it",
-        "over 00 min",
-        text=idle_words,
-        plain=lambda m, n: str(m.idle_s(n)),
-        sort_by=lambda m: np.where(m.tree.holders > 0, -(1 << 40), -m.tree.last_used_step),
+    _if_told(
+        "prefix_hits",
+        _number("Hits", "How often a prompt found its most wanted block", "00 000", lambda m: m.tree.hits),
     ),
-    _number(
-        "Held by",
-        "Requests that hold its most held block; what is idle may be evicted",
-        "00 requests",
-        lambda m: m.tree.holders,
-        holder_words,
+    _if_told(
+        "last_used",
+        Column(
+            "Idle",
+            "How long nobody has held or used it",
+            "over 00 min",
+            text=idle_words,
+            plain=lambda m, n: str(m.idle_s(n)),
+            sort_by=lambda m: np.where(m.tree.holders > 0, -(1 << 40), -m.tree.last_used_step),
+        ),
+    ),
+    _if_told(
+        "ref_counts",
+        _number(
+            "Held by",
+            "Requests that hold its most held block; what is idle may be evicted",
+            "00 requests",
+            lambda m: m.tree.holders,
+            holder_words,
+        ),
     ),
     _text(
         "Where",

@@ -55,7 +55,7 @@ class PrefixDetail(QWidget):
 
 def facts_line(moment: Moment, node: int) -> str:
     """The node in one line."""
-    tree = moment.tree
+    tree, told = moment.tree, moment.told
     blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
     if not blocks:
         return f"What {plural(int(tree.num_with_all[node]), 'block')} below begin with was evicted"
@@ -64,9 +64,9 @@ def facts_line(moment: Moment, node: int) -> str:
         f"{plural(blocks, 'block')}, {plural(int(moment.num_tokens[node]), 'token')} {place}",
         f"in {where_words(tree, node)}",
         *([num_bytes(int(moment.num_bytes[node]))] if moment.cache.block_bytes else []),
-        holder_words(int(tree.holders[node])),
-        f"used {idle_words(moment, node)}{' ago' if moment.idle_s(node) else ''}",
-        *([plural(int(tree.hits[node]), "hit")] if tree.hits[node] else []),
-        *([f"written by request {owner}"] if owner != NO_OWNER and owner else []),
+        *([holder_words(int(tree.holders[node]))] if told.ref_counts else []),
+        *([f"used {idle_words(moment, node)}{' ago' if moment.idle_s(node) else ''}"] if told.last_used else []),
+        *([plural(int(tree.hits[node]), "hit")] if told.prefix_hits and tree.hits[node] else []),
+        *([f"written by request {owner}"] if told.owners and owner != NO_OWNER and owner else []),
     ]
     return "  ·  ".join(parts)

@@ -155,7 +155,7 @@ class PrefixesView(View):
         if mirror.hello is None or self.keeper.epoch != mirror.epoch:
             return
         times = StepTimes(self.session.course, mirror)
-        moment = Moment(tree, mirror.hello.cache, times, self.session.cursor_ns)
+        moment = Moment(tree, mirror.hello.cache, times, self.session.cursor_ns, mirror.capabilities)
         self.labels.forget(moment)
         self.model.show_moment(moment)
         if not len(tree):

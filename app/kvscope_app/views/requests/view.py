@@ -29,6 +29,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.requests.columns import Filter, read_columns
 from kvscope_app.views.requests.model import RequestModel
+from kvscope_app.views.requests.numbers import RequestNumbers
 from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.table import RequestTable
 from kvscope_app.views.requests.waiting_words import queue_note, why_waits
@@ -57,6 +58,8 @@ class RequestsView(View):
         self.model.why = self._why
         self.table = RequestTable(self.model)
         self.detail = RequestDetail(session)
+        self.numbers = RequestNumbers()
+        """Instead of both, of an engine that does not tell of each."""
         self.filter = QComboBox()
         self.filter.addItems([wanted.value for wanted in Filter])
         self.filter.setAccessibleName("Which requests")
@@ -89,6 +92,10 @@ class RequestsView(View):
         if mirror is self._shown_mirror and state == self._shown_state:
             return
         self._shown_mirror, self._shown_state = mirror, state
+        if not mirror.capabilities.requests:
+            self.numbers.show_numbers(mirror)
+            self._stack.setCurrentIndex(2)
+            return
         self.model.show_columns(read_columns(mirror, history.request_times))
         self._show_note()
         self._stack.setCurrentIndex(1 if self.model.num_requests or len(history.events) else 0)
@@ -258,3 +265,4 @@ class RequestsView(View):
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_RECORDING if self.session.is_file else EMPTY_TEXT))
         self._stack.addWidget(body)
+        self._stack.addWidget(self.numbers)

@@ -14,11 +14,13 @@ import numpy as np
 
 from kvscope_app.look.number_text import NOTHING, percent, plural, seconds, short
 from kvscope_app.session.event_log import LoggedEvent
-from kvscope_app.session.history import History, HistoryWindow
+from kvscope_app.session.history import HISTOGRAMS, History, HistoryWindow
 from kvscope_app.session.session import Session
 from kvscope_app.views.chart.curves import FloatArray, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.summaries.histograms import Range
 
 MAX_MARKED_EVENTS: Final = 2000
 _MARKS_ACROSS: Final = 80
@@ -57,6 +59,8 @@ class Drawn:
     time_s: FloatArray
     values: dict[str, FloatArray] = field(default_factory=dict)
     latest: dict[str, str] = field(default_factory=dict)
+    prefix: str = ""
+    """Before each value: "≤ " where they are upper bounds."""
 
 
 def _tokens(value: float) -> str:
@@ -214,11 +218,11 @@ _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 
 
 def columns_of(keys: Iterable[str]) -> set[str]:
-    """The columns of the history that panels need; `num_steps` tells where nothing was heard."""
+    """The columns of the history that panels need; `num_running` tells where nothing was heard."""
     blocks = {"blocks_active", "blocks_cached", "blocks_free"}
     made = {"kv": blocks, "step": set(_PHASES), "hits": {"cached_tokens", "prefill_tokens"}}
     curves = (made.get(key) or {curve.name for curve in _BY_KEY[key].curves} for key in keys)
-    return {"num_steps"}.union(*curves)
+    return {"num_steps", "num_running"}.union(*curves)
 
 
 def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, span_s: float) -> Drawn:
@@ -226,14 +230,18 @@ def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session, s
     curves = _curves(key, window, span_s)
     last = -1 if not window.is_over and window.end_ns >= session.shown_until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
-    drawn = Drawn(time_s, {name: values[:last] for name, values in curves.items()})
+    is_bound = key in HISTOGRAMS and not session.capabilities.latencies
+    prefix = "≤ " if is_bound else ""
+    drawn = Drawn(time_s, prefix=prefix, values={name: values[:last] for name, values in curves.items()})
     phase = int(window.end_ns // window.bin_ns) - len(window.time_s) + 1
     highest = [panel.show_curve(name, time_s, _stacked(key, name, drawn.values), phase) for name in drawn.values]
     panel.fit(max(highest))
     if window.is_over and (session.is_file or session.paused):
         drawn.latest = values_at(key, drawn, session.shown_until_ns / 1e9)
     else:
-        drawn.latest = _latest(key, drawn, session.history, max(window.end_ns, session.shown_until_ns))
+        drawn.latest = _latest(
+            key, drawn, session.history, max(window.end_ns, session.shown_until_ns), session.capabilities
+        )
     return drawn
 
 
@@ -248,7 +256,8 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
     if not drawn.time_s.size:
         return {}
     index = int(np.clip(np.searchsorted(drawn.time_s, x), 0, drawn.time_s.size - 1))
-    return {name: _BY_KEY[key].value_text(float(values[index])) for name, values in drawn.values.items()}
+    texts = {name: _BY_KEY[key].value_text(float(values[index])) for name, values in drawn.values.items()}
+    return {name: text if text == NOTHING else f"{drawn.prefix}{text}" for name, text in texts.items()}
 
 
 def marks_of_course(window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
@@ -319,7 +328,7 @@ def _smoothing(span_s: float, bin_ns: int) -> int:
 
 def _block_shares(window: HistoryWindow) -> dict[str, FloatArray]:
     active, cached = window.columns["blocks_active"], window.columns["blocks_cached"]
-    total = np.maximum(active + cached + window.columns["blocks_free"], 1)
+    total = np.maximum(active + np.nan_to_num(cached) + window.columns["blocks_free"], 1)
     return {"cached": cached / total, "active": active / total}
 
 
@@ -328,11 +337,22 @@ def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
     return values["cached"] + values["active"] if (key, name) == ("kv", "cached") else values[name]
 
 
-def _latest(key: str, drawn: Drawn, history: History, end_ns: int) -> dict[str, str]:
+def _range_text(bounds: Range) -> str:
+    """Between which two a percentile lies."""
+    low, high = bounds
+    if np.isnan(low):
+        return NOTHING
+    return f"over {seconds(low)}" if np.isinf(high) else f"{seconds(low)} – {seconds(high)}"
+
+
+def _latest(key: str, drawn: Drawn, history: History, end_ns: int, told: Capabilities) -> dict[str, str]:
     windows = {"ttft": history.first_token, "itl": history.inter_token, "queue": history.queued}
     latencies = windows.get(key)
+    since_ns = end_ns - int(_LATENCY_WINDOW_S * 1e9)
+    if latencies is not None and not told.latencies:
+        return {f"{key}_p{p}_s": _range_text(history.range_of(key, p / 100, since_ns)) for p in (50, 95)}
     if latencies is not None:
-        p50, p95 = latencies.recent(end_ns - int(_LATENCY_WINDOW_S * 1e9))
+        p50, p95 = latencies.recent(since_ns)
         return {f"{key}_p50_s": seconds(p50), f"{key}_p95_s": seconds(p95)}
     text = _BY_KEY[key].value_text
     return {name: text(_last_known(values)) for name, values in drawn.values.items()}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import ClassVar
 
+import numpy as np
 from PySide6.QtCore import QSettings, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
@@ -170,7 +171,7 @@ class ThroughputView(View):
         place_s = self.session.shown_until_ns / 1e9
         is_behind = first_s <= place_s < last_s - 0.5
         now_s = last_s if self.is_following and not is_behind else None
-        known = window.columns["num_steps"] == window.columns["num_steps"]
+        known = np.isfinite(window.columns["num_running"])
         silent = gaps(window.time_s + window.end_ns / 1e9, known, max(MAX_SILENCE_NS, 3 * window.bin_ns) / 1e9)
         for key in keys:
             panel = self.panels[key]

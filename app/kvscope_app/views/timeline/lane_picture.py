@@ -20,6 +20,7 @@ from kvscope_app.views.timeline.request_lanes import OPEN_NS, Phase, RequestLane
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_telemetry.exports.digest import pool_of
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.event_index import KINDS
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -96,7 +97,7 @@ def draw(shown: Shown, layout: LaneLayout, theme: Theme, scale: float) -> Pixels
 def usage_shares(course: Course) -> tuple[FloatArray, FloatArray]:
     """Active blocks, and active and cached ones, as shares of the pool; shape (seconds,) each."""
     active, cached = course.column("active_blocks"), course.column("cached_blocks")
-    pool = np.maximum(active + cached + course.column("free_blocks"), 1.0)
+    pool = np.maximum(pool_of(course), 1.0)
     return active / pool, (active + cached) / pool
 
 
@@ -109,9 +110,9 @@ def gaps(course: Course) -> tuple[IntArray, IntArray]:
 
 def bare_lanes(course: Course) -> frozenset[str]:
     """Lanes of moments in which nothing ever happened."""
-    bare = {name for name, column in _SECOND_COLUMNS.items() if not course.column(column).any()}
+    bare = {name for name, column in _SECOND_COLUMNS.items() if not np.nan_to_num(course.column(column)).any()}
     bare -= {name for name, code in _EVENT_KINDS.items() if (course.events.kind_codes == code).any()}
-    if not course.column("num_steps").any():
+    if not np.nan_to_num(course.column("num_steps")).any():
         bare.add(STEPS)
     has_gap = gaps(course)[0].size or course.column("num_lost_frames").any()
     return frozenset(bare if has_gap else bare | {"gaps"}) | {MARKS}

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, percent, plural, seconds
+from kvscope_app.look.number_text import UNKNOWN, count, percent, plural, seconds
 from kvscope_app.playback.mark_words import mark_text
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
@@ -65,7 +65,7 @@ def found_in_lane(name: str, shown: Shown, time_ns: int, reach_ns: int) -> Found
         nearest = min(near, key=lambda timed: abs(timed.time_ns - time_ns))
         return Found(nearest.time_ns, _event_words(near, nearest), nearest.epoch, nearest.event.number)
     column, noun = _COUNTED[name]
-    number = int(course.column(column)[place]) if is_known else 0
+    number = int(np.nan_to_num(course.column(column)[place])) if is_known else 0
     return Found(time_ns, f"{plural(number, noun)} in this second" if number else "")
 
 
@@ -75,8 +75,11 @@ def _step_found(shown: Shown, time_ns: int, reach_ns: int, second: int) -> Found
     if steps is None or place is None:
         if second < 0:
             return Found(time_ns, "nothing is known of this second")
-        numbers = {name: int(shown.course.column(name)[second]) for name in _TOKENS}
+        told = {name: float(shown.course.column(name)[second]) for name in _TOKENS}
+        numbers = {name: int(np.nan_to_num(value)) for name, value in told.items()}
         tokens = f"{count(numbers['prefill_tokens'])} prefill and {count(numbers['decode_tokens'])} decode tokens"
+        if np.isnan(told["num_steps"]):
+            return Found(time_ns, f"in this second: {tokens}")
         return Found(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
     return found_step(steps, place)
 
@@ -158,10 +161,13 @@ def _state_words(course: Course, place: int) -> str:
     at = {name: float(course.column(name)[place]) for name in ("active_blocks", "cached_blocks", "free_blocks")}
     active, _ = usage_shares(course)
     running, waiting = (int(course.column(f"num_{name}")[place]) for name in ("running", "waiting"))
+    load = f"{count(running)} running, {count(waiting)} waiting"
+    if np.isnan([*at.values()]).any():
+        in_use = percent(float(active[place])) if np.isfinite(active[place]) else UNKNOWN
+        return f"in use: {in_use}, {count(np.nan_to_num(at['cached_blocks']))} keep a prefix · {load}"
     return (
         f"{percent(float(active[place]))} in use: {plural(int(at['active_blocks']), 'block')} active, "
-        f"{count(at['cached_blocks'])} cached, {count(at['free_blocks'])} free · {count(running)} running, "
-        f"{count(waiting)} waiting"
+        f"{count(at['cached_blocks'])} cached, {count(at['free_blocks'])} free · {load}"
     )
 
 

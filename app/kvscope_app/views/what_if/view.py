@@ -17,6 +17,7 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.told import why_no_addresses, why_no_requests
 from kvscope_app.views.what_if.card_grid import CardGrid
 from kvscope_app.views.what_if.process import Rows, WhatIfProcess
 from kvscope_app.views.what_if.what_if_legend import Legend
@@ -58,8 +59,12 @@ class WhatIfView(View):
         if not in_sight(self):
             return
         memory = memory_of(self.session.mirror)
+        told = self.session.mirror.capabilities
+        reason = why_no_addresses(told) or why_no_requests(told)
         if memory is None:
             self._say(NO_ENGINE)
+        elif reason:
+            self._say(f"{reason}.\nWhere other policies would put what runs cannot be worked out.")
         elif not self._failure:
             self._ask((self.session.mirror.epoch, memory, running_rows(self.session.mirror)))
 

@@ -1,5 +1,5 @@
-"""Asks for an engine that runs elsewhere: its endpoint and the key file, or one of those remembered, which it names
-and forgets."""
+"""Asks for an engine that runs elsewhere: which kind, where, and how one gets in; or one of those remembered, which it
+names and forgets."""
 
 from __future__ import annotations
 
@@ -8,78 +8,65 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from PySide6.QtWidgets import (
-    QComboBox,
-    QFileDialog,
-    QGridLayout,
-    QHBoxLayout,
-    QLineEdit,
-    QPushButton,
-    QSizePolicy,
-    QWidget,
-)
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPushButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.window.sheets.attach_address import KINDS, kind_of, shown_of
+from kvscope_app.window.sheets.attach_fields import AttachFields
 from kvscope_app.window.sheets.help_sheets import Sheet
+from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.connections import Connection, forget, key_for, read_connections, remember, rename
-from kvscope_telemetry.sockets.endpoints import endpoints, require_curve
+from kvscope_telemetry.keys.api_keys import keep_api_key, read_api_keys
+from kvscope_telemetry.keys.connections import Connection, forget, read_connections, remember, rename
 
 _NEW: Final = "Another engine"
+_SIZE: Final = (640, 330)
+_WORDS: Final = {
+    "kvscope": "Where it listens: ipc:///DIR/telemetry on this machine, or tcp://HOST:PORT. On another machine it wants"
+    " a key file, made there with kvscope-engine keys new NAME.",
+    "vllm": "Host and port of its HTTP server. Its blocks are seen where it publishes KV events, which its option"
+    " kv-events-config turns on; without them its metrics are shown alone.",
+    "sglang": "Host and port of its HTTP server, with metrics turned on (its option enable-metrics). Its blocks are"
+    " seen where it publishes KV events, which its option kv-events-config turns on.",
+}
 
 
 class AttachSheet(Sheet):
-    """Gives a checked endpoint and key file to `attach`, and remembers them."""
+    """Gives a checked address to `attach`, and remembers it; an API key only where that is asked for."""
 
-    def __init__(self, parent: QWidget, attach: Callable[[str, Path | None], None]) -> None:
+    def __init__(self, parent: QWidget, attach: Callable[[Address], None]) -> None:
         super().__init__("Attach to an engine", parent)
         self._attach = attach
         self._connections: list[Connection] = []
-        words = PlainLabel(
-            "Where it listens: ipc:///DIR/telemetry on this machine, or tcp://HOST:PORT. On another machine it wants"
-            " a key file, made there with kvscope-engine keys new NAME."
-        )
-        words.setProperty("look", "muted")
-        words.setWordWrap(True)
-        self._known = QComboBox()
-        self._known.setAccessibleName("Remembered engines")
-        self._line = _line("ipc:///run/user/1000/kvscope/telemetry", "Endpoint")
-        self._known.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
-        self._key = _line("a .key file; empty: your own, or the one remembered", "Key file")
-        self._name = _line("what to call it here, if you like", "Name")
-        self._forget = _button("Forget", "Take it off the list; the key file stays", self._forget_it)
+        self._words = PlainLabel()
+        self._words.setProperty("look", "muted")
+        self._words.setWordWrap(True)
+        self.fields = AttachFields()
         self._complaint = PlainLabel()
         self._complaint.setProperty("look", "warning")
         self._complaint.setWordWrap(True)
         self._complaint.hide()
-        self.column.addWidget(words)
-        self.column.addLayout(self._fields())
+        self.column.addWidget(self.fields.kinds, 0, Qt.AlignmentFlag.AlignLeft)
+        self.column.addWidget(self._words)
+        self.column.addLayout(self.fields.grid)
         self.column.addWidget(self._complaint)
+        self.column.addStretch(1)
         self.column.addLayout(self._buttons())
+        self.resize(*_SIZE)
+        self._connect()
+        self._show_kind(KINDS[0])
         self._recall()
-        self._known.activated.connect(self._choose)
-        self._name.editingFinished.connect(self._rename)
-        self.resize(600, 260)
 
-    def _fields(self) -> QGridLayout:
-        pick = _button("Choose…", "Choose a key file", self._pick)
-        fields: tuple[tuple[str, QWidget, QWidget | None], ...] = (
-            ("Engine", self._known, self._forget),
-            ("Endpoint", self._line, None),
-            ("Key", self._key, pick),
-            ("Name", self._name, None),
-        )
-        grid = QGridLayout()
-        grid.setColumnStretch(1, 1)
-        grid.setVerticalSpacing(8)
-        for row, (name, widget, beside) in enumerate(fields):
-            label = PlainLabel(name)
-            label.setBuddy(widget)
-            grid.addWidget(label, row, 0)
-            grid.addWidget(widget, row, 1, 1, 2 if beside is None else 1)
-            if beside is not None:
-                grid.addWidget(beside, row, 2)
-        return grid
+    def _connect(self) -> None:
+        fields = self.fields
+        fields.kinds.chosen.connect(lambda place: self._show_kind(KINDS[place]))
+        fields.where.textEdited.connect(self._follow_typed)
+        fields.known.activated.connect(self._choose)
+        fields.name.editingFinished.connect(self._rename)
+        fields.forget.clicked.connect(self._forget_it)
+        fields.pick_key.clicked.connect(self._pick)
+        fields.pick_ca.clicked.connect(self._pick_ca)
 
     def _buttons(self) -> QHBoxLayout:
         go = QPushButton("Attach")
@@ -94,38 +81,60 @@ class AttachSheet(Sheet):
         row.addWidget(go)
         return row
 
+    def _show_kind(self, kind: str) -> None:
+        self.fields.show_kind(kind)
+        self._words.setText(_WORDS[kind])
+        self._complaint.hide()
+        self._take_height()
+
+    def _follow_typed(self, text: str) -> None:
+        """A whole address says what kind of engine it is."""
+        kind = kind_of(text)
+        if kind != KINDS[0] and kind != self.fields.kind:
+            self._show_kind(kind)
+
     def _recall(self) -> None:
         try:
             self._connections = read_connections()
         except BadInput as error:
             self._complain(str(error))
         self._list()
-        self._line.setFocus()
+        self.fields.where.setFocus()
 
     def _list(self, row: int = 0) -> None:
         """Those remembered, with `row` chosen: 0 is another one."""
-        self._known.clear()
-        self._known.addItem(_NEW)
+        known = self.fields.known
+        known.clear()
+        known.addItem(_NEW)
         for connection in self._connections:
             named = f"{connection.label}  –  {connection.endpoint}" if connection.label else connection.endpoint
-            self._known.addItem(named)
-        self._known.setCurrentIndex(row)
-        self._known.setEnabled(bool(self._connections))
-        self._forget.setEnabled(row > 0)
+            known.addItem(named)
+        known.setCurrentIndex(row)
+        known.setEnabled(bool(self._connections))
+        self.fields.forget.setEnabled(row > 0)
 
     def _choose(self, row: int) -> None:
         chosen = self._connections[row - 1] if row else Connection("")
-        self._line.setText(chosen.endpoint)
-        self._key.setText(chosen.key)
-        self._name.setText(chosen.label)
-        self._forget.setEnabled(row > 0)
+        if row:
+            self._show_kind(kind_of(chosen.endpoint))
+        kept = self._kept_key(chosen.endpoint)
+        self.fields.show_connection(chosen, shown_of(chosen.endpoint), kept)
+        self.fields.forget.setEnabled(row > 0)
+
+    def _kept_key(self, endpoint: str) -> str:
+        try:
+            return read_api_keys().get(endpoint, "")
+        except BadInput as error:
+            self._complain(str(error))
+            return ""
 
     def _forget_it(self) -> None:
-        row = self._known.currentIndex()
+        row = self.fields.known.currentIndex()
         if row < 1:
             return
         try:
             forget(self._connections[row - 1].endpoint)
+            keep_api_key(self._connections[row - 1].endpoint, "")
         except BadInput as error:
             self._complain(str(error))
             return
@@ -135,8 +144,8 @@ class AttachSheet(Sheet):
 
     def _rename(self) -> None:
         """A remembered one has its new name at once."""
-        row, label = self._known.currentIndex(), self._name.text().strip()
-        if row < 1 or self._connections[row - 1].endpoint != self._line.text().strip():
+        row, label = self.fields.known.currentIndex(), self.fields.name.text().strip()
+        if row < 1 or shown_of(self._connections[row - 1].endpoint) != self.fields.where.text().strip():
             return
         chosen = self._connections[row - 1]
         if label == chosen.label:
@@ -152,16 +161,25 @@ class AttachSheet(Sheet):
     def _pick(self) -> None:
         path, _ = QFileDialog.getOpenFileName(self, "Key file", str(Path.home()), "Key files (*.key);;All files (*)")
         if path:
-            self._key.setText(path)
+            self.fields.key.setText(path)
+
+    def _pick_ca(self) -> None:
+        path, _ = QFileDialog.getOpenFileName(
+            self, "Certificates", str(Path.home()), "Certificates (*.pem *.crt);;All files (*)"
+        )
+        if path:
+            self.fields.ca.setText(path)
+            self.fields.tls.setChecked(True)
 
     def _try(self) -> None:
-        endpoint, text = self._line.text().strip(), self._key.text().strip()
-        key = Path(text) if text else None
+        typed = self.fields.typed
         try:
-            endpoints(endpoint)
-            require_curve(endpoint, has_keys=key_for(endpoint, key) is not None)
-            self._attach(endpoint, key)
-            remember(Connection(endpoint, text, self._name.text().strip() or self._label_of(endpoint)))
+            address = typed.address
+            address.check()
+            self._attach(address)
+            remember(typed.connection(address, self.fields.name.text().strip() or self._label_of(address.text)))
+            if address.is_foreign:
+                keep_api_key(address.text, typed.api_key if self.fields.keeps_key.isChecked() else "")
         except BadInput as error:
             self._complain(str(error))
             return
@@ -169,28 +187,16 @@ class AttachSheet(Sheet):
 
     def _label_of(self, endpoint: str) -> str:
         """What a remembered one is called, typed here again."""
-        is_chosen = self._known.currentIndex() > 0  # then its name was here to be taken away
+        is_chosen = self.fields.known.currentIndex() > 0  # then its name was here to be taken away
         known = [] if is_chosen else self._connections
         return next((connection.label for connection in known if connection.endpoint == endpoint), "")
 
     def _complain(self, words: str) -> None:
         self._complaint.setText(words)
         self._complaint.show()
-        needed = self.column.totalHeightForWidth(self.width())  # or the fields above are squeezed
+        self._take_height()
+
+    def _take_height(self) -> None:
+        """Or the fields above are squeezed."""
+        needed = self.column.totalHeightForWidth(self.width())
         self.resize(self.width(), max(self.height(), needed))
-
-
-def _button(text: str, tip: str, clicked: Callable[[], None]) -> QPushButton:
-    button = QPushButton(text)
-    button.setToolTip(tip)
-    button.setAccessibleName(tip)
-    button.setAutoDefault(False)  # Enter in a field attaches
-    button.clicked.connect(clicked)
-    return button
-
-
-def _line(placeholder: str, name: str) -> QLineEdit:
-    line = QLineEdit()
-    line.setPlaceholderText(placeholder)
-    line.setAccessibleName(name)
-    return line

@@ -25,6 +25,7 @@ from kvscope_telemetry.exports.digest import Digest, digest, rows_in
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.summaries.course import Course
 
+_EACH, _BOUNDS = "told one by one", "upper bounds, from histograms"
 _POOL: Final = {
     "num_blocks": "blocks",
     "block_size_tokens": "block size",
@@ -125,6 +126,8 @@ def _unlike(a: Digest, b: Digest) -> tuple[Setting, ...]:
         ("device", a.device, b.device),
         ("engine", a.engine_version, b.engine_version),
     ]
+    latencies_a, latencies_b = (_BOUNDS if one.latencies_are_bounds else _EACH for one in (a, b))
+    pairs += [("latencies", latencies_a, latencies_b)]
     pairs += [(name, _word(getattr(a.pool, field)), _word(getattr(b.pool, field))) for field, name in _POOL.items()]
     return tuple(Setting(name, of_a, of_b) for name, of_a, of_b in pairs if of_a != of_b)
 

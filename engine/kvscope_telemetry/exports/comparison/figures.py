@@ -42,17 +42,25 @@ def _length(course: Course, rows: slice, span: Span) -> float | None:
 
 
 def _total(name: str, course: Course, rows: slice, span: Span) -> float | None:
-    return float(course.column(name)[rows].sum()) if _has_seconds(course, rows) else None
+    return _known_sum(course, name, rows) if _has_seconds(course, rows) else None
+
+
+def _known_sum(course: Course, name: str, rows: slice) -> float | None:
+    """None where the engine does not tell it."""
+    column = course.column(name)[rows]
+    return None if column.size and np.isnan(column).all() else float(np.nansum(column))
 
 
 def _rate(name: str, per_s: float, course: Course, rows: slice, span: Span) -> float | None:
     """A second (or `per_s` seconds) of those that were recorded: silences do not count."""
     covered_s = _covered_s(course, rows, span)
-    return float(course.column(name)[rows].sum()) / covered_s * per_s if covered_s > 0 else None
+    total = _known_sum(course, name, rows)
+    return total / covered_s * per_s if total is not None and covered_s > 0 else None
 
 
 def _mean(name: str, course: Course, rows: slice, span: Span) -> float | None:
-    return float(course.column(name)[rows].mean()) if _has_seconds(course, rows) else None
+    column = course.column(name)[rows]
+    return float(np.nanmean(column)) if np.isfinite(column).any() else None
 
 
 def _mean_usage(course: Course, rows: slice, span: Span) -> float | None:
@@ -71,8 +79,10 @@ def _mean_fragmentation(course: Course, rows: slice, span: Span) -> float | None
 
 
 def _hit_rate(course: Course, rows: slice, span: Span) -> float | None:
-    cached, computed = course.column("cached_tokens")[rows].sum(), course.column("prefill_tokens")[rows].sum()
-    return float(cached / (cached + computed)) if cached + computed > 0 else None
+    cached, computed = (_known_sum(course, name, rows) for name in ("cached_tokens", "prefill_tokens"))
+    if cached is None or computed is None or cached + computed <= 0:
+        return None
+    return cached / (cached + computed)
 
 
 def _latency(name: str, share: float, course: Course, rows: slice, span: Span) -> float | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO, Final
 
+import numpy as np
+
 from kvscope_telemetry.exports.digest import rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
@@ -70,8 +72,10 @@ def _counters(course: Course, span: Span) -> Iterator[bytes]:
     begins = course.time_ns[rows]
     for place, (name, unit, column) in enumerate(COUNTERS):
         uuid = _FIRST_COUNTER + place
-        yield packets.counter_track(uuid, _ENGINE, name, unit, rank=place)
         values = 100 * usage_of(course)[rows] if column == "usage" else course.column(column)[rows]
+        if values.size and np.isnan(values).all():
+            continue  # the engine does not tell it
+        yield packets.counter_track(uuid, _ENGINE, name, unit, rank=place)
         is_sum = name.endswith("/s")
         for begin_ns, value in zip(begins.tolist(), values.tolist(), strict=True):
             time_ns = begin_ns if is_sum else begin_ns + SECOND_NS
@@ -106,8 +110,9 @@ def _events(course: Course, span: Span) -> Iterator[bytes]:
 
 
 def _requests(lives: Sequence[Life], span: Span) -> Iterator[bytes]:
-    yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 3)
     for place, life in enumerate(within(lives, span.from_ns, span.until_ns)):
+        if not place:
+            yield packets.track(_REQUESTS, _ENGINE, "Requests", rank=len(COUNTERS) + 3)
         yield from _request(life, _FIRST_REQUEST + place, place, span)
 
 
@@ -141,7 +146,7 @@ def _request(life: Life, uuid: int, rank: int, span: Span) -> Iterator[bytes]:
 
 def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iterator[bytes]:
     """A slice a step, as long as it was measured; a frame is told at its end."""
-    yield packets.track(_STEPS, _ENGINE, "Steps", rank=len(COUNTERS) + 2)
+    is_begun = False
     last_end_ns = span.from_ns
     for time_ns, frame in messages:
         if not isinstance(frame, Frame) or not frame.batch.number or not span.from_ns <= time_ns <= span.until_ns:
@@ -160,6 +165,9 @@ def _steps(messages: Iterable[tuple[int, TelemetryMessage]], span: Span) -> Iter
             "forward_ns": took.forward_ns,
             "commit_ns": took.commit_ns,
         }
+        if not is_begun:
+            yield packets.track(_STEPS, _ENGINE, "Steps", rank=len(COUNTERS) + 2)
+            is_begun = True
         yield packets.slice_begin(_STEPS, begin_ns, _step_name(frame), "step", values)
         yield packets.slice_end(_STEPS, time_ns)
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from kvscope_telemetry.about import program_version
-from kvscope_telemetry.exports.digest import Digest, digest, rows_in, usage_of
+from kvscope_telemetry.exports.digest import Digest, digest, pool_of, rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.report.charts import ALARM_INK, NOTE_INK, Line, Mark, TimeAxis, chart
@@ -26,6 +26,8 @@ from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 
+_UNKNOWN: Final = "unknown"
+"""A figure that is this is left out."""
 MAX_WORST: Final = 12
 MAX_EVENTS: Final = 40
 MAX_MARKS: Final = 200
@@ -68,25 +70,51 @@ def _head(title: str, recording: Exported, found: Digest) -> str:
 
 
 def _figures(found: Digest) -> list[tuple[str, str, str]]:
-    totals, length_s = found.totals, max(found.length_s, 1e-9)
-    shared = totals["prefill_tokens"] + totals["cached_tokens"]
-    hit = f"{totals['cached_tokens'] / shared:.0%}" if shared else "none"
-    return [
+    length_s = max(found.length_s, 1e-9)
+
+    def bound(seconds: float | None) -> str:
+        return ("≤ " if found.latencies_are_bounds else "") + _time(seconds)
+
+    n = {name: _number(total) for name, total in found.totals.items()}
+    rates = {name: _number(None if total is None else total / length_s) for name, total in found.totals.items()}
+    items = [
         ("KV usage, peak", _percent(found.peak_usage), f"at {found.peak_usage_s or 0:,.0f} s"),
         ("KV usage, mean", _percent(found.mean_usage), "of the pool, held by requests"),
-        ("Requests finished", f"{totals['finished']:,}", f"{totals['admitted']:,} admitted"),
+        ("Requests finished", n["finished"], f"{n['admitted']} admitted"),
         ("Waiting, peak", f"{found.peak_waiting:,}", "requests in the queue"),
-        ("Preemptions", f"{totals['preemptions']:,}", f"{totals['swapped_blocks']:,} blocks swapped out"),
-        ("Turned away", f"{totals['refused']:,}", f"{totals['aborted']:,} aborted"),
-        ("Decode", f"{totals['decode_tokens'] / length_s:,.0f} tokens/s", f"{totals['decode_tokens']:,} tokens"),
-        ("Prefill", f"{totals['prefill_tokens'] / length_s:,.0f} tokens/s", f"{totals['prefill_tokens']:,} tokens"),
-        ("Prompt tokens from the cache", hit, f"{totals['cached_tokens']:,} tokens"),
-        ("First token, p95", _time(found.first_token_p95_s), f"p50 {_time(found.first_token_p50_s)}"),
-        ("Next tokens, p95", _time(found.inter_token_p95_s), f"p50 {_time(found.inter_token_p50_s)}"),
-        ("Queue, p95", _time(found.queued_p95_s), "from arrival, or preemption"),
-        ("Blocks evicted", f"{totals['evicted_blocks']:,}", f"{totals['copied_blocks']:,} copied on write"),
+        ("Preemptions", n["preemptions"], f"{n['swapped_blocks']} blocks swapped out"),
+        ("Turned away", n["refused"], f"{n['aborted']} aborted"),
+        ("Decode", f"{rates['decode_tokens']} tokens/s", f"{n['decode_tokens']} tokens"),
+        ("Prefill", f"{rates['prefill_tokens']} tokens/s", f"{n['prefill_tokens']} tokens"),
+        ("Prompt tokens from the cache", _hit(found), f"{n['cached_tokens']} tokens"),
+        (
+            "First token, p95",
+            bound(found.first_token_p95_s),
+            f"p50 {bound(found.first_token_p50_s)}",
+        ),
+        (
+            "Next tokens, p95",
+            bound(found.inter_token_p95_s),
+            f"p50 {bound(found.inter_token_p50_s)}",
+        ),
+        ("Queue, p95", bound(found.queued_p95_s), "from arrival, or preemption"),
+        ("Blocks evicted", n["evicted_blocks"], f"{n['copied_blocks']} copied on write"),
         ("Gaps", f"{found.num_lost_frames:,} frames", f"{found.num_silences} silences, {found.silent_s:,.0f} s"),
     ]
+    if None not in found.totals.values():  # what is unknown then is of this range, not of the engine
+        return items
+    return [(name, value, "" if _UNKNOWN in more else more) for name, value, more in items if _UNKNOWN not in value]
+
+
+def _hit(found: Digest) -> str:
+    computed, cached = found.totals["prefill_tokens"], found.totals["cached_tokens"]
+    if computed is None or cached is None:
+        return _UNKNOWN
+    return f"{cached / (computed + cached):.0%}" if computed + cached else "none"
+
+
+def _number(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
@@ -121,7 +149,7 @@ def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
     def values(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         return course.column(name)[rows]
 
-    total = np.maximum(values("active_blocks") + values("cached_blocks") + values("free_blocks"), 1)
+    total = np.maximum(pool_of(course)[rows], 1)
     usage = [
         Line("cached", "cached", 100 * (values("active_blocks") + values("cached_blocks")) / total, is_area=True),
         Line("held by requests", "active", 100 * usage_of(course)[rows], is_area=True),
@@ -200,10 +228,10 @@ def _keys(lines: Sequence[Line]) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "unknown" if share is None else f"{share:.1%}"
+    return _UNKNOWN if share is None else f"{share:.1%}"
 
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
-        return "unknown"
+        return _UNKNOWN
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"

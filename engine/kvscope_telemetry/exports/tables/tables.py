@@ -35,6 +35,7 @@ _SUFFIX_UNITS: Final = {
     "_watts": "W",
     "_celsius": "°C",
 }
+_OF_SOME_ENGINES: Final = ("_above_s", "pool_blocks")
 _FLOATS: Final = ("utilization", "power_watts", "temperature_celsius")
 _COUNTED: Final = {
     "num_steps": "steps",
@@ -62,7 +63,7 @@ def metrics_table(recording: Exported, course: Course, span: Span) -> Table:
         Column("epoch", "int", course.epoch[rows], "", "start of the engine"),
         Column("usage", "float", usage_of(course)[rows], "share", "of the pool that requests held, 0 to 1"),
     ]
-    columns += [_metric(name, course, rows) for name in COURSE_COLUMNS]
+    columns += [_metric(name, course, rows) for name in COURSE_COLUMNS if _is_of_any_use(name, course, rows)]
     return Table("metrics", tuple(columns), about(recording, span))
 
 
@@ -166,6 +167,11 @@ def unit_of(name: str) -> str:
     if name in _SHARES:
         return "share"
     return _COUNTED.get(name) or next((unit for end, unit in _SUFFIX_UNITS.items() if name.endswith(end)), "")
+
+
+def _is_of_any_use(name: str, course: Course, rows: slice) -> bool:
+    """Columns that only some engines need are left out where all of them is empty; the others say that it is."""
+    return not name.endswith(_OF_SOME_ENGINES) or bool(np.isfinite(course.column(name)[rows]).any())
 
 
 def _metric(name: str, course: Course, rows: slice) -> Column:

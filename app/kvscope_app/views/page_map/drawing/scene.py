@@ -36,6 +36,10 @@ class Scene:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
         self.mode = ColorMode.STATE
         self.flashing = True
+        self.tells_filled = True
+        """Whether the ledger says how full blocks are; for what is shown next."""
+        self.tells_addresses = True
+        """Whether rows are places in memory: otherwise their numbers say nothing at the left edge."""
         self.is_fitted = True
         self.grid = Grid(1, 1)
         self.camera = Camera(1.0, 0.0, 0.0)
@@ -75,6 +79,7 @@ class Scene:
             self.grid, self.camera = self._fit(ledger.num_blocks)
             self._flashes = Flashes(ledger.num_blocks)
         self.cells = Cells(ledger, self.grid, block_size, self.mode)
+        self.cells.tells_filled = self.tells_filled
         self.cells.step = step
         self._flashes.clear()
         self.cells.select(selected)
@@ -202,7 +207,7 @@ class Scene:
         assert self.cells is not None, "only a shown ledger has a grid"
         old, self.grid = self.cells, grid
         self.cells = Cells(old.ledger, grid, old.block_size, self.mode)
-        self.cells.step = old.step
+        self.cells.tells_filled, self.cells.step = old.tells_filled, old.step
         self.cells.refresh_all()
         self.cells.select(old.selected if old.has_selection else None)
 

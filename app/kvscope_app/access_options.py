@@ -1,0 +1,83 @@
+"""The options that say how one gets in at engines that are watched: keys, KV events, API keys, TLS. Imports no Qt."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, read_api_key
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.api_keys import read_api_keys
+
+
+def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:
+    """`texts`, given by `option`, with the access options beside them. Raises BadInput for what is not accepted."""
+    given = [name for name, value in _access_options(args) if value]
+    if given and not texts:
+        raise BadInput(f"{given[0]} is for engines to attach to and goes with {option} ADDRESS")
+    if args.kv_events and len(texts) > 1:
+        raise BadInput(
+            f"--kv-events {args.kv_events} goes with one {option}; with several, write it into each:"
+            " vllm://HOST:PORT/?kv_events=tcp://HOST:PORT"
+        )
+    api_key = read_api_key(args.api_key_file) if texts else ""
+    addresses = tuple(_with_access(Address(text), args, api_key) for text in texts)
+    _check_fits(args, addresses)
+    for address in addresses:
+        address.check()
+    return addresses
+
+
+def add_access_options(parser: argparse.ArgumentParser, option: str) -> None:
+    """How one gets in at what `option` names."""
+    parser.add_argument(
+        "--key",
+        metavar="FILE",
+        type=Path,
+        help=f"with {option}: the key file that `kvscope-engine keys new` wrote for you at the engine, or none for no"
+        " key (without it: the one remembered for the endpoint in ~/.config/kvscope/connections.toml; an engine of"
+        " your own on this machine needs none)",
+    )
+    parser.add_argument(
+        "--kv-events",
+        metavar="ENDPOINT",
+        default="",
+        help="where vLLM or SGLang publishes its KV events, tcp://HOST:PORT (without it: where the server says)",
+    )
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help=f"API key of a vLLM or SGLang server, in a file (without it: ${API_KEY_VARIABLE}; none if not set)",
+    )
+    parser.add_argument("--tls", action="store_true", help="the vLLM or SGLang server speaks https")
+    parser.add_argument("--tls-ca", metavar="FILE.pem", type=Path, help="with --tls: its certificates' authority")
+
+
+def _access_options(args: argparse.Namespace) -> tuple[tuple[str, object], ...]:
+    names = ("key", "kv_events", "api_key_file", "tls", "tls_ca")
+    return tuple((f"--{name.replace('_', '-')}", getattr(args, name)) for name in names)
+
+
+def _with_access(address: Address, args: argparse.Namespace, api_key: str) -> Address:
+    """Each kind of engine with the options that are for it."""
+    if not address.is_foreign:
+        return replace(address, key=args.key)
+    return replace(
+        address,
+        kv_events=args.kv_events,
+        api_key=api_key or read_api_keys().get(address.text, ""),
+        tls=args.tls or args.tls_ca is not None,
+        ca_file=args.tls_ca,
+    )
+
+
+def _check_fits(args: argparse.Namespace, addresses: Sequence[Address]) -> None:
+    """Every option is for one of them at least."""
+    for name, value in _access_options(args):
+        is_for_foreign = name != "--key"
+        if value and not any(address.is_foreign == is_for_foreign for address in addresses):
+            kind = "vllm:// and sglang://" if is_for_foreign else "kvscope's own engines, ipc:// and tcp://"
+            raise BadInput(f"{name} is for {kind}, and does not go with {addresses[0].text}")

@@ -1,0 +1,75 @@
+"""Requests of an engine that tells how many there are and nothing of each: their numbers instead of rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.makers import label
+from kvscope_app.look.number_text import count
+from kvscope_app.views.told import why_no_requests
+from kvscope_telemetry.state.mirror import Mirror
+
+_COLUMNS: Final = 2
+_LARGER: Final = 1.9
+_NUMBERS: Final = (
+    ("num_running", "Running", "They have blocks, and tokens come"),
+    ("num_waiting", "Waiting", "In the queue of the engine"),
+    ("finished", "Finished", "Since the engine began to count"),
+    ("aborted", "Aborted", "Since the engine began to count"),
+    ("preemptions", "Preemptions", "How often one stood aside for another"),
+    ("cached_tokens", "Prompt tokens from the cache", "Found in the prefix cache, and not computed"),
+    ("prompt_tokens", "Prompt tokens computed", "Without those from the prefix cache"),
+    ("generation_tokens", "Tokens generated", "Since the engine began to count"),
+)
+"""Fields of `Counters`, their names and what they mean."""
+
+
+class RequestNumbers(QWidget):
+    """A number a fact, and the reason why there are no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._why = label(look="muted", wraps=True)
+        self._values: dict[str, QLabel] = {}
+        grid = QGridLayout()
+        grid.setHorizontalSpacing(36)
+        grid.setVerticalSpacing(14)
+        for place, (name, words, meaning) in enumerate(_NUMBERS):
+            grid.addWidget(self._cell(name, words, meaning), place // _COLUMNS, place % _COLUMNS)
+        grid.setColumnStretch(_COLUMNS, 1)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 14, 16, 14)
+        column.setSpacing(16)
+        column.addWidget(self._why)
+        column.addLayout(grid)
+        column.addStretch(1)
+
+    def show_numbers(self, mirror: Mirror) -> None:
+        """As of `mirror`."""
+        self._why.setText(f"{why_no_requests(mirror.capabilities)}.")
+        for name, value in self._values.items():
+            text = count(getattr(mirror.counters, name))
+            if value.text() != text:
+                value.setText(text)
+
+    def value(self, name: str) -> str:
+        """What is shown of a field of `Counters`."""
+        return self._values[name].text()
+
+    def _cell(self, name: str, words: str, meaning: str) -> QWidget:
+        cell, value, what = QWidget(), label(), label(words, "muted")
+        value.setFont(sans(_LARGER))
+        value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        value.setAccessibleName(words)
+        cell.setToolTip(meaning)
+        column = QVBoxLayout(cell)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(0)
+        column.addWidget(value)
+        column.addWidget(what)
+        self._values[name] = value
+        return cell

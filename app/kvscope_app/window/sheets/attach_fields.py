@@ -1,0 +1,136 @@
+"""The fields of the attach sheet: which there are for each kind of engine. Knows no address."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QPushButton, QSizePolicy, QWidget
+
+from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.widgets import Segments
+from kvscope_app.window.sheets.attach_address import KIND_NAMES, KINDS, Typed
+from kvscope_telemetry.keys.connections import Connection
+
+_WHERE: Final = {
+    "kvscope": "ipc:///run/user/1000/kvscope/telemetry",
+    "vllm": "HOST:8000",
+    "sglang": "HOST:30000",
+}
+_OWN: Final = ("key",)
+_FOREIGN: Final = ("api_key", "tls", "kv_events")
+
+
+class AttachFields:
+    """Widgets, laid out in `grid`."""
+
+    def __init__(self) -> None:
+        self.kinds = Segments(KIND_NAMES, "Kind of engine")
+        self.known = QComboBox()
+        self.known.setAccessibleName("Remembered engines")
+        self.known.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.where = _line(_WHERE[KINDS[0]], "Endpoint")
+        self.key = _line("a .key file; empty: your own, or the one remembered", "Key file")
+        self.api_key = _line("none", "API key")
+        self.api_key.setEchoMode(QLineEdit.EchoMode.Password)
+        self.keeps_key = QCheckBox("Keep it")
+        self.keeps_key.setToolTip("In a file of your own that nobody else may read; otherwise it is asked for again")
+        self.tls = QCheckBox("https")
+        self.tls.setToolTip("The server speaks https")
+        self.ca = _line("certificates of its authority; empty: the system's", "Certificates")
+        self.kv_events = _line("tcp://HOST:5557; empty: where the server says", "KV events")
+        self.name = _line("what to call it here, if you like", "Name")
+        self.forget = _button("Forget", "Take it off the list; the key file stays")
+        self.pick_key = _button("Choose…", "Choose a key file")
+        self.pick_ca = _button("Choose…", "Choose a file of certificates")
+        self.kind = KINDS[0]
+        self._rows: dict[str, list[QWidget]] = {}
+        self.grid = QGridLayout()
+        self.grid.setColumnStretch(2, 1)
+        self.grid.setVerticalSpacing(8)
+        self._lay_out()
+
+    @property
+    def typed(self) -> Typed:
+        """What is in the fields of the kind that is shown."""
+        own = self.kind == KINDS[0]
+        return Typed(
+            kind=self.kind,
+            where=self.where.text().strip(),
+            key_file=self.key.text().strip() if own else "",
+            api_key="" if own else self.api_key.text().strip(),
+            tls=not own and self.tls.isChecked(),
+            ca_file="" if own or not self.tls.isChecked() else self.ca.text().strip(),
+            kv_events="" if own else self.kv_events.text().strip(),
+        )
+
+    def show_kind(self, kind: str) -> None:
+        """The fields that are for such an engine, and no others."""
+        self.kind = kind
+        self.kinds.set_current(KINDS.index(kind))
+        own = kind == KINDS[0]
+        self.where.setPlaceholderText(_WHERE[kind])
+        self._label_of("where").setText("Endpoint" if own else "Server")
+        for names, shown in ((_OWN, own), (_FOREIGN, not own)):
+            for name in names:
+                for widget in self._rows[name]:
+                    widget.setVisible(shown)
+        self._show_ca()
+
+    def show_connection(self, chosen: Connection, where: str, api_key: str) -> None:
+        """One that is remembered."""
+        self.where.setText(where)
+        self.key.setText(chosen.key)
+        self.name.setText(chosen.label)
+        self.kv_events.setText(chosen.kv_events)
+        self.tls.setChecked(chosen.tls)
+        self.ca.setText(chosen.ca)
+        self.api_key.setText(api_key)
+        self.keeps_key.setChecked(bool(api_key))
+
+    def _lay_out(self) -> None:
+        self._add("known", "Engine", self.known, self.forget)
+        self._add("where", "Endpoint", self.where)
+        self._add("key", "Key", self.key, self.pick_key)
+        self._add("api_key", "API key", self.api_key, self.keeps_key)
+        self._add("tls", "TLS", self.ca, self.pick_ca, before=self.tls)
+        self._add("kv_events", "KV events", self.kv_events)
+        self._add("name", "Name", self.name)
+        self.tls.toggled.connect(self._show_ca)
+
+    def _add(
+        self, name: str, words: str, widget: QWidget, beside: QWidget | None = None, before: QWidget | None = None
+    ) -> None:
+        row, label = self.grid.rowCount(), PlainLabel(words)
+        label.setBuddy(before or widget)
+        self.grid.addWidget(label, row, 0)
+        if before is not None:
+            self.grid.addWidget(before, row, 1)
+        first = 1 if before is None else 2
+        self.grid.addWidget(widget, row, first, 1, 4 - first if beside is None else 3 - first)
+        if beside is not None:
+            self.grid.addWidget(beside, row, 3)
+        self._rows[name] = [label, widget, *(each for each in (beside, before) if each is not None)]
+
+    def _label_of(self, name: str) -> PlainLabel:
+        label = self._rows[name][0]
+        assert isinstance(label, PlainLabel), "a row begins with its label"
+        return label
+
+    def _show_ca(self) -> None:
+        for widget in (self.ca, self.pick_ca):
+            widget.setEnabled(self.tls.isChecked())
+
+
+def _button(text: str, tip: str) -> QPushButton:
+    button = QPushButton(text)
+    button.setToolTip(tip)
+    button.setAccessibleName(tip)
+    button.setAutoDefault(False)  # Enter in a field attaches
+    return button
+
+
+def _line(placeholder: str, name: str) -> QLineEdit:
+    line = QLineEdit()
+    line.setPlaceholderText(placeholder)
+    line.setAccessibleName(name)
+    return line

@@ -1,0 +1,160 @@
+"""From an address to the source that watches the engine there: the one place that knows which kinds there are.
+
+    ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
+    vllm://HOST:PORT, sglang://HOST:PORT        other engines, by the port of their HTTP server
+
+Other engines' sources are imported when one is opened: who watches none does not pay for them. Secrets are in no repr
+and in no name.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, cast
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.connections import key_for
+from kvscope_telemetry.keys.private_files import MAX_BYTES
+from kvscope_telemetry.sockets.endpoints import require_curve
+from kvscope_telemetry.source import Source, Update
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.sources.sink import Sink
+from kvscope_telemetry.state.mirror import Mirror
+
+OWN_SCHEMES: Final = ("ipc", "tcp")
+FOREIGN_SCHEMES: Final = ("vllm", "sglang")
+ACCEPTED: Final = "ipc:///DIR, tcp://HOST:PORT, vllm://HOST:PORT or sglang://HOST:PORT"
+API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
+"""Environment variable with the API key where no file is given: command lines can be read by others."""
+
+
+class WatchedSource(Source, Protocol):
+    """A source of something that goes on: it has a mirror of its own, and can be recorded."""
+
+    mirror: Mirror
+
+    def update_mirror(self) -> Update | None:
+        """Take what came and apply it to `mirror`; what was applied."""
+
+    def resync(self) -> None:
+        """What came could not be applied: begin anew with the whole state."""
+
+    def set_sink(self, sink: Sink | None) -> None:
+        """From now on give what is accepted to `sink`, or to nobody."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine is, and how one gets in."""
+
+    text: str
+    key: Path | None = None
+    """Key file for an engine of kvscope's; None: the one remembered, or one's own."""
+    kv_events: str = ""
+    """Where another engine publishes its KV events; empty: where it says itself."""
+    api_key: str = field(default="", repr=False)
+    """For another engine's HTTP server."""
+    tls: bool = False
+    """Whether that server speaks https."""
+    ca_file: Path | None = None
+    """Whose certificates it is believed with, beside the system's."""
+
+    @property
+    def scheme(self) -> str:
+        """What stands before ://, empty where there is none."""
+        scheme, separator, _ = self.text.partition("://")
+        return scheme if separator else ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is not an engine of kvscope's."""
+        return self.scheme in FOREIGN_SCHEMES
+
+    def check(self) -> None:
+        """Raise BadInput, naming the value and what is accepted, unless it can be opened. Asks nobody."""
+        if self.is_foreign:
+            self._check_options_of_foreign()
+            _foreign_address(self)
+        elif self.scheme in OWN_SCHEMES:
+            self._check_options_of_own()
+            require_curve(self.text, has_keys=key_for(self.text, self.key) is not None)
+        else:
+            hint = _hint(self)
+            raise BadInput(f"address {self.text!r} is not accepted: {hint or ACCEPTED}")
+
+    def open(self, sink: Sink | None = None) -> WatchedSource:
+        """The source that watches it, from now on; an engine that is not there yet is waited for. Raises BadInput as
+        `check` does."""
+        self.check()
+        if not self.is_foreign:
+            return LiveSource(self.text, key=self.key, sink=sink)
+        source = import_module("kvscope_telemetry.foreign.source").ForeignSource
+        return cast("WatchedSource", source(_foreign_address(self), sink=sink))
+
+    def _check_options_of_own(self) -> None:
+        for name, value in (("--kv-events", self.kv_events), ("an API key", self.api_key), ("--tls", self.tls)):
+            if value:
+                raise BadInput(f"{name} is for vllm:// and sglang://, and does not go with {self.text}")
+
+    def _check_options_of_foreign(self) -> None:
+        if self.key is not None:
+            raise BadInput(f"--key is for engines of kvscope's own and does not go with {self.text}")
+        if self.ca_file is not None and not self.ca_file.expanduser().is_file():
+            raise BadInput(f"--tls-ca {str(self.ca_file)!r} is not accepted: a file of certificates (PEM)")
+
+
+def open_source(
+    address: str,
+    *,
+    key: Path | None = None,
+    kv_events: str = "",
+    api_key: str = "",
+    tls: bool = False,
+    ca_file: Path | None = None,
+    sink: Sink | None = None,
+) -> WatchedSource:
+    """Watch the engine at `address`: `with connect("vllm://HOST:PORT") as source:`. See `Address` for the rest.
+
+    Raises BadInput for what is not accepted.
+    """
+    return Address(address, key, kv_events, api_key, tls, ca_file).open(sink)
+
+
+def read_api_key(path: Path | None) -> str:
+    """The key in the file, or in the environment where no file is named; empty for none. Raises BadInput."""
+    if path is None:
+        return os.environ.get(API_KEY_VARIABLE, "").strip()
+    try:
+        with path.expanduser().open(encoding="utf-8") as file:
+            text = file.read(MAX_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise BadInput(f"--api-key-file {str(path)!r} cannot be read: {reason}") from None
+    if not text or any(not 32 < ord(letter) < 127 for letter in text):
+        raise BadInput(f"--api-key-file {str(path)!r} is not accepted: one line with the key, without spaces")
+    return text
+
+
+def _foreign_address(address: Address) -> Any:
+    """As the foreign sources have it: what the address itself says, and beside it what was given. Raises BadInput."""
+    kind = import_module("kvscope_telemetry.foreign.address").ForeignAddress
+    parsed = kind.parse(address.text, kv_events=address.kv_events, api_key=address.api_key)
+    ca = parsed.ca if address.ca_file is None else str(address.ca_file.expanduser())
+    return replace(parsed, tls=parsed.tls or address.tls or bool(ca), ca=ca)
+
+
+def _hint(address: Address) -> str:
+    if address.scheme in ("http", "https"):
+        rest = address.text.partition("://")[2].rstrip("/")
+        tls = " with --tls" if address.scheme == "https" else ""
+        return f"say which engine it is, vllm://{rest} or sglang://{rest}{tls}"
+    return ""

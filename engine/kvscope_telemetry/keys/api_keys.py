@@ -1,0 +1,61 @@
+"""API keys of other engines' servers that a person asked to keep: `~/.config/kvscope/api_keys.toml`, mode 0600.
+
+    [keys]
+    "vllm://gpu-box:8000" = "sk-…"
+
+Owns that file. Nothing else writes a key down: not settings, not recordings, not logs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.keys.key_ring import config_folder
+from kvscope_telemetry.keys.private_files import MAX_BYTES, write_private
+
+_WHAT: Final = "file of API keys"
+
+
+def api_keys_path() -> Path:
+    """Where they are written."""
+    return config_folder() / "api_keys.toml"
+
+
+def read_api_keys() -> dict[str, str]:
+    """By address; none when there is no file. Raises BadInput for a file that cannot be understood."""
+    path = api_keys_path()
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.loads(file.read(MAX_BYTES).decode()).get("keys", {})
+        return msgspec.convert(tables, dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise BadInput(f"{_WHAT} {path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError):
+        raise BadInput(f"{_WHAT} {path} is not accepted: a table [keys] of addresses and their keys") from None
+
+
+def keep_api_key(address: str, key: str) -> None:
+    """Keep it, or forget what is kept where it is empty. Raises BadInput when it cannot be written."""
+    before = read_api_keys()
+    after = {known: value for known, value in before.items() if known != address} | ({address: key} if key else {})
+    if after == before:
+        return
+    path = api_keys_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{_WHAT} {path} cannot be written: {error.strerror}") from None
+    lines = [f"{_quoted(known)} = {_quoted(value)}\n" for known, value in after.items()]
+    write_private(path, "[keys]\n" + "".join(lines), _WHAT)
+
+
+def _quoted(text: str) -> str:
+    """A TOML basic string; JSON's escapes are TOML's, but for DEL."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

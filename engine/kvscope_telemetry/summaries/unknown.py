@@ -1,0 +1,27 @@
+"""What a second's summary cannot know of an engine that does not tell all: -1 there, and NaN in a course.
+
+Owns which fields each capability is needed for. Knows no engine by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+
+_NEEDED_FOR: Final[dict[str, tuple[str, ...]]] = {
+    "free_rows": ("active_blocks", "free_blocks", "longest_free_run", "num_free_runs"),
+    "physical_rows": ("longest_free_run", "num_free_runs"),
+    "ref_counts": ("shared_blocks", "copied_blocks", "swapped_blocks", "sunk_blocks", "loaded_blocks"),
+    "filled": ("used_slots",),
+    "requests": ("admitted", "refused", "longest_wait_s", "stalled_s"),
+    "steps": ("num_steps", "schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns", "stalled_s"),
+}
+
+
+def unknown_fields(capabilities: Capabilities) -> frozenset[str]:
+    """Of a `Summary`, those that such an engine does not tell."""
+    if capabilities == OWN_ENGINE:
+        return frozenset()
+    missing = [fields for name, fields in _NEEDED_FOR.items() if not getattr(capabilities, name)]
+    return frozenset(field for fields in missing for field in fields)

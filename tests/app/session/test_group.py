@@ -1,0 +1,52 @@
+"""A group of sessions: opened in order, found by source and name, closed one by one and together."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.session.group import SessionGroup
+from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.errors import BadInput
+
+
+@pytest.fixture
+def group(qapp):
+    made = SessionGroup()
+    yield made
+    made.close()
+    made.deleteLater()
+
+
+def test_sessions_are_opened_found_and_ended(group, make_engine):
+    told = []
+    group.added.connect(lambda session: told.append(("added", session)))
+    group.removed.connect(lambda session: told.append(("removed", session)))
+    one, two = make_engine(), make_engine()
+    two.source.name = "vllm://box:8000"
+    first, second = group.open(one.source), group.open(two.source)
+    assert list(group) == [first, second]
+    assert group.of_source(two.source) is second
+    assert group.named("vllm://box:8000") is second
+    assert group.named("nowhere") is None
+    group.end(first)
+    group.end(first)
+    assert one.source.is_closed
+    assert not two.source.is_closed
+    assert list(group) == [second]
+    group.close()
+    assert two.source.is_closed
+    assert len(group) == 0
+    assert [what for what, _ in told] == ["added", "added", "removed", "removed"]
+
+
+def test_nothing_is_opened_where_one_address_will_not_do(group, tmp_path):
+    with pytest.raises(BadInput, match="nonsense"):
+        group.watch((Address(f"ipc://{tmp_path}/telemetry"), Address("nonsense")))
+    assert len(group) == 0
+
+
+def test_several_addresses_are_watched_at_once(group, tmp_path):
+    addresses = tuple(Address(f"ipc://{tmp_path}/{name}/telemetry") for name in "ab")
+    sessions = group.watch(addresses)
+    assert [session.source.name for session in group] == [address.text for address in addresses]
+    assert list(group) == sessions

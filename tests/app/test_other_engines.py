@@ -1,0 +1,188 @@
+"""A window on an engine that does not tell all: what is unknown is said so, and is never 0."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kvscope_app.debugger.permission import why_not_control
+from kvscope_app.views.console.view import ConsoleView
+from kvscope_app.views.heatmap.view import HeatmapView
+from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.view import summary
+from kvscope_app.views.requests.view import RequestsView
+from kvscope_app.views.throughput.panels import _range_text
+from kvscope_app.views.throughput.view import ThroughputView
+from kvscope_app.views.what_if.view import WhatIfView
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.commands import BlockContent, Control, GetBlockText, Submit
+from kvscope_telemetry.messages.telemetry import Counters, Histogram
+from kvscope_telemetry.summaries.histograms import Range
+
+VLLM = Capabilities(
+    engine="vllm",
+    commands=False,
+    physical_rows=False,
+    free_rows=False,
+    requests=False,
+    owners=False,
+    ref_counts=False,
+    filled=False,
+    prefix_hits=False,
+    last_used=False,
+    steps=False,
+    latencies=False,
+)
+COUNTS = Counters(num_running=3, num_waiting=2, finished=7, generation_tokens=1234)
+
+
+def histogram(kind, counts, bounds_ms=(10, 50, 100)):
+    return Histogram(
+        kind=kind,
+        bounds_ns=np.array([bound * 1_000_000 for bound in bounds_ms], "<u8").tobytes(),
+        counts=np.array(counts, "<u8").tobytes(),
+    )
+
+
+@pytest.fixture
+def vllm(make_engine):
+    """Two blocks keep a prefix; a quarter of the pool is in use."""
+    engine = make_engine(capabilities=VLLM, device="unknown")
+    engine.ledger.hash[[1, 2]] = (11, 12)
+    engine.hold([1, 2], owner=0, filled=0, ref_count=0, state=BlockState.CACHED, counters=COUNTS)
+    engine.reading(0.25, (histogram("first_token", (1, 8, 1, 0)),))
+    return engine
+
+
+@pytest.fixture
+def watched(vllm, make_session):
+    return make_session(vllm)
+
+
+def test_it_takes_prompts_and_is_asked_for_tokens_and_told_nothing_else(vllm, watched):
+    assert not watched.is_file
+    assert watched.takes_prompts
+    assert watched.tells_texts
+    assert not watched.takes_commands
+    assert not watched.may_operate
+    assert watched.send(Submit(request_id="a", prompt="hello"))
+    assert watched.send(GetBlockText(blocks=(1,), tag=1))
+    assert not watched.send(Control(action="pause", tag=2))
+    assert [type(command) for command in vllm.source.sent] == [Submit, GetBlockText]
+    assert why_not_control(watched) == "vLLM can be watched, and not be told what to do"
+
+
+def test_the_page_map_says_what_cells_are_and_disables_what_is_not_told(watched, make_window):
+    window = make_window(watched)
+    page_map = window.page_map
+    page_map.set_mode(ColorMode.FILL)
+    page_map.draw_all()
+    assert page_map.mode is ColorMode.STATE
+    for mode in ColorMode:
+        is_possible = mode is ColorMode.STATE
+        action = window.actions_by_name[f"color_{mode}"]
+        assert action.isEnabled() == is_possible
+        assert ("does not tell" in action.toolTip()) != is_possible
+    words = summary(watched.mirror, watched.mirror.hello.cache)
+    assert "in use: 25.0 %" in words.replace("\u202f", " ").replace("\xa0", " ")
+    assert "2 keep a prefix" in words
+    assert "cells are slots that kvscope gives out" in words
+    assert "free" not in words
+
+
+def test_the_mode_that_was_chosen_comes_back_with_an_engine_that_tells_it(
+    make_engine, make_session, make_window, poll, vllm, watched
+):
+    page_map = make_window(watched).page_map
+    page_map.set_mode(ColorMode.FILL)
+    vllm.capabilities = Capabilities()
+    vllm.begin(8)
+    poll(watched)
+    page_map.draw_all()
+    assert page_map.mode is ColorMode.FILL
+
+
+def test_a_card_says_unknown_and_not_0(watched, make_window):
+    page_map = make_window(watched).page_map
+    facts = page_map._facts(1)
+    told = dict(facts.rows)
+    assert facts.title == "Slot 1"
+    for name in ("Owner", "Held by", "Filled", "Last used"):
+        assert told[name].startswith("unknown"), name
+    assert "whether the engine uses one more is not told" in page_map._facts(5).empty
+
+
+def test_requests_are_numbers(watched, qtbot):
+    view = RequestsView(watched)
+    qtbot.addWidget(view)
+    view.refresh()
+    assert view._stack.currentWidget() is view.numbers
+    assert [view.numbers.value(name) for name in ("num_running", "num_waiting", "finished")] == ["3", "2", "7"]
+
+
+@pytest.mark.parametrize("kind", [HeatmapView, WhatIfView])
+def test_views_on_addresses_say_why_there_are_none(kind, watched, qtbot):
+    view = kind(watched)
+    qtbot.addWidget(view)
+    view.show()
+    view.refresh()
+    words = view._no_addresses.text() if kind is HeatmapView else view.empty.text()
+    assert "vLLM does not tell where in memory a block lies" in words
+    view.shut_down()
+
+
+def test_memory_leaves_out_what_needs_more(watched, qtbot):
+    view = MemoryView(watched)
+    qtbot.addWidget(view)
+    view.refresh()
+    assert "Internal fragmentation" not in view.details._rows
+    assert view.details.value("Room left") == "unknown"
+    assert view.details.value("Saved by sharing") == "unknown"
+    assert view.table.value("kv_free") == "unknown"
+
+
+def test_percentiles_are_ranges(watched, qtbot):
+    bounds = watched.history.range_of("ttft", 0.5, since_ns=0)
+    assert bounds == (0.01, 0.05)
+    assert _range_text(bounds).replace("\u202f", " ").replace("\xa0", " ") == "10.0 ms – 50.0 ms"
+    assert _range_text(Range(2.0, math.inf)).startswith("over 2")
+    view = ThroughputView(watched)
+    qtbot.addWidget(view)
+    view.show()
+    view.refresh_all()
+    assert "queue" not in view._shown
+    assert "step" not in view._shown
+
+
+def test_the_console_takes_prompts_where_they_can_be_sent(watched, make_engine, make_session, qtbot, tmp_path):
+    console = ConsoleView(watched, folder=tmp_path)
+    qtbot.addWidget(console)
+    console.refresh()
+    assert not console.page._blocked()
+    mute = make_session(make_engine(capabilities=Capabilities(engine="sglang", commands=False, completions=False)))
+    silent = ConsoleView(mute, folder=tmp_path)
+    qtbot.addWidget(silent)
+    silent.refresh()
+    assert silent.page._blocked() == "SGLang takes no prompts"
+    assert silent.load.button.toolTip() == "SGLang takes no prompts"
+    for view in (console, silent):
+        view.shut_down()
+
+
+def test_texts_that_the_source_was_told_are_answered_without_asking(vllm, make_session, qtbot):
+    def contents(rows):
+        return tuple(BlockContent(block=row, token_ids=(row,), text=f"block {row}") for row in rows)
+
+    vllm.source.contents = contents
+    session = make_session(vllm)
+    heard = []
+    session.replies.connect(heard.extend)
+    assert session.send(GetBlockText(blocks=(2, 1), tag=9))
+    qtbot.waitUntil(lambda: session.poll() or bool(heard))
+    assert [content.text for content in heard[0].contents] == ["block 2", "block 1"]
+    assert heard[0].tag == 9
+    assert vllm.source.sent == []

@@ -1,0 +1,184 @@
+"""Exports of a recording whose engine does not tell all: empty, left out or None, and never 0."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import numpy as np
+import pytest
+
+from kvscope_telemetry.alarms.measures import measure_of
+from kvscope_telemetry.alarms.rules import KINDS, KV_USAGE, RUN_OUT, STUCK, WAITING
+from kvscope_telemetry.alarms.seconds import seconds_of
+from kvscope_telemetry.exports.comparison.comparison import Run, compare
+from kvscope_telemetry.exports.digest import digest, fragmentation_of, usage_of
+from kvscope_telemetry.exports.perfetto.trace import write_perfetto
+from kvscope_telemetry.exports.report.report import write_report
+from kvscope_telemetry.exports.span import span_of
+from kvscope_telemetry.exports.tables.csv_file import write_csv
+from kvscope_telemetry.exports.tables.tables import metrics_table
+from kvscope_telemetry.ledger import BlockState, Ledger
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+from kvscope_telemetry.messages.telemetry import (
+    CacheInfo,
+    Counters,
+    DeviceInfo,
+    Frame,
+    Hello,
+    Histogram,
+    ModelInfo,
+    Reading,
+    Snapshot,
+)
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.recordings.overview import read_course
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+VLLM = Capabilities(
+    engine="vllm",
+    commands=False,
+    physical_rows=False,
+    free_rows=False,
+    requests=False,
+    owners=False,
+    ref_counts=False,
+    filled=False,
+    prefix_hits=False,
+    last_used=False,
+    steps=False,
+    latencies=False,
+)
+NUM_SECONDS = 4
+
+
+def record(path, capabilities):
+    """A few seconds of an engine with 100 blocks of which 3 keep a prefix, and a quarter is in use."""
+    ledger = Ledger(100)
+    ledger.state[:3], ledger.hash[:3] = BlockState.CACHED, (1, 2, 3)
+    hello = Hello(
+        epoch=5,
+        time_ns=0,
+        wall_time_ns=1_700_000_000 * SECOND_NS,
+        model=ModelInfo(name="m"),
+        cache=CacheInfo(num_blocks=100, block_size=16),
+        device=DeviceInfo(kind="unknown"),
+        capabilities=capabilities,
+    )
+    histogram = Histogram(
+        kind="first_token",
+        bounds_ns=np.array([10_000_000, 50_000_000], "<u8").tobytes(),
+        counts=np.array([1, 8, 1], "<u8").tobytes(),
+    )
+    with RecordingWriter(path) as writer:
+        writer.write(Snapshot(hello=hello, seq=0, step=0, time_ns=0, blocks=ledger.pack_all()))
+        for seq in range(1, 2 * NUM_SECONDS):
+            time_ns = seq * SECOND_NS // 2
+            counters = Counters(generation_tokens=10 * seq, prompt_tokens=seq, num_running=2, num_waiting=1)
+            writer.write(Frame(epoch=5, seq=seq, step=seq, time_ns=time_ns, counters=counters))
+            writer.write(Reading(epoch=5, time_ns=time_ns, used_share=0.25, latencies=(histogram,)))
+    recording = Recording.open(path)
+    course = read_course(recording)
+    return recording, course, span_of(recording)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("told") / "vllm.mcap", VLLM)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("told") / "own.mcap", OWN_ENGINE)
+
+
+def test_the_recording_knows_what_is_told(watched):
+    assert watched[0].info.hello.capabilities == VLLM
+
+
+def test_the_course_has_what_is_told_and_nan_for_the_rest(watched):
+    _, course, _ = watched
+    for name in ("free_blocks", "shared_blocks", "used_slots", "admitted", "num_steps", "run_ns", "longest_free_run"):
+        assert np.isnan(course.column(name)).all(), name
+    assert course.column("num_running")[-1] == 2
+    assert course.column("cached_blocks")[-1] == 3
+    assert usage_of(course)[-1] == 0.25
+    assert np.isnan(fragmentation_of(course)).all()
+    assert course.column("decode_tokens")[1:].max() == 20
+    assert course.column("first_token_p50_s")[-1] == 0.05
+    assert course.column("first_token_p50_above_s")[-1] == 0.01
+    assert np.isnan(course.column("first_token_p99_s")[-1])  # above the last bound
+
+
+def test_an_engine_that_tells_all_is_summarized_as_before(own):
+    _, course, _ = own
+    assert course.column("free_blocks")[-1] == 97
+    assert np.isnan(course.column("pool_blocks")).all()
+
+
+def test_the_metrics_are_empty_where_unknown(watched, own):
+    recording, course, span = watched
+    file = io.BytesIO()
+    write_csv(metrics_table(recording, course, span), file)
+    head, first, *_ = (line.split(",") for line in file.getvalue().decode().splitlines())
+    told = dict(zip(head, first, strict=True))
+    assert told["num_steps"] == told["free_blocks"] == told["admitted"] == ""
+    assert told["num_running"] == "2"
+    assert told["first_token_p50_above_s"]
+    assert not any(name.endswith("_above_s") for name in (column.name for column in metrics_table(*own).columns))
+
+
+def test_the_digest_has_none_and_the_report_and_the_trace_leave_it_out(watched):
+    recording, course, span = watched
+    found = digest(recording, course, span)
+    assert found.totals["admitted"] is None
+    assert found.num_steps is None
+    assert found.latencies_are_bounds
+    report, trace = io.BytesIO(), io.BytesIO()
+    write_report(recording, course, (), span, report)
+    page = report.getvalue().decode()
+    assert "Turned away" not in page
+    assert "Blocks by address" not in page
+    assert "KV usage, peak" in page
+    write_perfetto(recording, course, (), span, trace)
+    names = trace.getvalue()
+    assert b"Running" in names
+    for name in (b"Longest free run", b"Free blocks", b"Requests", b"Steps"):
+        assert name not in names
+
+
+def test_figures_that_one_side_cannot_know_have_no_difference(watched, own):
+    rows = {row.key: row for row in compare(Run(*watched), Run(*own)).rows}
+    assert rows["external_fragmentation"].a is None
+    assert rows["external_fragmentation"].difference is None
+    assert rows["copied_blocks_per_min"].a is None
+    assert rows["running_mean"].a == rows["running_mean"].b == 2
+
+
+@pytest.mark.parametrize(("kind", "is_known"), [(KV_USAGE, True), (RUN_OUT, False), (WAITING, False), (STUCK, False)])
+def test_an_alarm_that_cannot_be_measured_is_nan(watched, kind, is_known):
+    _, course, _ = watched
+    measure = measure_of(KINDS[kind].rule)
+    values = [measure(second) for second in seconds_of(course, 0, len(course))]
+    assert np.isnan(values[-1]) != is_known
+
+
+def test_playing_it_tells_its_readings(watched):
+    source = PlaybackSource(Recording.open(watched[0].path), is_playing=False)
+    try:
+        source.seek(2.0)
+        deadline = time.monotonic() + 60
+        mirror = Mirror()
+        while mirror.used_share < 0 and time.monotonic() < deadline:
+            update = source.take()
+            if update is not None:
+                mirror.apply(update)
+            elif mirror.hello is not None:
+                source.step(1)
+        assert mirror.capabilities == VLLM
+        assert mirror.used_share == 0.25
+    finally:
+        source.close()

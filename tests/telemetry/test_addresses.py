@@ -1,0 +1,109 @@
+"""Addresses: the source of each kind, one line for what is not accepted, and secrets that stay secret."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kvscope_telemetry import connect
+from kvscope_telemetry.addresses import ACCEPTED, API_KEY_VARIABLE, Address, read_api_key
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.sources.live_source import LiveSource
+
+
+@dataclass(frozen=True)
+class FakeForeignAddress:
+    """The fields that the factory gives."""
+
+    text: str
+    kv_events: str = ""
+    api_key: str = ""
+    tls: bool = False
+    ca: str = ""
+
+    @classmethod
+    def parse(cls, text, *, kv_events="", api_key=""):
+        return cls(text, kv_events, api_key)
+
+
+class FakeForeignSource:
+    """Keeps what it was made of."""
+
+    def __init__(self, address, *, sink=None):
+        self.address, self.sink = address, sink
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    for name, things in (
+        ("source", {"ForeignSource": FakeForeignSource}),
+        ("address", {"ForeignAddress": FakeForeignAddress}),
+    ):
+        module = ModuleType(name)
+        vars(module).update(things)
+        monkeypatch.setitem(sys.modules, f"kvscope_telemetry.foreign.{name}", module)
+
+
+def test_an_engine_of_ours(tmp_path):
+    with connect(f"ipc://{tmp_path}/telemetry") as source:
+        assert isinstance(source, LiveSource)
+        assert source.name == f"ipc://{tmp_path}/telemetry"
+
+
+def test_another_engine_with_all_that_was_given(foreign):
+    sink = object()
+    source = connect("vllm://box:8000", kv_events="tcp://box:5557", api_key="secret", tls=True, sink=sink)
+    assert source.address == FakeForeignAddress("vllm://box:8000", "tcp://box:5557", "secret", True)
+    assert source.sink is sink
+    plain = connect("sglang://box:30000/?rank=2")
+    assert plain.address == FakeForeignAddress("sglang://box:30000/?rank=2")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (Address("nowhere"), f"address 'nowhere' is not accepted: {ACCEPTED}"),
+        (Address("http://box:8000/"), "vllm://box:8000 or sglang://box:8000"),
+        (Address("https://box"), "vllm://box or sglang://box with --tls"),
+        (Address("ipc://relative"), "an absolute directory"),
+        (Address("tcp://192.0.2.1:7710"), "not accepted without a key file"),
+        (Address("tcp://127.0.0.1:7710", kv_events="tcp://127.0.0.1:1"), "--kv-events is for vllm:// and sglang://"),
+        (Address("ipc:///a", api_key="secret"), "an API key is for vllm:// and sglang://"),
+        (Address("vllm://box:8000", tls=True, ca_file=Path("/nowhere/ca.pem")), "--tls-ca '/nowhere/ca.pem'"),
+    ],
+)
+def test_one_line_for_what_is_not_accepted(foreign, address, words):
+    with pytest.raises(BadInput) as told:
+        address.check()
+    assert words in str(told.value)
+    assert "secret" not in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_key_file_is_for_engines_of_ours(foreign, tmp_path):
+    with pytest.raises(BadInput, match="--key is for engines of kvscope's own"):
+        Address("vllm://box:8000", key=tmp_path).check()
+
+
+def test_an_api_key_is_in_no_repr():
+    assert "secret" not in repr(Address("vllm://box:8000", api_key="secret"))
+
+
+def test_an_api_key_from_a_file_or_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    assert read_api_key(None) == ""
+    monkeypatch.setenv(API_KEY_VARIABLE, " sk-1 ")
+    assert read_api_key(None) == "sk-1"
+    file = tmp_path / "key"
+    file.write_text("sk-2\n")
+    assert read_api_key(file) == "sk-2"
+    for content in ("", "two words", "two\nlines", "späh"):
+        file.write_text(content)
+        with pytest.raises(BadInput, match="is not accepted: one line"):
+            read_api_key(file)
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_api_key(tmp_path / "missing")
