@@ -74,6 +74,11 @@ class Scraper:
         taken, self._taken = self._taken, None
         return taken
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread goes on."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """End within a second: what is being asked is cut off. Idempotent."""
         self._end.set()

@@ -11,7 +11,7 @@ row, and is told by a snapshot of the same epoch.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kvscope_telemetry.foreign.block_tokens import BlockTokens
@@ -39,7 +39,7 @@ from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 
 HEARTBEAT_NS: Final = 500_000_000
 MANY_ROWS: Final = 400_000
-"""Of more that changed at once the whole state is told: a frame has a bound."""
+"""In a frame at most: a message has a bound."""
 USUAL_BLOCK_SIZE: Final = 16
 """Until a block was told of, where the server does not say."""
 _EPOCH_BITS: Final = 62
@@ -65,6 +65,7 @@ class Translator:
         self._epoch = secrets.randbits(_EPOCH_BITS)
         self._hello: Hello | None = None  # of this epoch, None before its first snapshot
         self._wants_snapshot = True
+        self._is_new_state = False  # the next snapshot says more than the frames before it
         self._notes = Notes()
         self._others: list[TelemetryMessage] = []
         self._beat_ns = 0
@@ -101,7 +102,7 @@ class Translator:
         if self._has_reading and reading.is_restart_of(self._reading):
             self._restart(now_ns, are_events_live=are_events_live)
         if facts != self._facts:
-            self._wants_snapshot = True
+            self._change_state()
         self._reading, self._facts, self._has_reading, self.has_begun = reading, facts, True, True
         self._learn_sizes()
         self._tallies.take(reading)
@@ -145,7 +146,11 @@ class Translator:
         if size != self._block_size:
             self._block_size = size
             self._slots.lay_out(size)
-            self._wants_snapshot = True
+            self._change_state()
+
+    def _change_state(self) -> None:
+        """Something that no frame tells. Such a snapshot has a number of its own: who is up to date takes no other."""
+        self._wants_snapshot = self._is_new_state = True
 
     def _learn_sizes(self) -> None:
         if not self._is_block_size_told:
@@ -173,7 +178,7 @@ class Translator:
             if self._slots.moves_rows and self._hello is not None:
                 self._begin_epoch()
             self._slots.lay_out(self._block_size)
-            self._wants_snapshot = True
+            self._change_state()
         if self._wants_snapshot:
             told.append(self._snapshot(now_ns))
         told += self._frames(now_ns)
@@ -185,8 +190,10 @@ class Translator:
         return told
 
     def _snapshot(self, now_ns: int) -> Snapshot:
-        self._slots.write_changes(self._block_size)
-        self._wants_snapshot = False
+        changes = self._slots.write_changes(self._block_size)
+        if self._hello is not None and (self._is_new_state or changes.ids.size):
+            self.seq += 1
+        self._wants_snapshot = self._is_new_state = False
         self._hello = introduce(
             self._engine,
             self._epoch,
@@ -205,27 +212,27 @@ class Translator:
             counters=self._counters(),
         )
 
-    def _frames(self, now_ns: int) -> list[TelemetryMessage]:
-        """One where something changed; where very much did, the whole state first."""
+    def _frames(self, now_ns: int) -> Iterator[Frame]:
+        """One where something changed; where very much did, several."""
         changes = self._slots.write_changes(self._block_size)
         notes = self._notes.take(now_ns)
+        moves = Moves(evicted=changes.evicted.tobytes(), saved=changes.saved.tobytes())
         if not (changes.ids.size or notes or self._tallies.has_news):
-            return []
-        is_much = changes.ids.size > MANY_ROWS
-        told: list[TelemetryMessage] = [self._snapshot(now_ns)] if is_much else []
-        self.seq += 1
-        frame = Frame(
-            epoch=self._epoch,
-            seq=self.seq,
-            step=self.seq,
-            time_ns=now_ns,
-            blocks=self._slots.ledger.pack(changes.ids[:0] if is_much else changes.ids),
-            batch=self._tallies.take_batch(),
-            counters=self._counters(),
-            events=notes,
-            moves=Moves(evicted=changes.evicted.tobytes(), saved=changes.saved.tobytes()),
-        )
-        return [*told, frame]
+            return
+        for start in range(0, max(changes.ids.size, 1), MANY_ROWS):
+            self.seq += 1
+            yield Frame(
+                epoch=self._epoch,
+                seq=self.seq,
+                step=self.seq,
+                time_ns=now_ns,
+                blocks=self._slots.ledger.pack(changes.ids[start : start + MANY_ROWS]),
+                batch=self._tallies.take_batch(),
+                counters=self._counters(),
+                events=notes,
+                moves=moves,
+            )
+            notes, moves = (), Moves()
 
     def _counters(self) -> Counters:
         return self._tallies.with_blocks(
