@@ -64,12 +64,6 @@ class Slots:
         """Whether the ledger has another size than it should have: `lay_out`, and tell the whole state."""
         return self._wants != self.num_rows
 
-    @property
-    def moves_rows(self) -> bool:
-        """Whether `lay_out` will give another number to rows that are there: those of tiers after one that changes."""
-        last = max((tier for tier in TIERS if self.num_rows[tier]), default=Tier.HBM)
-        return any(self._wants[tier] != self.num_rows[tier] for tier in TIERS if tier < last)
-
     def want(self, tier: Tier, num_rows: int) -> None:
         """The server says that there are so many blocks; there are never fewer rows than there were."""
         room = MAX_ROWS - sum(wanted for other, wanted in self._wants.items() if other != tier)

@@ -81,7 +81,7 @@ class ForeignSource:
         return SourceStatus(
             state=state,
             reason=reason,
-            frames_received=self._translator.seq,
+            frames_received=self._translator.num_frames,
             frames_dropped=self._hand_over.num_discarded,
             resyncs=self._translator.restarts.count,
             messages_rejected=told.num_unreadable + told.num_foreign,

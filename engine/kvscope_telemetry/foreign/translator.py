@@ -4,8 +4,9 @@ Owns the epoch, the number of frames, and when the whole state is told anew. Kno
 given, this machine's monotonic one.
 
 An epoch is a life of what is shown, not of the engine: it ends where the engine started anew, where its cache was told
-from the beginning again, and where rows would get other numbers. A tier that grows at the end of the ledger moves no
-row, and is told by a snapshot of the same epoch.
+from the beginning again, and where the ledger gets another shape or the engine another name. For within an epoch a
+snapshot says nothing that frames did not: who is up to date skips it, and a number that it alone had would be a frame
+that was lost. Shapes double, so there are few.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Translator:
     def __init__(self, engine: str) -> None:
         self.tokens = BlockTokens()
         self.seq = 0
+        self.num_frames = 0
+        """Over all epochs."""
         self.has_begun = False
         """Whether there is a state to speak of."""
         self.restarts = Restarts()
@@ -65,7 +68,6 @@ class Translator:
         self._epoch = secrets.randbits(_EPOCH_BITS)
         self._hello: Hello | None = None  # of this epoch, None before its first snapshot
         self._wants_snapshot = True
-        self._is_new_state = False  # the next snapshot says more than the frames before it
         self._notes = Notes()
         self._others: list[TelemetryMessage] = []
         self._beat_ns = 0
@@ -101,8 +103,8 @@ class Translator:
         """The newest metrics. `are_events_live`: whether what is cached is known to be that of this engine start."""
         if self._has_reading and reading.is_restart_of(self._reading):
             self._restart(now_ns, are_events_live=are_events_live)
-        if facts != self._facts:
-            self._change_state()
+        if facts != self._facts and self._hello is not None:
+            self._begin_epoch()
         self._reading, self._facts, self._has_reading, self.has_begun = reading, facts, True, True
         self._learn_sizes()
         self._tallies.take(reading)
@@ -137,6 +139,7 @@ class Translator:
 
     def _begin_epoch(self) -> None:
         self._epoch, self._hello, self.seq = secrets.randbits(_EPOCH_BITS), None, 0
+        self._slots.write_changes(self._block_size)  # its snapshot has them
         self._wants_snapshot = True
 
     def _learn_block_size(self, size: int) -> None:
@@ -146,11 +149,7 @@ class Translator:
         if size != self._block_size:
             self._block_size = size
             self._slots.lay_out(size)
-            self._change_state()
-
-    def _change_state(self) -> None:
-        """Something that no frame tells. Such a snapshot has a number of its own: who is up to date takes no other."""
-        self._wants_snapshot = self._is_new_state = True
+            self._begin_epoch()
 
     def _learn_sizes(self) -> None:
         if not self._is_block_size_told:
@@ -175,10 +174,8 @@ class Translator:
             return []
         told: list[TelemetryMessage] = []
         if self._slots.must_change:
-            if self._slots.moves_rows and self._hello is not None:
-                self._begin_epoch()
             self._slots.lay_out(self._block_size)
-            self._change_state()
+            self._begin_epoch()
         if self._wants_snapshot:
             told.append(self._snapshot(now_ns))
         told += self._frames(now_ns)
@@ -190,10 +187,7 @@ class Translator:
         return told
 
     def _snapshot(self, now_ns: int) -> Snapshot:
-        changes = self._slots.write_changes(self._block_size)
-        if self._hello is not None and (self._is_new_state or changes.ids.size):
-            self.seq += 1
-        self._wants_snapshot = self._is_new_state = False
+        self._wants_snapshot = False
         self._hello = introduce(
             self._engine,
             self._epoch,
@@ -221,6 +215,7 @@ class Translator:
             return
         for start in range(0, max(changes.ids.size, 1), MANY_ROWS):
             self.seq += 1
+            self.num_frames += 1
             yield Frame(
                 epoch=self._epoch,
                 seq=self.seq,

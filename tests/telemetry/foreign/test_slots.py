@@ -81,17 +81,16 @@ def test_a_row_that_is_given_back_is_given_out_again() -> None:
     assert held(slots) == [(100, 0), (101, 100)]
 
 
-def test_a_last_tier_that_grows_moves_nothing_another_does() -> None:
+def test_tiers_grow_and_keep_what_they_hold() -> None:
     slots = Slots(2)
     slots.apply(stored(*range(1, 6)))
-    assert (slots.must_change, slots.moves_rows) == (True, False)
+    assert slots.must_change
     settle(slots)
     assert len(held(slots)) == 5
     slots.apply(stored(7, medium="CPU"))
-    assert not slots.moves_rows
     settle(slots)
     slots.apply(stored(*range(100, 100 + slots.num_rows[Tier.HBM])))
-    assert slots.moves_rows
+    assert slots.must_change
     settle(slots)
     assert held(slots, Tier.HOST) == [(7, 0)]
 

@@ -24,6 +24,7 @@ from kvscope_telemetry.messages.wire import accepted
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.summaries.summarizer import Summarizer
 
 MS = 1_000_000
 READING = EngineReading(model="m", num_blocks=32, block_size=2, num_running=1, prompt_tokens=10, generation_tokens=5)
@@ -177,7 +178,7 @@ def test_events_alone_are_enough_and_metrics_may_follow() -> None:
     assert told.follower.mirror.hello.cache.block_size == 4
 
 
-def test_rows_that_would_move_begin_an_epoch_and_lose_nothing() -> None:
+def test_another_shape_begins_an_epoch_and_loses_nothing() -> None:
     told = Told()
     told.read(replace(READING, num_blocks=4, host_tokens=8))
     told.give(stored(1, 2, 3), stored(1, medium="CPU"))
@@ -186,6 +187,21 @@ def test_rows_that_would_move_begin_an_epoch_and_lose_nothing() -> None:
     assert told.cached() == {1, 2, 3, 4, 5, 6}
     assert told.cached(Tier.HOST) == {1}
     assert told.follower.mirror.epoch != epoch
+
+
+def test_no_frame_is_missing_whatever_grows() -> None:
+    told = Told()
+    told.read(replace(READING, num_blocks=4))
+    summarizer, follower = Summarizer(Follower()), 0
+    for number in range(1, 40):
+        told.give(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
+        told.translator.restate()
+        told.translator.read(READING, ServerFacts(version=str(number // 9)), told.now_ns, are_events_live=True)
+        told.tell()
+    for message in told.messages:
+        follower += sum(summary.num_lost_frames for summary in summarizer.add(message, told.now_ns))
+    lost = follower + sum(summary.num_lost_frames for summary in summarizer.close())
+    assert lost == 0
 
 
 def test_very_much_at_once_is_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
