@@ -1,0 +1,62 @@
+"""The tokens of cached blocks, as KV events told them: by hash, for a hash names a text wherever it is.
+
+Bounded in bytes; the oldest go first. Written by one thread, read by any.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from typing import Final
+
+from kvscope_telemetry.kv_events.batches import HASH_MASK, BlockStored
+
+MAX_BYTES: Final = 128 << 20
+_TOKEN_BYTES: Final = 4
+_ENTRY_BYTES: Final = 200
+"""Beside the tokens."""
+_MAX_TOKEN: Final = (1 << 32) - 1
+
+
+class BlockTokens:
+    """Give it each stored run; ask it by hash."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._tokens: dict[int, tuple[int, bytes]] = {}  # hash -> place in its text, tokens
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, run: BlockStored) -> None:
+        """The blocks of a run whose tokens are all told; of others nobody knows which token is in which block."""
+        size = run.block_size
+        if not run.token_ids or len(run.token_ids) != size * len(run.block_hashes):
+            return
+        try:
+            packed = array("I", run.token_ids).tobytes()
+        except (OverflowError, TypeError):
+            return
+        tokens, step = self._tokens, size * _TOKEN_BYTES
+        with self._lock:
+            start = self._end_of(run.parent_block_hash)
+            for place, block_hash in enumerate(run.block_hashes):
+                block_hash = block_hash or HASH_MASK
+                if block_hash not in tokens:
+                    tokens[block_hash] = (start + place * size, packed[place * step : place * step + step])
+                    self._num_bytes += step + _ENTRY_BYTES
+            while self._num_bytes > self._max_bytes:
+                oldest = next(iter(tokens))
+                self._num_bytes -= len(tokens.pop(oldest)[1]) + _ENTRY_BYTES
+
+    def get(self, block_hash: int) -> tuple[int, tuple[int, ...]] | None:
+        """Place of the first token in its text (0 where the beginning is not known), and the tokens."""
+        with self._lock:
+            found = self._tokens.get(block_hash)
+        return None if found is None else (found[0], tuple(array("I", found[1])))
+
+    def _end_of(self, parent: int | None) -> int:
+        before = None if parent is None else self._tokens.get(parent)
+        return 0 if before is None else before[0] + len(before[1]) // _TOKEN_BYTES

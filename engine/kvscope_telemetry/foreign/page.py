@@ -1,0 +1,121 @@
+"""A page of metrics, read: samples by name and label, of one data-parallel rank. Knows no engine's names.
+
+Prometheus' own parser reads it. Lines of other programs on the same page are left out before that, for a page may be
+large and the parser is slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvscope_telemetry.errors import ProtocolError
+
+RANK_LABELS: Final = ("engine", "dp_rank")
+"""vLLM's and SGLang's; what has neither is of all ranks together."""
+MAX_SAMPLES: Final = 200_000
+_ONE_OF_MANY: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
+"""Each of them tells the same of its rank: the first is taken."""
+Labels = dict[str, str]
+Samples = dict[str, list[tuple[Labels, float]]]
+
+
+class Page:
+    """Of rank `rank`, and of `model` where that is given. Raises ProtocolError for text that is no page of metrics."""
+
+    def __init__(self, text: str, prefixes: tuple[str, ...], rank: int = 0, model: str = "") -> None:
+        self._samples = _of_rank(_samples(text, prefixes), str(rank), model)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all samples."""
+        return tuple(self._samples)
+
+    def total(self, *names: str, where: Labels | None = None) -> int | None:
+        """A counter's value over all its labels, under the first of `names` that is there."""
+        value = self.sum_of(*names, where=where)
+        return None if value is None or value < 0 else int(value)
+
+    def sum_of(self, *names: str, where: Labels | None = None) -> float | None:
+        """The sum over all labels, under the first of `names` that is there."""
+        for name in names:
+            values = [value for labels, value in self._samples.get(name, ()) if _fits(labels, where)]
+            if values:
+                return sum(values)
+        return None
+
+    def gauge(self, *names: str) -> float | None:
+        """Where it is told by priority too, that of all priorities."""
+        for name in names:
+            found = self._samples.get(name, ())
+            of_all = [value for labels, value in found if not labels.get("priority")] or [v for _, v in found]
+            if of_all:
+                return of_all[0]
+        return None
+
+    def buckets(self, name: str) -> dict[float, float]:
+        """Counts of a histogram by upper bound, over all its labels."""
+        found: defaultdict[float, float] = defaultdict(float)
+        for labels, value in self._samples.get(f"{name}_bucket", ()):
+            try:
+                found[float(labels["le"])] += value
+            except (KeyError, ValueError):
+                return {}
+        return dict(found)
+
+    def labels_of(self, name: str) -> Labels:
+        """Of its first sample; empty where there is none."""
+        found = self._samples.get(name)
+        return found[0][0] if found else {}
+
+    def label(self, label: str, *names: str) -> str:
+        """The first value of `label` among `names`, empty where there is none."""
+        return next((value for name in names if (value := self.labels_of(name).get(label, ""))), "")
+
+
+def _fits(labels: Labels, where: Labels | None) -> bool:
+    return where is None or all(labels.get(name) == value for name, value in where.items())
+
+
+def _samples(text: str, prefixes: tuple[str, ...]) -> Samples:
+    if text.lstrip()[:1] in ("<", "{"):
+        raise ProtocolError("it is a web page, and no metrics")
+    lines = [line for line in text.splitlines() if line.startswith(prefixes)]
+    if len(lines) > MAX_SAMPLES:
+        raise ProtocolError(f"it has {len(lines)} samples: up to {MAX_SAMPLES} are read")
+    samples: Samples = {}
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                if math.isfinite(sample.value):
+                    samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except (ValueError, IndexError, KeyError, RecursionError) as error:
+        raise ProtocolError(f"it cannot be read as metrics ({' '.join(str(error).split())[:100]})") from None
+    return samples
+
+
+def _of_rank(samples: Samples, rank: str, model: str) -> Samples:
+    kept: Samples = {}
+    for name, all_of in samples.items():
+        of_rank = [(labels, value) for labels, value in all_of if _is_of(labels, rank, model)]
+        firsts = {
+            label: min((labels[label] for labels, _ in of_rank if label in labels), default="")
+            for label in _ONE_OF_MANY
+        }
+        first = [
+            (labels, value)
+            for labels, value in of_rank
+            if all(labels.get(label, first) == first for label, first in firsts.items())
+        ]
+        if first:
+            kept[name] = first
+    return kept
+
+
+def _is_of(labels: Labels, rank: str, model: str) -> bool:
+    if model and labels.get("model_name", model) != model:
+        return False
+    return all(labels.get(label, "") in ("", rank) for label in RANK_LABELS)

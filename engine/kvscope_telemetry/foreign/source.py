@@ -1,0 +1,203 @@
+"""A running vLLM or SGLang as a `Source`: its KV events and metrics, as updates, over its restarts.
+
+Owns the thread that brings the two together. Each of them has one of its own; what they say means is the translator's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Final, Self
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.foreign.address import ForeignAddress
+from kvscope_telemetry.foreign.block_contents import BlockContents
+from kvscope_telemetry.foreign.event_part import EventPart
+from kvscope_telemetry.foreign.hand_over import HandOver
+from kvscope_telemetry.foreign.scrape import Scraper
+from kvscope_telemetry.foreign.standing import Parts, standing
+from kvscope_telemetry.foreign.translator import Translator
+from kvscope_telemetry.kv_events.stream_items import StreamStatus
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.source import SourceState, SourceStatus, Update
+from kvscope_telemetry.sources.sink import Sink
+from kvscope_telemetry.state.mirror import Mirror
+
+FRAME_S: Final = 0.1
+"""Between frames, where something changes."""
+HEARD_NS: Final = 3_000_000_000
+"""A sign of life from either part is worth so long."""
+WAIT_FOR_METRICS_NS: Final = 3_000_000_000
+_LOOK_AGAIN_S: Final = 0.05
+
+
+class ForeignSource:
+    """The engine at `address`, one rank of it; a context manager that closes at the end.
+
+    Nobody needs to be there yet. `sink` is given all that is told (`set_sink`). Raises BadInput for a file of
+    certificates that will not do.
+    """
+
+    def __init__(
+        self,
+        address: ForeignAddress,
+        *,
+        sink: Sink | None = None,
+        frame_s: float = FRAME_S,
+        scraper: Callable[[ForeignAddress], Scraper] = Scraper,
+    ) -> None:
+        self.mirror = Mirror()
+        """The state as of the last `update_mirror()`."""
+        self._address = address
+        self._frame_s = frame_s
+        self._translator = Translator(address.engine)
+        tokens, hash_in = self._translator.tokens, self._translator.hash_in
+        self._contents = BlockContents(tokens, hash_in, address.tokenizer)
+        self._hand_over = HandOver(sink)
+        self._resync_wanted = False
+        self._heard_ns = self._num_batches = 0
+        self._begun_ns = time.monotonic_ns()
+        self._failure = ""
+        self._changed = threading.Condition()
+        self._end = threading.Event()
+        self._scraper = scraper(address)
+        self._events = EventPart(address)
+        self._thread = threading.Thread(target=self._run, name="kvscope-foreign", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The address, without its options."""
+        return self._address.name
+
+    @property
+    def status(self) -> SourceStatus:
+        """How it is now: the worse of metrics and KV events."""
+        events = self._events.status
+        state, reason = self._standing(events)
+        told = events or StreamStatus()
+        return SourceStatus(
+            state=state,
+            reason=reason,
+            frames_received=self._translator.num_frames,
+            frames_dropped=self._hand_over.num_discarded,
+            resyncs=self._translator.restarts.count,
+            messages_rejected=told.num_unreadable + told.num_foreign,
+            num_skipped=told.num_unknown_events,
+            last_message_ns=self._heard_ns,
+        )
+
+    def take(self) -> Update | None:
+        """What came since the last call, None when nothing did."""
+        return self._hand_over.take()
+
+    def update_mirror(self) -> Update | None:
+        """Take what came and apply it to `mirror`; what was applied, None when nothing was."""
+        update = self.take()
+        if update is None:
+            return None
+        try:
+            self.mirror.apply(update)
+        except ProtocolError:
+            self.resync()
+            return None
+        return update
+
+    def resync(self) -> None:
+        """For a taker that could not apply an update: drop what waits, begin anew with the whole state."""
+        self._hand_over.discard()
+        self._resync_wanted = True
+
+    def set_sink(self, sink: Sink | None) -> None:
+        """From now on give what is told to `sink`, or to nobody. It begins with the whole state."""
+        self._hand_over.set_sink(sink)
+
+    def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
+        """What rows of the ledger hold now, as far as it was told, in the order asked. From any thread.
+
+        Text is by the tokenizer where it is on this machine, which the first call reads; else the tokens' numbers.
+        """
+        return self._contents.of_rows(rows, self._translator.model)
+
+    def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until `predicate()` holds, looking again whenever something came; whether it did in time."""
+        deadline = time.monotonic() + timeout_s
+        while not predicate():
+            rest_s = deadline - time.monotonic()
+            if rest_s <= 0:
+                return False
+            with self._changed:
+                self._changed.wait(min(rest_s, _LOOK_AGAIN_S))
+        return True
+
+    def close(self) -> None:
+        """End the threads and free the sockets. Idempotent."""
+        self._end.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._end.wait(self._frame_s):
+                self._pass(time.monotonic_ns())
+        except Exception as error:  # told in the status: a source that died silently looks like a quiet one
+            self._failure = f"reading failed: {error!r:.200}"
+            raise
+        finally:
+            self._events.close()
+            self._scraper.close()
+
+    def _pass(self, now_ns: int) -> None:
+        translator = self._translator
+        scraped = self._scraper.take()
+        if scraped is not None:
+            self._events.learn(scraped.facts)
+            translator.read(scraped.reading, scraped.facts, now_ns, are_events_live=self._events.is_live)
+        if self._may_take_events(now_ns):
+            translator.take(self._events.take(), now_ns)
+        if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
+            self._resync_wanted = False
+            translator.restate()
+        self._note_life(now_ns, is_scraped=scraped is not None)
+        messages = translator.messages(now_ns, is_heard=now_ns - self._heard_ns < HEARD_NS)
+        if messages:
+            self._hand_over.give(messages)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _may_take_events(self, now_ns: int) -> bool:
+        """They wait a little where metrics have not come yet, which say how many blocks there are."""
+        return self._translator.has_begun or now_ns - self._begun_ns >= WAIT_FOR_METRICS_NS
+
+    def _note_life(self, now_ns: int, *, is_scraped: bool) -> None:
+        events = self._events.status
+        num_batches = 0 if events is None else events.num_batches
+        if is_scraped or num_batches != self._num_batches:
+            self._heard_ns = now_ns
+        self._num_batches = num_batches
+
+    def _standing(self, events: StreamStatus | None) -> tuple[SourceState, str]:
+        if self._failure:
+            return SourceState.ENDED, self._failure
+        return standing(
+            Parts(
+                product=self._address.product,
+                metrics_why=self._scraper.why,
+                is_refused=self._scraper.is_refused,
+                events=events,
+                events_failure=self._events.failure,
+                has_begun=self._translator.has_begun,
+                are_restarts_doubtful=self._translator.restarts.are_doubtful,
+            )
+        )

@@ -1,0 +1,290 @@
+"""Attach to the real publishers of vLLM and SGLang and compare the mirror with what they published.
+
+    pip download --no-deps --dest wheels vllm==0.33.0 vllm==0.23.0 sglang==0.5.23
+    python scripts/check_foreign_publishers.py wheels
+
+Of each wheel only the module of KV events is run, in a process of its own, with stand-ins for the heavy modules that it
+imports. The publisher is watched while it publishes, joined late, and started anew with another life. Its own decoder
+then reads what our publisher sends. Skips, and says so, where there are no wheels. 1 when anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import http.server
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from kvscope_telemetry.foreign.address import ForeignAddress
+from kvscope_telemetry.foreign.source import ForeignSource
+from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
+from kvscope_telemetry.kv_events.encoding import encode_batch
+from kvscope_telemetry.ledger import BlockState, Tier
+
+BATCHES: Final = 400
+WAIT_S: Final = 60.0
+MODULES: Final = {
+    "vllm": ("vllm/distributed/kv_events.py", "vllm/config/kv_events.py"),
+    "sglang": ("sglang/srt/disaggregation/kv_events.py",),
+}
+MEDIA: Final = {"vllm": ("GPU", "CPU"), "sglang": ("GPU", "CPU_PINNED")}
+Held = dict[tuple[int, Tier], int]
+
+
+def main() -> int:
+    """Check every wheel in the folder."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("wheels", type=Path, help="folder with wheels of vLLM and SGLang, or an unpacked module")
+    parser.add_argument("--publish", nargs=3, metavar=("ENGINE", "ENDPOINT", "SEED"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.publish:
+        publish(args.wheels, args.publish[0], args.publish[1], int(args.publish[2]))
+        return 0
+    wheels = sorted([*args.wheels.glob("vllm-*.whl"), *args.wheels.glob("sglang-*.whl")])
+    if not wheels:
+        print(f"skipped: no wheels of vLLM or SGLang in {args.wheels}")
+        return 0
+    return int(0 in list(map(check, wheels)))
+
+
+def check(wheel: Path) -> bool:
+    """One wheel; whether all was right."""
+    engine, version = wheel.name.split("-")[:2]
+    with tempfile.TemporaryDirectory(prefix="kvscope-publishers-") as name, Metrics(engine) as metrics:
+        folder = Path(name)
+        with zipfile.ZipFile(wheel) as archive:
+            for path in MODULES[engine]:
+                archive.extract(path, folder)
+        endpoint = f"ipc://{folder}/events"
+        text = f"{engine}://127.0.0.1:{metrics.port}"
+        address = ForeignAddress.parse(text, kv_events=endpoint, replay=f"{endpoint}-replay")
+        module = load(folder, engine)
+        media = media_of(module, engine)
+        with ForeignSource(address) as early:
+            results = []
+            for seed in (1, 2):
+                with Publisher(folder, engine, endpoint, seed):
+                    results.append(compare(early, media, seed, "from the beginning" if seed == 1 else "restarted"))
+                    with ForeignSource(address) as late:
+                        results.append(compare(late, media, seed, "joined late"))
+        decodes = decoded_by(module)
+    print(f"{engine} {version}: {'; '.join([*results, decodes])}")
+    return not any("DIFFERS" in result for result in (*results, decodes))
+
+
+def compare(source: ForeignSource, media: tuple[str, ...], seed: int, what: str) -> str:
+    """Wait until the mirror is what was published; say how it came out."""
+    wanted: Held = {}
+    for events in life(media, seed):
+        follow(wanted, events)
+    deadline = time.monotonic() + WAIT_S
+    while held(source) != wanted and time.monotonic() < deadline:
+        if source.update_mirror() is None:
+            time.sleep(0.01)
+    if held(source) == wanted:
+        return f"{what} {len(wanted)} blocks of {BATCHES} batches right"
+    return f"{what} DIFFERS: {len(held(source))} of {len(wanted)} blocks ({source.status.reason})"
+
+
+def held(source: ForeignSource) -> Held:
+    """Parents by hash and tier, as the mirror has them."""
+    ledger = source.mirror.ledger
+    rows = np.flatnonzero(ledger.state == BlockState.CACHED)
+    columns = (ledger.hash[rows].tolist(), ledger.tier[rows].tolist(), ledger.parent[rows].tolist())
+    return {(block_hash, Tier(tier)): parent for block_hash, tier, parent in zip(*columns, strict=True)}
+
+
+def follow(wanted: Held, events: Iterable[KvEvent]) -> None:
+    """What should be there after `events`."""
+    for event in events:
+        if isinstance(event, AllBlocksCleared):
+            wanted.clear()
+            continue
+        tier = Tier.HBM if event.medium == "GPU" else Tier.HOST
+        parent = event.parent_block_hash or 0 if isinstance(event, BlockStored) else 0
+        for block_hash in event.block_hashes:
+            if isinstance(event, BlockStored):
+                wanted.setdefault((block_hash, tier), parent)
+                parent = block_hash
+            else:
+                wanted.pop((block_hash, tier), None)
+
+
+def life(media: tuple[str, ...], seed: int) -> Iterator[list[KvEvent]]:
+    """What the publisher publishes, batch by batch: the same in both processes."""
+    chance = random.Random(seed)
+    hashes = [chance.getrandbits(64) | 1 for _ in range(500)]
+    for number in range(BATCHES):
+        events: list[KvEvent] = []
+        for _ in range(chance.randrange(1, 10)):
+            first, medium = chance.randrange(len(hashes) - 4), chance.choice(media)
+            run = tuple(hashes[first : first + chance.randrange(1, 5)])
+            if chance.randrange(3):
+                tokens = tuple(range(16 * len(run)))
+                events.append(BlockStored(run, hashes[first - 1] if first else None, tokens, 16, medium=medium))
+            else:
+                events.append(BlockRemoved(run, medium))
+        yield [AllBlocksCleared()] if number == BATCHES // 3 else events
+
+
+# The publisher's process.
+
+
+def publish(folder: Path, engine: str, endpoint: str, seed: int) -> None:
+    """Publish a life, say so, and stay until nobody writes to us any more."""
+    module = load(folder, engine)
+    options: dict[str, Any] = {"endpoint": endpoint, "replay_endpoint": f"{endpoint}-replay", "topic": "kv"}
+    publisher = module.ZmqEventPublisher(0, **options)
+    for events in life(media_of(module, engine), seed):
+        publisher.publish(module.KVEventBatch(ts=time.time(), events=[theirs(module, engine, each) for each in events]))
+    print("published", flush=True)
+    sys.stdin.read()
+    publisher.shutdown()
+
+
+def theirs(module: Any, engine: str, event: KvEvent) -> Any:
+    """Our event as one of theirs; SGLang's hashes are signed, vLLM's are digests now and then."""
+    if isinstance(event, AllBlocksCleared):
+        return module.AllBlocksCleared()
+    hashes = [_their_hash(engine, each) for each in event.block_hashes]
+    if isinstance(event, BlockRemoved):
+        return module.BlockRemoved(block_hashes=hashes, **known(module.BlockRemoved, medium=event.medium))
+    parent = event.parent_block_hash
+    return module.BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=None if parent is None else _their_hash(engine, parent),
+        token_ids=list(event.token_ids),
+        block_size=event.block_size,
+        **known(module.BlockStored, lora_id=None, medium=event.medium, lora_name=None),
+    )
+
+
+def known(kind: Any, **fields: object) -> dict[str, object]:
+    """Those that this version of theirs has."""
+    return {name: value for name, value in fields.items() if name in kind.__struct_fields__}
+
+
+def media_of(module: Any, engine: str) -> tuple[str, ...]:
+    """Of versions that tell none there is a GPU's alone."""
+    return MEDIA[engine] if known(module.BlockRemoved, medium="") else ("GPU",)
+
+
+def _their_hash(engine: str, block_hash: int) -> int | bytes:
+    if engine == "sglang":
+        return block_hash - (1 << 64) if block_hash >> 63 else block_hash
+    return b"\7" * 24 + block_hash.to_bytes(8, "big") if block_hash % 7 == 0 else block_hash
+
+
+def load(folder: Path, engine: str) -> Any:
+    """Their module of KV events, with stand-ins for what it imports of their own."""
+    from pydantic import BaseModel  # of SGLang's configuration
+
+    assert BaseModel is not None
+    if engine == "vllm":
+        stand_in("vllm.logger", init_logger=lambda name: __import__("logging").getLogger(name))
+        network = dict.fromkeys(("get_ip", "get_tcp_uri", "is_valid_ipv6_address", "split_zmq_path"))
+        stand_in("vllm.utils.network_utils", **network)
+        stand_in("vllm.v1.core.kv_cache_utils", ExternalBlockHash=bytes | int)
+        stand_in("vllm.config.utils", config=dataclasses.dataclass)
+    else:
+        stand_in("sglang.srt.runtime_context", get_parallel=None)
+        stand_in("sglang.srt.utils.network", NetworkAddress=None)
+    for path in reversed(MODULES[engine]):
+        name = path.removesuffix(".py").replace("/", ".")
+        spec = spec_from_file_location(name, folder / path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+def stand_in(name: str, **members: object) -> None:
+    """A module that has nothing but `members`, and the packages above it."""
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        path = ".".join(parts[:end])
+        if path not in sys.modules:
+            sys.modules[path] = types.ModuleType(path)
+            sys.modules[path].__path__ = []
+    vars(sys.modules[name]).update(members)
+
+
+def decoded_by(module: Any) -> str:
+    """Whether their own decoder reads what our publisher sends, in their version's layout."""
+    is_array = bool(module.BlockStored.__struct_config__.array_like)
+    ours = [BlockStored((1, 2), None, (5, 6), 1, medium="GPU"), BlockRemoved((1,), "CPU"), AllBlocksCleared()]
+    batch = msgspec.msgpack.Decoder(module.KVEventBatch).decode(encode_batch(EventBatch(1.5, ours, 0), arrays=is_array))
+    stored, removed, cleared = batch.events
+    is_right = (stored.block_hashes, stored.token_ids, removed.block_hashes) == ([1, 2], [5, 6], [1])
+    if known(module.BlockRemoved, medium=""):
+        is_right &= (stored.medium, removed.medium) == ("GPU", "CPU")
+    is_right &= type(cleared).__name__ == "AllBlocksCleared"
+    return "its decoder reads ours" if is_right else "its decoder DIFFERS"
+
+
+class Publisher:
+    """Their publisher as a process that has published all when this is entered."""
+
+    def __init__(self, folder: Path, engine: str, endpoint: str, seed: int) -> None:
+        command = [sys.executable, __file__, str(folder), "--publish", engine, endpoint, str(seed)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def __enter__(self) -> None:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"published\n":
+            raise SystemExit("the publisher did not start")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=WAIT_S)
+
+
+class Metrics:
+    """An HTTP server with a page of metrics that says just enough."""
+
+    def __init__(self, engine: str) -> None:
+        page = {
+            "vllm": 'vllm:num_requests_running 1\nvllm:cache_config_info{block_size="16",num_gpu_blocks="600"} 1\n',
+            "sglang": "sglang:num_running_reqs 1\nsglang:page_size 16\nsglang:max_total_num_tokens 9600\n",
+        }[engine].encode()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200 if self.path == "/metrics" else 404)
+                self.send_header("Content-Type", "text/plain")
+                self.end_headers()
+                self.wfile.write(page)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Metrics:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
