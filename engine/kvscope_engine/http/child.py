@@ -28,6 +28,8 @@ class HttpChild:
 
     def __init__(self, address: str, *, api_key: str, options: Sequence[str], tell: Callable[[str], None]) -> None:
         self._listener = listen(address)
+        self.url = url(self._listener)
+        """Without a path."""
         self._api_key = api_key
         self._options = options
         self._tell = tell
@@ -44,10 +46,9 @@ class HttpChild:
     def running(self, endpoint: str, key: Path) -> Iterator[None]:
         """While the engine serves on `endpoint`; `key` lets an operator in there."""
         with self._listener:
-            address = url(self._listener)
             child = self._start(endpoint, key)
-        print(f"OpenAI API on {address}/v1", flush=True)
-        watch = threading.Thread(target=self._watch, args=(child, address), name="kvscope-http-watch", daemon=True)
+        print(f"OpenAI API on {self.url}/v1", flush=True)
+        watch = threading.Thread(target=self._watch, args=(child,), name="kvscope-http-watch", daemon=True)
         watch.start()
         try:
             yield
@@ -65,11 +66,11 @@ class HttpChild:
             environment[API_KEY_VARIABLE] = self._api_key
         return subprocess.Popen(words, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL)
 
-    def _watch(self, child: subprocess.Popen[bytes], address: str) -> None:
+    def _watch(self, child: subprocess.Popen[bytes]) -> None:
         code = child.wait()
         if not self._is_ending:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-            self._tell(f"the OpenAI API on {address} {how}: the engine goes on without it")
+            self._tell(f"the OpenAI API on {self.url} {how}: the engine goes on without it")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_requests < 1 or args.drain_seconds < 0:
         raise BadInput("--max-requests and --drain-seconds are not accepted: whole numbers above 0, and from 0")
     from kvscope_engine.http.api import HttpLimits, HttpSettings
-    from kvscope_engine.http.server import serve_http
+    from kvscope_engine.http.server import HttpServer
     from kvscope_engine.server.parent_watch import watch_parent
 
     if args.exit_with_parent is not None:
@@ -102,5 +102,5 @@ def run(args: argparse.Namespace) -> int:
     with socket.socket(fileno=args.listen_fd) if is_child else listen(args.listen) as listener:
         if not is_child:
             print(f"listening on {url(listener)}", flush=True)
-        serve_http(settings, listener)
+        HttpServer(settings, listener).run()
     return 0

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 OPEN_PATHS: Final = frozenset(("/health", "/version", "/openapi.json"))
 """Without an API key."""
+MAX_HEAD_BYTES: Final = 32 << 10
+"""Of a request's first line and headers."""
 SLOT: Final = "kvscope.slot"
 _Body = TypeVar("_Body")
 
@@ -42,6 +44,7 @@ class Gate:
             return
         slot = scope[SLOT] = Slot(self)
         try:
+            _check_size(scope)
             self._check(scope["path"], Headers(scope=scope))
             await self._app(scope, receive, send)
         except ApiError as error:
@@ -155,6 +158,14 @@ def _field(message: str) -> str | None:
         return path.rstrip("`")[:100]
     before, found, name = message.partition("field `")
     return name.rstrip("`")[:100] if found and before.endswith(("unknown ", "required ")) else None
+
+
+def _check_size(scope: Scope) -> None:
+    """A head that came all at once was not measured before."""
+    num_bytes = len(scope["raw_path"]) + len(scope["query_string"])
+    num_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
+    if num_bytes > MAX_HEAD_BYTES:
+        raise ApiError(431, f"a head of {num_bytes} bytes is not accepted: at most {MAX_HEAD_BYTES}")
 
 
 def _check_host(host: str) -> None:

@@ -6,7 +6,7 @@ Owns how many connections there may be. What is no HTTP gets an answer in OpenAI
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 import h11
 import msgspec
@@ -14,8 +14,6 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from kvscope_engine.http.api import HttpLimits
 from kvscope_engine.http.shapes.errors import ApiError
-
-MAX_HEAD_BYTES: Final = 32 << 10
 
 
 class Connection(H11Protocol):
