@@ -91,7 +91,7 @@ class _Answer:
         said = [piece for piece in pieces if isinstance(piece, Tokens)]
         content, calls = self._read(index, "".join(piece.text for piece in said), is_end=True)
         logprobs = [entry for piece in said if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content]
-        message = ChatMessage(content=content or (None if calls else ""))
+        message = ChatMessage(content=None if calls and not content.strip() else content)
         if calls:
             message = replace(message, tool_calls=[replace(call, index=UNSET) for call in calls])
         return ChatChoice(index, message, ChatLogprobs(logprobs) if logprobs else None, self._reason(index, pieces[-1]))

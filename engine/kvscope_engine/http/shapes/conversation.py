@@ -103,7 +103,7 @@ def _rendered(
     try:
         template: Any = _compile_jinja_template(tokenizer.chat_template)
         rendered = template.render(
-            **tokenizer.special_tokens
+            **dict(tokenizer.special_tokens)
             | dict(extra)
             | {
                 "messages": BoundedTurns(turns, MAX_TEMPLATE_S),

@@ -32,11 +32,16 @@ class ToolCallReader:
     _held: str = ""
     _is_json: bool | None = None
     """Whether the answer may be JSON from its first character on; None before there is any."""
+    _is_after_call: bool = False
+    """Whether nothing but white space came since the last call."""
     _calls: list[CalledTool] = field(default_factory=list)
 
     def add(self, text: str) -> tuple[str, list[CalledTool]]:
         """Text that can be told, and calls that are whole."""
         self._held += text
+        if self._is_after_call:
+            self._held = self._held.lstrip()  # what parts one call from the next is no text
+            self._is_after_call = not self._held
         if self._is_json is None:
             begin = self._held.lstrip()
             if begin and not any(prefix.startswith(begin) for prefix in PREFIXES):
@@ -63,11 +68,14 @@ class ToolCallReader:
             if end < 0:
                 return told
             whole, self._held = self._held[: end - start + len(CLOSE)], self._held[end - start + len(CLOSE) :]
-            if not self._call(whole.removeprefix(OPEN).removesuffix(CLOSE)):
+            if self._call(whole.removeprefix(OPEN).removesuffix(CLOSE)):
+                self._held = self._held.lstrip()
+                self._is_after_call = not self._held
+            else:
                 told += whole
         keep = _overlap(self._held, OPEN)
         told, self._held = told + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return told if told.strip() or not self.num_calls else ""
+        return told
 
     def _all_json(self, text: str) -> bool:
         """Whether all of `text` is calls of functions that there are."""
