@@ -186,7 +186,8 @@ def test_an_engine_that_goes_and_comes_back(serving: Callable[..., Served]) -> N
 def test_an_engine_that_dies_in_a_step(serving: Callable[..., Served]) -> None:
     served = serving(fail_at_step=3)
     data = read_all(served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 9, "stream": True}, "Connection: close"))
-    assert "the engine died in a step" in events(data)[-1]["error"]["message"]
+    assert b'"message":"the engine died in a step' in data  # in a stream, or instead of one that had not begun
+    assert b"[DONE]" not in data
 
 
 def test_an_api_key(serving: Callable[..., Served]) -> None:
