@@ -1,4 +1,4 @@
-"""Options that the engine's messages may not have yet: forms of answers, biases, stop tokens, salts; OpenAI's client."""
+"""OpenAI's client asks for forms, biases, stop tokens and salts, of an engine whose messages have them."""
 
 from __future__ import annotations
 
