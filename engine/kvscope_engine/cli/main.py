@@ -15,11 +15,12 @@ from collections.abc import Sequence
 
 from kvscope_engine.cli import bench, doctor, generate, keys, plan, serve, simulate, what_if
 from kvscope_engine.cli.parser import CommandParser
+from kvscope_engine.http import command as http
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PROGRAM = "kvscope-engine"
-COMMANDS = (serve, keys, generate, bench, simulate, plan, what_if, doctor)
+COMMANDS = (serve, http, keys, generate, bench, simulate, plan, what_if, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     for module in COMMANDS:
         command = module.add_parser(commands)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(names=list(commands.choices))
     return parser
 
 
@@ -76,13 +78,9 @@ def _run(arguments: list[str]) -> int:
     parser = build_parser()
     args = parser.parse_args(arguments)
     if args.command is None:
-        raise BadInput(f"no command is given: one of {', '.join(_names())} (see `{PROGRAM} --help`)")
+        raise BadInput(f"no command is given: one of {', '.join(args.names)} (see `{PROGRAM} --help`)")
     code: int = args.run(args)
     return code
-
-
-def _names() -> list[str]:
-    return [module.__name__.rpartition(".")[2].replace("_", "-") for module in COMMANDS]
 
 
 def _failed(arguments: list[str], message: str, code: int) -> int:

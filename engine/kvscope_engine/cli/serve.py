@@ -15,11 +15,14 @@ from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import tell_notes
 from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import whole_number
+from kvscope_engine.http.child import HttpChild, connectable
+from kvscope_engine.http.command import add_api_options, api_key
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService, Interrupted
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
+from kvscope_telemetry.keys.connections import NO_KEY
+from kvscope_telemetry.keys.key_ring import LOCAL_KEY, KeyRing, default_keys_folder
 from kvscope_telemetry.messages.roles import Role
 
 if TYPE_CHECKING:
@@ -51,6 +54,13 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         choices=[str(role) for role in Role],
         help="on tcp on loopback: no keys, and everybody on this machine has this role",
     )
+    parser.add_argument(
+        "--http",
+        metavar="HOST:PORT",
+        help="serve OpenAI's API there as well, from a process of its own (see `kvscope-engine http --help`); beyond"
+        " loopback an API key is needed",
+    )
+    add_api_options(parser)
     parser.add_argument(
         "--record",
         type=Path,
@@ -85,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if args.exit_with_parent is not None:
         watch_parent(args.exit_with_parent or None)
 
+    http = _http_child(args)
     built: list[Engine] = []
     told = 0
 
@@ -111,8 +122,11 @@ def run(args: argparse.Namespace) -> int:
             on_progress=bar,
             record=args.record,
             record_text=args.record_text,
+            http=http,
         )
     finally:
+        if http is not None:
+            http.close()
         tell_notes([note for engine in built for note in engine.notes[told:]])
 
 
@@ -125,11 +139,12 @@ def serve(
     on_progress: OnProgress = lambda progress: None,
     record: Path | None = None,
     record_text: bool = False,
+    http: HttpChild | None = None,
 ) -> int:
     """Serve the engine of `build` until it is stopped: 0. Raises what it died of.
 
     On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role. What is told
-    is recorded to `record`, with the texts of blocks where `record_text` says so.
+    is recorded to `record`, with the texts of blocks where `record_text` says so; `http` runs beside it.
     """
     ring = KeyRing(keys) if endpoint.startswith("tcp") and keyless is None else None
     with _recorder(record, texts=record_text) as recorder:
@@ -143,9 +158,22 @@ def serve(
             recorder=recorder,
         )
         print(f"listening on {service.telemetry_endpoint}", flush=True)
-        with _stopped_by_signals(service):
+        key = ring.folder / LOCAL_KEY if ring is not None else NO_KEY
+        beside = nullcontext() if http is None else http.running(connectable(service.telemetry_endpoint), key)
+        with _stopped_by_signals(service), beside:
             service.run()
     return 0
+
+
+def _http_child(args: argparse.Namespace) -> HttpChild | None:
+    if args.http is None:
+        if args.api_key is not None or args.served_model_name:
+            raise BadInput("--api-key and --served-model-name are for the OpenAI API and go with --http HOST:PORT")
+        return None
+    if args.keyless == Role.VIEWER:
+        raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, as operators do")
+    options = ["--served-model-name", args.served_model_name] if args.served_model_name else []
+    return HttpChild(args.http, api_key=api_key(args), options=options, tell=lambda line: tell_notes([line]))
 
 
 def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[EngineRecorder | None]:

@@ -39,6 +39,8 @@ from kvscope_telemetry.messages.roles import Caller, Role
 
 LOCAL: Final = "local"
 """The name of the key that is made by itself, for the desktop of the engine's own user."""
+LOCAL_KEY: Final = f"{LOCAL}.key"
+"""Its file in the folder."""
 MAX_CLIENTS: Final = 1000
 LOOK_AGAIN_S: Final = 0.2
 _WHAT: Final = "keys folder"
@@ -71,7 +73,7 @@ def config_folder() -> Path:
 
 def local_key() -> Path | None:
     """The key file that an engine of this user's made for this user's desktop, None when there is none."""
-    path = default_keys_folder() / "local.key"
+    path = default_keys_folder() / LOCAL_KEY
     return path if path.is_file() else None
 
 
@@ -139,7 +141,7 @@ class KeyRing:
                 raise BadInput(f"name {name!r:.80} is not on the allow-list: {names}")
             self._write([entry for entry in entries if entry is not gone])
             if name == LOCAL:
-                (self.folder / "local.key").unlink(missing_ok=True)
+                (self.folder / LOCAL_KEY).unlink(missing_ok=True)
         return gone
 
     def _new(self, name: str, role: Role, out: Path) -> ClientKey:
@@ -170,7 +172,7 @@ class KeyRing:
         return self.engine
 
     def _make_local_key(self) -> None:
-        path = self.folder / "local.key"
+        path = self.folder / LOCAL_KEY
         path.unlink(missing_ok=True)
         self._write([entry for entry in self.entries() if entry.name != LOCAL])
         self._new(LOCAL, Role.OPERATOR, path)

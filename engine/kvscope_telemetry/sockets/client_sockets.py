@@ -35,11 +35,11 @@ TCP_HEARTBEAT_MS: Final = (2_000, 10_000)
 class ClientSockets:
     """Sockets to the engine at `endpoint`, connecting from construction to `close`.
 
-    `key` says who the client is, and which engine it expects. Raises BadInput for an endpoint that is not
-    accepted, also one outside loopback without a key.
+    `key` says who the client is, and which engine it expects; who does not subscribe has the command socket alone to
+    listen to. Raises BadInput for an endpoint that is not accepted, also one outside loopback without a key.
     """
 
-    def __init__(self, endpoint: str, *, key: ClientKey | None = None) -> None:
+    def __init__(self, endpoint: str, *, key: ClientKey | None = None, subscribes: bool = True) -> None:
         addresses = endpoints(endpoint)
         require_curve(endpoint, has_keys=key is not None)
         self._wakeup = Wakeup()
@@ -48,7 +48,8 @@ class ClientSockets:
         telemetry = self._context.socket(zmq.SUB)
         _configure(telemetry, key, endpoint, MAX_TELEMETRY_BYTES)
         _configure(self._command, key, endpoint, MAX_MESSAGE_BYTES)
-        telemetry.subscribe(b"")
+        if subscribes:
+            telemetry.subscribe(b"")
         self._command.sndhwm = SEND_HIGH_WATER
         self._command.immediate = 1  # nothing queues for an engine that is not there
         self._telemetry_line = ClientLine(telemetry, addresses.telemetry, Handshakes(endpoint, key), RECEIVE_HIGH_WATER)

@@ -31,7 +31,7 @@ Run = Callable[..., tuple[int, str, str]]
         (("serve", "--endpoint", "tcp://0.0.0.0:5555", "--keyless", "viewer"), "tcp://0.0.0.0:5555"),
         (("serve", "--endpoint", "tcp://127.0.0.1:5555", "--keys", "/dev/null"), "/dev/null"),
         (("serve", "--block", "16"), "--block"),
-        (("serve", "--http", "localhost:80"), "--http"),
+        (("serve", "--http", "localhost"), "'localhost'"),
         (("bench", "nothing"), "'nothing'"),
         (("bench",), "NAME"),
         (("generate",), "no prompt is given"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -13,14 +11,9 @@ from kvscope_engine.model.fetching.cache_folder import cache_folder, exclusive, 
 from kvscope_engine.model.fetching.checksum import remembered_sha256
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.gguf.convert import convert_gguf, recast
+from kvscope_engine.model.gguf.entries import MANIFEST, entry_of, fingerprint, is_intact
 from kvscope_engine.model.loading.device import dtype_name
 from kvscope_telemetry.errors import KvscopeError
-
-FORMAT_VERSION: Final = 2
-"""Goes up when the same file is converted to another model than before."""
-MANIFEST: Final = "manifest.json"
-SAMPLE_BYTES: Final = 4096
-NUM_SAMPLES: Final = 64
 
 
 def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -> Path:
@@ -39,27 +32,7 @@ def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -
 
 def entry_folder(sha256: str, dtype: torch.dtype) -> Path:
     """Where the entry of a file with this checksum belongs."""
-    return cache_folder() / "converted" / f"{sha256[:32]}-{dtype_name(dtype)}-v{FORMAT_VERSION}"
-
-
-def is_intact(entry: Path) -> bool:
-    """Whether the entry is there and as it was written, as far as samples of its files tell."""
-    try:
-        manifest = json.loads((entry / MANIFEST).read_bytes())
-        return bool(manifest) and all(fingerprint(entry / name) == seen for name, seen in manifest.items())
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
-
-
-def fingerprint(path: Path) -> str:
-    """Size and a digest of samples: start, end and places evenly between. Reads at most 260 KiB."""
-    size = path.stat().st_size
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        for index in range(NUM_SAMPLES + 1):
-            file.seek(max(0, size - SAMPLE_BYTES) * index // NUM_SAMPLES)
-            digest.update(file.read(SAMPLE_BYTES))
-    return f"{size}:{digest.hexdigest()}"
+    return entry_of(sha256, dtype_name(dtype))
 
 
 def _build(gguf: Path, dtype: torch.dtype, entry: Path, progress: ProgressCallback) -> None:

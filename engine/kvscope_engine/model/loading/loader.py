@@ -16,7 +16,8 @@ from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, def
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_engine.model.fetching.names import ModelName, parse_model_name
 from kvscope_engine.model.fetching.progress import ProgressCallback
-from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder, is_intact
+from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder
+from kvscope_engine.model.gguf.entries import is_intact
 from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
 from kvscope_engine.model.loading.device import choose_device, choose_dtype, dtype_name, free_bytes
 from kvscope_engine.model.loading.dummy import random_model

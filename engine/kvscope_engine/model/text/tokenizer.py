@@ -118,6 +118,11 @@ class Tokenizer:
         """
         return Detokenizer(partial(self._codec.decode, skip_special_tokens=True), stop, context)
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """By role, as a chat template asks for them."""
+        return self._special
+
     @cached_property
     def vocabulary(self) -> Mapping[str, int]:
         """Ids by token as the vocabulary writes it."""

@@ -1,0 +1,84 @@
+"""What every endpoint needs: the line to the engine, its model's text, limits, and what is served under which name."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvscope_engine.http.line import EngineLine
+from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.text import TextSide
+from kvscope_telemetry.messages.telemetry import Hello
+from kvscope_telemetry.sources.outgoing import NO_ENGINE
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """What clients may take of this process."""
+
+    max_requests: int = 1024
+    """Being answered at a time."""
+    max_body_bytes: int = 16 * MIB
+    max_bodies_bytes: int = 256 * MIB
+    """Of all bodies that are being read."""
+    header_s: float = 15.0
+    """For a request's head, from the connection or its first byte on."""
+    chunk_s: float = 10.0
+    """Without a byte of a body."""
+    body_s: float = 120.0
+    """For a whole body."""
+    write_s: float = 60.0
+    """That a client may leave a full buffer unread."""
+    keep_alive_s: float = 75.0
+    drain_s: float = 30.0
+    """For requests under way at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """How the API is served."""
+
+    endpoint: str
+    key: Path | None = None
+    api_key: str = field(default="", repr=False)
+    """Empty: none is asked for."""
+    served_name: str = ""
+    """What the model is called; empty: as the engine calls it."""
+    tokenizer: Path | None = None
+    """Its folder, where it cannot be found by the model's name."""
+    limits: HttpLimits = HttpLimits()
+
+
+class Api:
+    """One for a process, made in its event loop's thread."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self.settings = settings
+        self.line = EngineLine(settings.endpoint, key=settings.key)
+        self.text = TextSide(settings.tokenizer)
+        self.started_s = int(time.time())
+
+    @property
+    def hello(self) -> Hello:
+        """The engine as it is now. Raises ApiError with 503 while there is none that serves."""
+        status = self.line.status
+        if status is None:
+            raise ApiError(503, self.line.refusal or f"{NO_ENGINE}: it is waited for", code="engine_away")
+        if status.phase != "ready" or status.hello is None:
+            reason = f"the engine is {status.phase}" + (f": {status.reason}" if status.reason else "")
+            raise ApiError(503, reason, code="engine_away")
+        return status.hello
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.settings.served_name or self.hello.model.name
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError with 404 for another model than the one that is served; none is that one."""
+        if name is not None and name != self.model_name:
+            message = f"the model {name!r:.140} is not served: {self.model_name!r} is"
+            raise ApiError(404, message, param="model", code="model_not_found")

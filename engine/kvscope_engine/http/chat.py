@@ -1,0 +1,129 @@
+"""`POST /v1/chat/completions`: a conversation through the model's template, with tools, whole or streamed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from msgspec import UNSET
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvscope_engine.http.api import Api
+from kvscope_engine.http.event_stream import Events, EventStream, encoded, unless_gone
+from kvscope_engine.http.gate import read_body
+from kvscope_engine.http.generation import Generation, News
+from kvscope_engine.http.pages import json_response
+from kvscope_engine.http.prompts import Prompt, chat_prompt
+from kvscope_engine.http.shapes.answers import (
+    CalledTool,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from kvscope_engine.http.shapes.bodies import ChatBody
+from kvscope_engine.http.shapes.logprobs import chat_logprobs
+from kvscope_engine.http.shapes.mapping import chat_sampling, submission, wants_usage
+from kvscope_engine.http.shapes.tool_calls import ToolCallReader
+from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_telemetry.messages.commands import Finished, Tokens
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+
+async def chat(request: Request) -> Response:
+    """The endpoint."""
+    api: Api = request.app.state.api
+    body = await read_body(request, ChatBody, api.settings.limits)
+    api.check_model(body.model)
+    with_usage, sampling = wants_usage(body), chat_sampling(body)
+    tokenizer = await api.text.tokenizer(api.hello.model)
+    prompt = await unless_gone(request, chat_prompt(api, tokenizer, body))
+    answer = _Answer(api, body, sampling, prompt, tokenizer)
+    if body.stream:
+        await unless_gone(request, answer.generation.begin_or_close())
+        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
+    return json_response(await unless_gone(request, answer.whole()))
+
+
+class _Answer:
+    """To one body."""
+
+    def __init__(
+        self, api: Api, body: ChatBody, sampling: SamplingParams, prompt: Prompt, tokenizer: Tokenizer | None
+    ) -> None:
+        self._id = f"chatcmpl-{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        self._model = api.model_name
+        self._tokenizer = tokenizer
+        names = [tool.function.name for tool in body.tools or () if body.tool_choice != "none"]
+        self._readers = [ToolCallReader(names) for _ in range(sampling.n)] if names else []
+        self._num_choices = sampling.n
+        submit = submission(self._id, body, sampling, raw=False, **prompt.fields)
+        self.generation = Generation(api.line, [submit], is_stream=bool(body.stream))
+
+    async def whole(self) -> ChatCompletion:
+        """All of it."""
+        with self.generation as generation:
+            await generation.begin()
+            news = await generation.rest()
+            said = [[piece for number, piece in news if number == index] for index in range(self._num_choices)]
+            choices = [self._choice(index, pieces) for index, pieces in enumerate(said)]
+            usage = generation.usage
+        return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
+
+    async def events(self, *, with_usage: bool) -> Events:
+        """What was said, as it is said. Everything was taken in before."""
+        usage = None if with_usage else UNSET
+        begin = ChatDelta(role="assistant", content="")
+        with self.generation as generation:
+            yield encoded(self._chunk([ChatChunkChoice(n, begin)], usage) for n in range(self._num_choices))
+            while news := await generation.next():
+                yield encoded(self._chunk([choice], usage) for choice in self._deltas(news))
+            if with_usage:
+                yield encoded([self._chunk([], generation.usage)])
+
+    def _choice(self, index: int, pieces: list[Tokens | Finished]) -> ChatChoice:
+        said = [piece for piece in pieces if isinstance(piece, Tokens)]
+        content, calls = self._read(index, "".join(piece.text for piece in said), is_end=True)
+        logprobs = [entry for piece in said if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content]
+        message = ChatMessage(content=None if calls and not content.strip() else content)
+        if calls:
+            message = replace(message, tool_calls=[replace(call, index=UNSET) for call in calls])
+        return ChatChoice(index, message, ChatLogprobs(logprobs) if logprobs else None, self._reason(index, pieces[-1]))
+
+    def _deltas(self, news: News) -> list[ChatChunkChoice]:
+        choices = []
+        for index, said in news:
+            text = said.text if isinstance(said, Tokens) else ""
+            content, calls = self._read(index, text, is_end=isinstance(said, Finished))
+            logprobs = chat_logprobs(said, self._tokenizer) if isinstance(said, Tokens) else None
+            if content or calls or logprobs is not None:
+                delta = ChatDelta(content=content or UNSET, tool_calls=calls or UNSET)
+                choices.append(ChatChunkChoice(index, delta, logprobs))
+            if isinstance(said, Finished):
+                choices.append(ChatChunkChoice(index, ChatDelta(), None, self._reason(index, said)))
+        return choices
+
+    def _read(self, index: int, text: str, *, is_end: bool) -> tuple[str, list[CalledTool]]:
+        """Text that can be told, and calls."""
+        if not self._readers:
+            return text, []
+        content, calls = self._readers[index].add(text)
+        if is_end:
+            rest, more = self._readers[index].flush()
+            content, calls = content + rest, calls + more
+        return content, calls
+
+    def _reason(self, index: int, last: Tokens | Finished) -> str | None:
+        reason = last.finish_reason if isinstance(last, Finished) else None
+        has_calls = bool(self._readers) and self._readers[index].num_calls > 0
+        return "tool_calls" if has_calls and reason == "stop" else reason
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: object) -> ChatChunk:
+        chunk = ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices)
+        return chunk if usage is UNSET else replace(chunk, usage=usage)

@@ -1,0 +1,106 @@
+"""`kvscope-engine http ENDPOINT`: the OpenAI-compatible API for an engine that runs already."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_engine.cli.parser import parse_size, whole_number
+from kvscope_engine.http.listening import listen, url
+from kvscope_telemetry.errors import BadInput
+
+API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
+MAX_API_KEY: Final = 4096
+ABOUT: Final = (
+    "Serve OpenAI's API for the engine at ENDPOINT, from a process of its own: /v1/models, /v1/completions,"
+    " /v1/chat/completions (streaming, usage, logprobs, tools, response_format), /tokenize, /detokenize, /health,"
+    " /version and /openapi.json. The engine may come later, go, and come back: meanwhile requests get a 503."
+    " `kvscope-engine serve --http HOST:PORT` starts the same beside its engine."
+    " Tool calls are read in the forms of Hermes and Qwen (<tool_call>) and of Llama 3 and Mistral (JSON); others stay"
+    " in the text. SIGTERM lets requests under way finish."
+)
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "http", help="OpenAI's API for an engine that runs already", description=ABOUT
+    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="the engine's: ipc:///DIR or tcp://HOST:PORT")
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default="127.0.0.1:8000",
+        help="where clients connect; beyond loopback an API key is needed; port 0 is any free one",
+    )
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help="on tcp: the key file for the engine, an operator's; `none` for none"
+    )
+    add_api_options(parser)
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="folder of the model's tokenizer (without it: found by the model's name, else the engine makes tokens)",
+    )
+    parser.add_argument("--max-requests", type=whole_number, default=1024, help="answered at a time, others get a 429")
+    parser.add_argument("--max-body", type=parse_size, default="16MiB", metavar="SIZE", help="of a request's body")
+    parser.add_argument(
+        "--drain-seconds", type=whole_number, default=30, metavar="S", help="for requests under way at the end"
+    )
+    parser.add_argument("--listen-fd", type=whole_number, help=argparse.SUPPRESS)
+    parser.add_argument("--exit-with-parent", type=whole_number, help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_api_options(parser: argparse.ArgumentParser) -> None:
+    """Those that `serve --http` has as well."""
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="clients must show it (Authorization: Bearer KEY); in a list of processes it can be seen, in the variable"
+        f" {API_KEY_VARIABLE} it cannot",
+    )
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="what clients call the model (without it: as --model)"
+    )
+
+
+def api_key(args: argparse.Namespace) -> str:
+    """The key that clients must show, empty for none. Raises BadInput for what cannot be a header."""
+    key: str = os.environ.get(API_KEY_VARIABLE, "") if args.api_key is None else args.api_key
+    if args.api_key == "" or len(key) > MAX_API_KEY or not (key.isascii() and key.isprintable()) or key != key.strip():
+        raise BadInput(f"the API key is not accepted: 1 to {MAX_API_KEY} printable ASCII characters")
+    return key
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal: 0."""
+    if args.max_requests < 1 or args.drain_seconds < 0:
+        raise BadInput("--max-requests and --drain-seconds are not accepted: whole numbers above 0, and from 0")
+    from kvscope_engine.http.api import HttpLimits, HttpSettings
+    from kvscope_engine.http.server import HttpServer
+    from kvscope_engine.server.parent_watch import watch_parent
+
+    if args.exit_with_parent is not None:
+        watch_parent(args.exit_with_parent)
+    settings = HttpSettings(
+        endpoint=args.endpoint,
+        key=args.key,
+        api_key=api_key(args),
+        served_name=args.served_model_name or "",
+        tokenizer=args.tokenizer,
+        limits=HttpLimits(
+            max_requests=args.max_requests, max_body_bytes=args.max_body, drain_s=float(args.drain_seconds)
+        ),
+    )
+    is_child = args.listen_fd is not None
+    with socket.socket(fileno=args.listen_fd) if is_child else listen(args.listen) as listener:
+        if not is_child:
+            print(f"listening on {url(listener)}", flush=True)
+        HttpServer(settings, listener).run()
+    return 0

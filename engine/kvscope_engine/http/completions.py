@@ -1,0 +1,127 @@
+"""`POST /v1/completions`: prompts as they are, text or token ids, whole or streamed."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvscope_engine.http.api import Api
+from kvscope_engine.http.event_stream import Events, EventStream, encoded, unless_gone
+from kvscope_engine.http.gate import read_body
+from kvscope_engine.http.generation import Generation, News
+from kvscope_engine.http.pages import json_response
+from kvscope_engine.http.prompts import Prompt, text_prompts
+from kvscope_engine.http.shapes.answers import Completion, CompletionChoice, CompletionLogprobs
+from kvscope_engine.http.shapes.bodies import MAX_PROMPTS, CompletionBody
+from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.shapes.logprobs import completion_logprobs, joined
+from kvscope_engine.http.shapes.mapping import completion_sampling, submission, wants_usage
+from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_telemetry.messages.commands import Finished
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+
+async def completions(request: Request) -> Response:
+    """The endpoint."""
+    api: Api = request.app.state.api
+    body = await read_body(request, CompletionBody, api.settings.limits)
+    api.check_model(body.model)
+    with_usage, sampling = wants_usage(body), completion_sampling(body)
+    tokenizer = await api.text.tokenizer(api.hello.model)
+    prompts = await unless_gone(request, text_prompts(api, tokenizer, _given(body)))
+    answer = _Answer(api, body, sampling, prompts, tokenizer)
+    if body.stream:
+        await unless_gone(request, answer.generation.begin_or_close())
+        return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
+    return json_response(await unless_gone(request, answer.whole()))
+
+
+def _given(body: CompletionBody) -> Sequence[str | list[int]]:
+    """Prompts of all the forms in which they may come. Raises ApiError."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [given]
+    if given and all(isinstance(token, int) for token in given):
+        return [[token for token in given if isinstance(token, int)]]
+    prompts = [prompt for prompt in given if isinstance(prompt, str | list)]
+    if not prompts or len(prompts) != len(given) or len({type(prompt) for prompt in prompts}) > 1:
+        message = "prompt is not accepted: a string, token ids, or a list of one of them"
+        raise ApiError(400, message, param="prompt")
+    if len(prompts) > MAX_PROMPTS:
+        message = f"{len(prompts)} prompts are not accepted: at most {MAX_PROMPTS} in a request"
+        raise ApiError(400, message, param="prompt")
+    return prompts
+
+
+class _Answer:
+    """To one body."""
+
+    def __init__(
+        self,
+        api: Api,
+        body: CompletionBody,
+        sampling: SamplingParams,
+        prompts: Sequence[Prompt],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._id = f"cmpl-{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        self._model = api.model_name
+        self._tokenizer = tokenizer
+        self._lengths: dict[int, int] = {}
+        submits = [
+            submission(f"{self._id}-{number}", body, sampling, raw=True, **prompt.fields)
+            for number, prompt in enumerate(prompts)
+        ]
+        self._num_choices = len(prompts) * sampling.n
+        self.generation = Generation(api.line, submits, is_stream=bool(body.stream))
+
+    async def whole(self) -> Completion:
+        """All of it."""
+        with self.generation as generation:
+            await generation.begin()
+            choices = self._choices(await generation.rest())
+            parts: dict[int, list[CompletionChoice]] = {number: [] for number in range(self._num_choices)}
+            for choice in choices:
+                parts[choice.index].append(choice)
+            return self._completion([_whole(number, part) for number, part in parts.items()], with_usage=True)
+
+    async def events(self, *, with_usage: bool) -> Events:
+        """What was said, as it is said. Everything was taken in before."""
+        with self.generation as generation:
+            while news := await generation.next():
+                yield encoded(self._completion([choice], says_none=with_usage) for choice in self._choices(news))
+            if with_usage:
+                yield encoded([self._completion([], with_usage=True)])
+
+    def _choices(self, news: News) -> list[CompletionChoice]:
+        choices = []
+        for number, said in news:
+            if isinstance(said, Finished):
+                choices.append(CompletionChoice(number, "", None, said.finish_reason))
+                continue
+            offset = self._lengths.get(number, 0)
+            self._lengths[number] = offset + len(said.text)
+            logprobs = completion_logprobs(said, self._tokenizer, offset)
+            if said.text or logprobs is not None:
+                choices.append(CompletionChoice(number, said.text, logprobs))
+        return choices
+
+    def _completion(
+        self, choices: list[CompletionChoice], *, with_usage: bool = False, says_none: bool = False
+    ) -> Completion:
+        answer = Completion(id=self._id, created=self._created, model=self._model, choices=choices)
+        if with_usage:
+            return replace(answer, usage=self.generation.usage)
+        return replace(answer, usage=None) if says_none else answer
+
+
+def _whole(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
+    logprobs: list[CompletionLogprobs] = [part.logprobs for part in parts if part.logprobs is not None]
+    text = "".join(part.text for part in parts)
+    return CompletionChoice(number, text, joined(logprobs), parts[-1].finish_reason)

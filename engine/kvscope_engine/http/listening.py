@@ -1,0 +1,45 @@
+"""Where the API listens: `HOST:PORT` read and bound, before any process or model is started. Imports no server."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Host and port in `HOST:PORT`, `:PORT` or `PORT` (loopback). Raises BadInput."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise BadInput(f"{text!r:.80} is not accepted: HOST:PORT with a port from 0 to 65535, such as 127.0.0.1:8000")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def listen(text: str) -> socket.socket:
+    """A socket that listens at `HOST:PORT`. Raises BadInput for no address, KvscopeError for one that is taken."""
+    host, port = parse_listen(text)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise BadInput(f"{text!r:.80} is not accepted: {error.strerror or error}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(4096)
+    except OSError as error:
+        listener.close()
+        raise KvscopeError(f"cannot listen on http://{text}: {error.strerror or error}") from None
+    return listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def url(listener: socket.socket) -> str:
+    """What a client on this machine opens."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

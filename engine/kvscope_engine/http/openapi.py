@@ -1,0 +1,107 @@
+"""`GET /openapi.json`: the document of the API, written from the structs that decode bodies and make answers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvscope_engine.http.shapes.answers import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    Document,
+    Health,
+    Model,
+    ModelList,
+    Tokenized,
+    Version,
+)
+from kvscope_engine.http.shapes.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from kvscope_engine.http.shapes.errors import ErrorBody
+from kvscope_telemetry.about import program_version
+
+REFS: Final = "#/components/schemas/{name}"
+POSTS: Final[dict[str, tuple[type, type, str]]] = {
+    "/v1/completions": (CompletionBody, Completion, "Continue prompts"),
+    "/v1/chat/completions": (ChatBody, ChatCompletion, "Answer a conversation"),
+    "/tokenize": (TokenizeBody, Tokenized, "Tokens of a text or a conversation"),
+    "/detokenize": (DetokenizeBody, Detokenized, "Text of tokens"),
+}
+GETS: Final[dict[str, tuple[type, str]]] = {
+    "/v1/models": (ModelList, "The model that is served"),
+    "/v1/models/{name}": (Model, "The model of this name"),
+    "/health": (Health, "Whether the engine serves"),
+    "/version": (Version, "Which version this is"),
+}
+ERRORS: Final = {
+    "400": "What was asked is not accepted",
+    "401": "No valid API key",
+    "403": "Not from here",
+    "404": "No such model or page",
+    "405": "No such method",
+    "408": "The body did not come in time",
+    "413": "The body is too large",
+    "415": "The body is no JSON",
+    "429": "Too much at a time: try again",
+    "503": "No engine serves: try again",
+}
+
+
+async def openapi(request: Request) -> Response:
+    """The endpoint."""
+    return Response(_encoded(), media_type="application/json")
+
+
+@cache
+def document() -> Document:
+    """As data."""
+    kinds = [ErrorBody, *(kind for post in POSTS.values() for kind in post[:2]), *(get[0] for get in GETS.values())]
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=REFS)
+    paths: dict[str, Any] = {path: {"post": _post(*post)} for path, post in POSTS.items()}
+    paths |= {path: {"get": _get(path, *get)} for path, get in GETS.items()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "kvscope", "version": program_version(), "description": "OpenAI's API, for a kvscope engine"},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+@cache
+def _encoded() -> bytes:
+    return msgspec.json.encode(document())
+
+
+def _post(body: type, answer: type, summary: str) -> dict[str, Any]:
+    operation = _operation(answer, summary)
+    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
+    if "stream" in body.__annotations__ or "stream" in getattr(body, "__struct_fields__", ()):
+        operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return operation
+
+
+def _get(path: str, answer: type, summary: str) -> dict[str, Any]:
+    operation = _operation(answer, summary)
+    if "{name}" in path:
+        schema = {"type": "string", "minLength": 1}
+        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": schema}]
+    return operation
+
+
+def _operation(answer: type, summary: str) -> dict[str, Any]:
+    good = {"description": summary, "content": {"application/json": {"schema": _ref(answer)}}}
+    bad = {"application/json": {"schema": _ref(ErrorBody)}}
+    errors = {status: {"description": text, "content": bad} for status, text in ERRORS.items()}
+    return {"summary": summary, "responses": {"200": good} | errors}
+
+
+def _ref(kind: type) -> dict[str, str]:
+    return {"$ref": REFS.format(name=kind.__name__)}

@@ -1,0 +1,93 @@
+"""What is asked beside completions: models, health, version, tokens of text and text of tokens."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvscope_engine.http.api import Api
+from kvscope_engine.http.event_stream import unless_gone
+from kvscope_engine.http.gate import read_body
+from kvscope_engine.http.prompts import chat_ids, text_ids
+from kvscope_engine.http.shapes.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
+from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
+from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_telemetry.about import program_version
+
+
+def json_response(answer: msgspec.Struct) -> Response:
+    """`answer`, with 200."""
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def models(request: Request) -> Response:
+    """`GET /v1/models`."""
+    return json_response(ModelList(data=[_model(request.app.state.api)]))
+
+
+async def model(request: Request) -> Response:
+    """`GET /v1/models/NAME`."""
+    api: Api = request.app.state.api
+    api.check_model(request.path_params["name"])
+    return json_response(_model(api))
+
+
+async def health(request: Request) -> Response:
+    """`GET /health`: 200 while the engine serves, 503 with the reason while it does not."""
+    api: Api = request.app.state.api
+    status = "paused" if api.line.status is not None and api.line.status.paused else "ready"
+    return json_response(Health(status, api.hello.model.name))
+
+
+async def version(request: Request) -> Response:
+    """`GET /version`."""
+    status = request.app.state.api.line.status
+    hello = status.hello if status is not None else None
+    return json_response(Version(program_version(), hello.engine_version if hello is not None else ""))
+
+
+async def tokenize(request: Request) -> Response:
+    """`POST /tokenize`."""
+    api: Api = request.app.state.api
+    body = await read_body(request, TokenizeBody, api.settings.limits)
+    api.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "exactly one of prompt and messages is accepted", param="prompt")
+    tokenizer = await _tokenizer(api)
+    max_len = api.hello.model.max_model_len
+    ids = await unless_gone(request, api.text.run(lambda: _ids(tokenizer, body, max_len)))
+    texts = await api.text.run(lambda: list(map(tokenizer.token_text, ids))) if body.return_token_strs else None
+    return json_response(Tokenized(count=len(ids), max_model_len=max_len, tokens=ids, token_strs=texts))
+
+
+async def detokenize(request: Request) -> Response:
+    """`POST /detokenize`."""
+    api: Api = request.app.state.api
+    body = await read_body(request, DetokenizeBody, api.settings.limits)
+    api.check_model(body.model)
+    tokenizer = await _tokenizer(api)
+    vocab_size = api.hello.model.vocab_size
+    if body.tokens and max(body.tokens) >= vocab_size:
+        raise ApiError(400, f"token id {max(body.tokens)} is not accepted: 0 to {vocab_size - 1}", param="tokens")
+    return json_response(Detokenized(await api.text.run(lambda: tokenizer.decode(body.tokens))))
+
+
+async def _tokenizer(api: Api) -> Tokenizer:
+    tokenizer = await api.text.tokenizer(api.hello.model)
+    if tokenizer is None:
+        raise ApiError(400, f"text is not accepted: {api.text.reason}")
+    return tokenizer
+
+
+def _ids(tokenizer: Tokenizer, body: TokenizeBody, max_len: int) -> list[int]:
+    if body.prompt is not None:
+        return text_ids(tokenizer, body.prompt, max_len, add_special_tokens=body.add_special_tokens)
+    generates = body.add_generation_prompt
+    return chat_ids(tokenizer, body.messages or (), body.tools or (), max_len=max_len, add_generation_prompt=generates)
+
+
+def _model(api: Api) -> Model:
+    info = api.hello.model
+    return Model(id=api.model_name, created=api.started_s, root=info.name, max_model_len=info.max_model_len or None)

@@ -1,0 +1,98 @@
+"""One connection: uvicorn's HTTP/1.1, with an end to waiting for a head and to what a client leaves unread.
+
+Owns how many connections there may be. What is no HTTP gets an answer in OpenAI's shape too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from kvscope_engine.http.api import HttpLimits
+from kvscope_engine.http.shapes.errors import ApiError
+
+
+class Connection(H11Protocol):
+    """Made by uvicorn for each connection; `limits` and `max_connections` are set on a subclass (`bounded`)."""
+
+    limits = HttpLimits()
+    max_connections = 1 << 20
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._answer(503, "too many connections: no more are taken")
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_head_timer()
+        elif self._head_timer is None and self.conn.trailing_data[0]:
+            self._expect_head()  # of a further request on this connection
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.limits.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._stop_timers()
+        self._answer(400, "this is no HTTP/1.1 request, or its head is too large")
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.limits.header_s, self._too_late)
+
+    def _too_late(self) -> None:
+        self._head_timer = None
+        self._answer(408, "the request does not come: the connection is closed")
+
+    def _answer(self, status: int, message: str) -> None:
+        """Say so, if nothing was said yet, and hang up."""
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = msgspec.json.encode(ApiError(status, message).body)
+            head: list[tuple[bytes, bytes]] = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            response = h11.Response(status_code=status, headers=head, reason=STATUS_PHRASES[status])
+            events: tuple[Any, ...] = (response, h11.Data(data=body), h11.EndOfMessage())
+            for event in events:
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_timers(self) -> None:
+        self._stop_head_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+def bounded(limits: HttpLimits, max_connections: int) -> type[Connection]:
+    """The class of connections within these bounds."""
+    return type("BoundedConnection", (Connection,), {"limits": limits, "max_connections": max_connections})

@@ -1,0 +1,197 @@
+"""What clients may ask, as msgspec structs: the one description of the API that decoding and `/openapi.json` share.
+
+Types alone; ranges are `SamplingParams`' to check. A field that is not here is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+MAX_PROMPTS = 256
+"""Of one request."""
+Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Text: TypeAlias = str | None
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class StreamOptions(_Body, frozen=True, kw_only=True):
+    """How a stream is told."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Accepted, and none is added."""
+
+
+class JsonSchema(_Body, frozen=True, kw_only=True):
+    """A schema by name, as OpenAI has it."""
+
+    schema: dict[str, Any]
+    name: Text = None
+    description: Text = None
+    strict: bool | None = None
+    """Accepted: the form is always kept to."""
+
+
+class ResponseFormat(_Body, frozen=True, kw_only=True):
+    """What form the answer has."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Body, frozen=True, kw_only=True):
+    """vLLM's way to say the same: one of these."""
+
+    json: str | dict[str, Any] | None = None
+    json_object: bool | None = None
+    regex: Text = None
+    grammar: Text = None
+    choice: list[str] | None = None
+
+
+class SamplingBody(_Body, frozen=True, kw_only=True):
+    """What completions and chats have in common: OpenAI's fields, then vLLM's, then those accepted without effect."""
+
+    model: Text = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Int | None = None
+    seed: Int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: Int | None = None
+    ignore_eos: bool | None = None
+    priority: Int | None = None
+    cache_salt: Text = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: Text = None
+    guided_choice: list[str] | None = None
+    guided_grammar: Text = None
+    user: Text = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: Text = None
+
+
+class CompletionBody(SamplingBody, frozen=True, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: Int | None = None
+    best_of: Int | None = None
+    """Accepted where it is `n`."""
+    echo: bool | None = None
+    """Only false."""
+    suffix: Text = None
+    """Only null."""
+
+
+class ContentPart(_Body, frozen=True, kw_only=True):
+    """A piece of a message. Only text is understood; a picture is refused by name."""
+
+    type: str
+    text: Text = None
+    refusal: Text = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+
+class FunctionCall(_Body, frozen=True, kw_only=True):
+    """A function that the model called."""
+
+    name: str
+    arguments: str = "{}"
+    """A JSON object, as text."""
+
+
+class ToolCall(_Body, frozen=True, kw_only=True):
+    """A call of an earlier turn."""
+
+    function: FunctionCall
+    id: Text = None
+    type: Literal["function"] = "function"
+    index: Int | None = None
+
+
+class Message(_Body, frozen=True, kw_only=True):
+    """A turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: Text = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text = None
+    refusal: Text = None
+    reasoning_content: Text = None
+    annotations: list[Any] | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+class Function(_Body, frozen=True, kw_only=True):
+    """What the model may call."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    description: Text = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Body, frozen=True, kw_only=True):
+    """A tool; functions are the only kind."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class ChatBody(SamplingBody, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    """"none" or "auto"."""
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Given to the chat template, as `enable_thinking` is."""
+    modalities: list[str] | None = None
+
+
+class TokenizeBody(_Body, frozen=True, kw_only=True):
+    """`POST /tokenize`: a prompt, or messages through the chat template."""
+
+    model: Text = None
+    prompt: Text = None
+    messages: Annotated[list[Message], msgspec.Meta(max_length=4096)] | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(_Body, frozen=True, kw_only=True):
+    """`POST /detokenize`."""
+
+    tokens: Annotated[list[TokenId], msgspec.Meta(max_length=2 << 20)]
+    model: Text = None

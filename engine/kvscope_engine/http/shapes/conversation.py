@@ -1,0 +1,126 @@
+"""A chat's messages as the model's template writes them, with tools: from OpenAI's shapes to token ids.
+
+The template is the model's own program and the turns are a client's: its time is bounded as the engine bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_engine.http.shapes.bodies import ContentPart, Message, Tool
+from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.model.text.bounded_turns import MAX_TEMPLATE_S, BoundedTurns
+from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_telemetry.errors import BadInput
+
+OURS: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+"""What a template is given anyway: nobody's `chat_template_kwargs`."""
+
+
+def conversation_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    extra: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Token ids of the conversation. Raises BadInput where the model has no template or it refuses."""
+    text = _rendered(tokenizer, [turn(message) for message in messages], tools, extra or {}, add_generation_prompt)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def turn(message: Message) -> dict[str, Any]:
+    """One message as templates expect it: text, and the arguments of calls as objects."""
+    shown: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message_text(message),
+    }
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id or "",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if value := getattr(message, name):
+            shown[name] = value
+    return shown
+
+
+def message_text(message: Message) -> str:
+    """What a message says. Raises ApiError for what is not text."""
+    for name in ("function_call", "audio"):
+        if getattr(message, name) is not None:
+            raise ApiError(400, f"{name} of a message is not accepted: content and tool_calls are", param="messages")
+    if message.content is None:
+        if message.role != "assistant":
+            raise ApiError(400, f"a message of role {message.role!r} has no content", param="messages")
+        return message.refusal or ""
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(map(_part_text, message.content))
+
+
+def _part_text(part: ContentPart) -> str:
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in ("text", "refusal", "input_text") or text is None:
+        raise ApiError(400, f"content of type {part.type!r:.40} is not accepted: text is", param="messages")
+    return text
+
+
+def _arguments(text: str) -> Any:
+    try:
+        found = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ApiError(
+            400, f"arguments={text!r:.60} of a tool call are not accepted: a JSON object", param="messages"
+        ) from error
+    if not isinstance(found, dict):
+        raise ApiError(400, f"arguments={text!r:.60} of a tool call are not accepted: a JSON object", param="messages")
+    return found
+
+
+def _rendered(
+    tokenizer: Tokenizer,
+    turns: Sequence[dict[str, Any]],
+    tools: Sequence[Tool],
+    extra: Mapping[str, Any],
+    add_generation_prompt: bool,
+) -> str:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    if tokenizer.chat_template is None:
+        raise BadInput("this model has no chat template: /v1/completions takes its prompts as they are")
+    if ours := OURS & extra.keys():
+        raise BadInput(f"chat_template_kwargs may not have {sorted(ours)}: they are fields of the request")
+    try:
+        template: Any = _compile_jinja_template(tokenizer.chat_template)
+        rendered = template.render(
+            **dict(tokenizer.special_tokens)
+            | dict(extra)
+            | {
+                "messages": BoundedTurns(turns, MAX_TEMPLATE_S),
+                "tools": [_shown(tool) for tool in tools] or None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+    except Exception as error:  # the template is the model's own program: anything may come out of it
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
+    return str(rendered)
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.function.name, "description": tool.function.description or ""}
+    return {
+        "type": "function",
+        "function": function | {"parameters": tool.function.parameters or {"type": "object", "properties": {}}},
+    }

@@ -1,0 +1,42 @@
+"""Where converted GGUF files lie in the cache folder, and whether one is whole. Imports no torch: a process that only
+wants the tokenizer finds it by these."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Final
+
+from kvscope_engine.model.fetching.cache_folder import cache_folder
+
+FORMAT_VERSION: Final = 2
+"""Goes up when the same file is converted to another model than before."""
+MANIFEST: Final = "manifest.json"
+SAMPLE_BYTES: Final = 4096
+NUM_SAMPLES: Final = 64
+
+
+def entry_of(sha256: str, dtype: str) -> Path:
+    """Where the entry of a file with this checksum belongs, its weights in the dtype of this name."""
+    return cache_folder() / "converted" / f"{sha256[:32]}-{dtype}-v{FORMAT_VERSION}"
+
+
+def is_intact(entry: Path) -> bool:
+    """Whether the entry is there and as it was written, as far as samples of its files tell."""
+    try:
+        manifest = json.loads((entry / MANIFEST).read_bytes())
+        return bool(manifest) and all(fingerprint(entry / name) == seen for name, seen in manifest.items())
+    except (OSError, ValueError, AttributeError, TypeError):
+        return False
+
+
+def fingerprint(path: Path) -> str:
+    """Size and a digest of samples: start, end and places evenly between. Reads at most 260 KiB."""
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for index in range(NUM_SAMPLES + 1):
+            file.seek(max(0, size - SAMPLE_BYTES) * index // NUM_SAMPLES)
+            digest.update(file.read(SAMPLE_BYTES))
+    return f"{size}:{digest.hexdigest()}"

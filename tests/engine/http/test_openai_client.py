@@ -1,0 +1,150 @@
+"""OpenAI's own client against the default model on the real engine, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from tests.engine.http.served import Served, wait_for
+
+from kvscope_engine import Engine, EngineConfig
+
+CONFIG = EngineConfig(device="cpu", num_gpu_blocks_override=512, max_num_seqs=32)
+HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
+ENDLESS: Any = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    def build(progress: Any, publish: Any, messages_dropped: Any) -> Engine:
+        return Engine(CONFIG, progress=progress, publish=publish, messages_dropped=messages_dropped)
+
+    one = Served(build=build)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    host, port = served.address
+    with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["default"]
+    assert client.models.retrieve("default").id == "default"
+
+
+def test_a_chat_is_the_engine_s_own_answer(client: openai.OpenAI, served: Served) -> None:
+    answer = client.chat.completions.create(model="default", messages=HELLO, temperature=0, max_completion_tokens=16)
+    tokenizer = served.engine.tokenizer
+    ids = tokenizer.chat(HELLO)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(ids)
+    assert answer.choices[0].message.role == "assistant"
+    again = client.completions.create(model="default", prompt=ids, temperature=0, max_tokens=16)
+    assert again.choices[0].text.strip() == (answer.choices[0].message.content or "").strip()
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert (again.usage.prompt_tokens_details.cached_tokens or 0) >= 16
+
+
+def test_a_stream_says_what_a_whole_answer_says(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "messages": HELLO, "temperature": 0, "max_tokens": 16}
+    whole = client.chat.completions.create(**asked)
+    *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert last.usage is not None
+    assert whole.usage is not None
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_stop_strings(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "prompt": "One, two, three, four,", "temperature": 0, "max_tokens": 12}
+    whole = client.completions.create(**asked).choices[0]
+    assert len(whole.text) > 4
+    stop = whole.text[3:5]
+    cut = client.completions.create(**asked, stop=stop).choices[0]
+    assert cut.finish_reason == "stop"
+    assert cut.text == whole.text[: whole.text.index(stop)]
+
+
+def test_several_answers_with_seeds(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "prompt": "Once upon a time", "temperature": 1.0, "max_tokens": 12, "n": 3}
+    first, again = (client.completions.create(**asked, seed=7) for _ in range(2))
+    texts = [choice.text for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2]
+    assert len(set(texts)) > 1
+    assert texts == [choice.text for choice in again.choices]
+
+
+def test_logprobs_have_the_text_of_their_tokens(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "temperature": 0, "max_tokens": 6}
+    chat = client.chat.completions.create(**asked, messages=HELLO, logprobs=True, top_logprobs=3).choices[0]
+    assert chat.logprobs is not None
+    entries = chat.logprobs.content or []
+    assert "".join(entry.token for entry in entries) == chat.message.content
+    assert all(entry.top_logprobs[0].logprob == entry.logprob for entry in entries)  # greedy: the likeliest came
+    assert all(bytes(entry.bytes or ()) == entry.token.encode() for entry in entries)
+    done = client.completions.create(**asked, prompt="The sky is", logprobs=2).choices[0]
+    assert done.logprobs is not None
+    assert "".join(done.logprobs.tokens or ()) == done.text
+    assert (done.logprobs.text_offset or [])[0] == 0
+    assert all(len(top) == 2 for top in done.logprobs.top_logprobs or [])
+
+
+def test_several_prompts(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="default", prompt=["A", "The"], n=2, max_tokens=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+
+
+def test_who_hangs_up_frees_its_blocks(client: openai.OpenAI, served: Served) -> None:
+    stream = client.chat.completions.create(model="default", messages=HELLO, stream=True, **ENDLESS)
+    next(iter(stream))
+    wait_for(lambda: served.engine.num_unfinished == 1, "a running request")
+    stream.close()
+    wait_for(lambda: served.engine.num_unfinished == 0, "an end of what nobody wants")
+
+
+def test_errors_are_openai_s(client: openai.OpenAI) -> None:
+    ask: Any = client.chat.completions.create
+    with pytest.raises(openai.NotFoundError):
+        ask(model="other", messages=HELLO)
+    with pytest.raises(openai.BadRequestError, match="temperature=-1"):
+        ask(model="default", messages=HELLO, temperature=-1)
+    content = [{"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}]
+    with pytest.raises(openai.BadRequestError, match="image_url"):
+        ask(model="default", messages=[{"role": "user", "content": content}])
+    with pytest.raises(openai.BadRequestError, match="tool_choice"):
+        ask(model="default", messages=HELLO, tool_choice="required")
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model="default", prompt=[1] * 9000)
+    assert error.value.code == "context_length_exceeded"
+
+
+def test_conversations_with_tools(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    turns: Any = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    answer = client.chat.completions.create(model="default", messages=turns, tools=[tool], max_tokens=4)
+    assert answer.choices[0].finish_reason in ("length", "stop")
+
+
+def test_text_to_tokens_and_back(client: openai.OpenAI, served: Served) -> None:
+    asked: Any = {"messages": HELLO}
+    tokens = served.ask("/tokenize", asked)[1]
+    assert tokens["tokens"] == served.engine.tokenizer.chat(HELLO)
+    assert tokens["count"] == len(tokens["tokens"])
+    told = served.ask("/tokenize", {"prompt": "Grüße, 世界", "return_token_strs": True})[1]
+    assert len(told["token_strs"]) == told["count"]
+    assert served.ask("/detokenize", {"tokens": told["tokens"]})[1] == {"prompt": "Grüße, 世界"}

@@ -1,0 +1,93 @@
+"""OpenAI's client asks for forms, biases, stop tokens and salts, of an engine whose messages have them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from tests.engine.http.served import Served
+
+from kvscope_engine import Engine, EngineConfig
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.skipif(
+    "structured" not in SamplingParams.__struct_fields__, reason="this engine knows none of them"
+)
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ASKED: Any = {"model": "default", "messages": [{"role": "user", "content": "Make up a person."}], "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    config = EngineConfig(device="cpu", num_gpu_blocks_override=512, max_num_seqs=32)
+
+    def build(progress: Any, publish: Any, messages_dropped: Any) -> Engine:
+        return Engine(config, progress=progress, publish=publish, messages_dropped=messages_dropped)
+
+    one = Served(build=build)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    host, port = served.address
+    with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_json_schema(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    answer = client.chat.completions.create(**ASKED, max_tokens=100, response_format=form).choices[0]
+    assert answer.finish_reason == "stop"
+    person = json.loads(answer.message.content or "")
+    assert person.keys() == {"name", "age"}
+    assert isinstance(person["age"], int)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_regex": "[A-C]{3}-[0-9]{2}"}, "[A-C]{3}-[0-9]{2}"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"guided_grammar": 'root ::= "a" "b"'}, "ab"),
+    ],
+)
+def test_forms_in_vllm_s_words(client: openai.OpenAI, fields: Any, pattern: str) -> None:
+    answer = client.chat.completions.create(**ASKED, max_tokens=30, extra_body=fields).choices[0]
+    assert re.fullmatch(pattern, answer.message.content or "")
+
+
+def test_a_form_that_cannot_be(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**ASKED, max_tokens=5, extra_body={"guided_regex": "("})
+
+
+def test_biases_and_stop_tokens(client: openai.OpenAI, served: Served) -> None:
+    (token,) = served.engine.tokenizer.encode(" Paris")
+    asked: Any = {"model": "default", "prompt": "x", "temperature": 0, "max_tokens": 3}
+    assert client.completions.create(**asked, logit_bias={str(token): 100}).choices[0].text == " Paris Paris Paris"
+    stopped = client.completions.create(**asked, logit_bias={str(token): 100}, extra_body={"stop_token_ids": [token]})
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_salts_part_what_is_cached(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "default", "prompt": "The same long beginning, " * 20, "max_tokens": 1}
+
+    def cached(salt: str) -> int:
+        usage = client.completions.create(**asked, extra_body={"cache_salt": salt}).usage
+        assert usage is not None
+        return usage.prompt_tokens_details.cached_tokens or 0 if usage.prompt_tokens_details else 0
+
+    assert cached("one") == 0
+    assert cached("one") > 0
+    assert cached("two") == 0

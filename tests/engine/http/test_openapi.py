@@ -1,0 +1,41 @@
+"""The document describes the API, and nothing drawn from it, or beside it, makes the server fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import given, seed, settings
+from tests.engine.http.served import Served
+
+from kvscope_engine.http.openapi import document
+
+OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(document()).get_all_operations()]
+
+
+def test_the_document_is_served(served: Served) -> None:
+    status, told = served.ask("/openapi.json")
+    assert status == 200
+    assert told == document()
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/tokenize"} <= told["paths"].keys()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_nothing_that_is_asked_is_the_server_s_fault(
+    operation: Any, served: Served, storm: Callable[[int, int], int]
+) -> None:
+    host, port = served.address
+
+    @seed(1)
+    @settings(max_examples=storm(12, 500), database=None)
+    @given(case=operation.as_strategy())
+    def check(case: Any) -> None:
+        answer = case.call(base_url=f"http://{host}:{port}", timeout=120)
+        assert answer.status_code < 500, answer.text
+        assert str(answer.status_code) in case.operation.definition.raw["responses"]
+        if answer.status_code != 200:
+            assert answer.json()["error"]["message"]
+
+    check()
