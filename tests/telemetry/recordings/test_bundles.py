@@ -32,7 +32,7 @@ from kvscope_telemetry.messages.telemetry import (
     Timings,
 )
 from kvscope_telemetry.messages.validity import check_frame
-from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.messages.wire import decode_telemetry, encode
 from kvscope_telemetry.recordings.bundles.bundle import bundled_frame, pack_bundle, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.bundles.placed_parents import with_parents, without_parents
@@ -162,10 +162,48 @@ def test_what_a_bundle_could_not_give_back_stays_as_it_came() -> None:
     newer = msgspec.msgpack.encode(msgspec.msgpack.decode(data) | {"later": 1})
     fields = list(msgspec.msgpack.decode(data).items())
     in_another_order = msgspec.msgpack.encode(dict([fields[0], *fields[:0:-1]]))
-    uneven = encode(Frame(epoch=1, seq=1, step=1, time_ns=1, blocks=BlockRows(ids=b"\0\0\0\0")))
-    for each in (newer, in_another_order, uneven, b"\xc1", b"", encode(Heartbeat(epoch=1, time_ns=1, seq=1, step=1))):
+    for each in (newer, in_another_order, b"\xc1", b"", encode(Heartbeat(epoch=1, time_ns=1, seq=1, step=1))):
         assert bundled_frame(each) is None
     assert bundled_frame(data) is not None
+    assert bundled_frame(newer, decode_telemetry(newer)) is None
+
+
+HASHED = BlockRows(
+    ids=bytes(4),
+    state=b"\1",
+    ref_count=bytes(4),
+    filled=bytes(2),
+    owner=bytes(4),
+    tier=b"\0",
+    last_used_step=bytes(4),
+    prefix_hits=bytes(2),
+    hash=b"\7" * 8,
+    parent=b"\5" * 8,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": BlockRows(ids=bytes(4))},
+        {"blocks": msgspec.structs.replace(HASHED, hash=b"\7" * 16)},
+        {"blocks": msgspec.structs.replace(HASHED, parent=bytes(7))},
+        {"blocks": msgspec.structs.replace(HASHED, hash=bytes(8))},
+        {"requests": RequestRows(number=bytes(4))},
+        {"batch": Batch(number=bytes(8), num_tokens=bytes(4))},
+        {"moves": Moves(evicted=bytes(3))},
+        {"first_token_ns": bytes(9)},
+        {"time_ns": 1 << 63},
+    ],
+)
+def test_frames_that_contradict_themselves_stay_as_they_came(change: dict[str, Any]) -> None:
+    """Whoever recorded them."""
+    frames = [Frame(epoch=1, seq=seq, step=seq, time_ns=seq, blocks=HASHED) for seq in range(1, 7)]
+    assert len(with_bundles([(FRAMES, seq, encode(frame)) for seq, frame in enumerate(frames)])) == 2
+    frames[3] = msgspec.structs.replace(frames[3], **change)
+    entries = [(FRAMES, seq, encode(frame)) for seq, frame in enumerate(frames)]
+    assert with_bundles(entries) == entries
+    assert with_bundles(entries, frames) == entries
 
 
 def in_order(written: list[Entry]) -> list[Entry]:
