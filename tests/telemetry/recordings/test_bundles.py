@@ -33,12 +33,15 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.messages.validity import check_frame
 from kvscope_telemetry.messages.wire import decode_telemetry, encode
+from kvscope_telemetry.recordings.bundles import placed_parents
 from kvscope_telemetry.recordings.bundles.bundle import bundled_frame, pack_bundle, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
-from kvscope_telemetry.recordings.bundles.placed_parents import with_parents, without_parents
+from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, with_parents, without_parents
+from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES, OTHERS, TOPICS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 U2, U4, U8 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
@@ -347,3 +350,15 @@ def test_parents_that_stand_nowhere_are_refused() -> None:
     for change in ({"places": b"\x01\x04"}, {"told": b"\0" * 8}, {"message": b"\xc1"}, {"places": b"\x00"}):
         with pytest.raises(ProtocolError):
             with_parents(msgspec.msgpack.encode(good | change))
+
+
+@pytest.mark.parametrize("num_blocks", [1, 200, 20_000])
+def test_a_keyframe_lies_without_what_it_tells_twice(num_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror = Mirror()
+    mirror.reset(SyntheticEngine(num_blocks=num_blocks, num_running=num_blocks // 8).snapshot())
+    whole = encode(snapshot_of(mirror))
+    pieces = b"".join(keyframe_pieces(snapshot_of(mirror), mirror.ledger))
+    assert with_parents(pieces) == whole
+    assert (len(pieces) < len(whole)) is bool(mirror.ledger.parent.any())
+    monkeypatch.setattr(placed_parents, "MAX_PLACED_ROWS", num_blocks - 1)
+    assert b"".join(keyframe_pieces(snapshot_of(mirror), mirror.ledger)) == whole
