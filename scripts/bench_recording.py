@@ -1,11 +1,14 @@
 """What a recording of hours weighs, and how quickly it opens and is gone about in.
 
     python scripts/bench_recording.py --seconds 3600 --blocks 100000 --rate 200 [--keep hour.mcap]
+    python scripts/bench_recording.py --seconds 300 --rate 30 200 1000     jumps at three rates
+    python scripts/bench_recording.py --seconds 600 7200 --rate 200        memory of ten minutes and of two hours
     python scripts/bench_recording.py --open hour.mcap
 
-Makes one by a synthetic engine on a clock of its own (an hour takes some minutes), then measures in a fresh process:
-size a minute and what it is made of; opening, and the course of all seconds; jumps to random moments as the window
-makes them; memory after it all. Times are of the wall and, for machines that others use too, of the processor.
+Makes them by a synthetic engine on a clock of its own (an hour takes some minutes), then measures each in a fresh
+process: size a minute and where each byte goes; opening, and the course of all seconds; jumps to random moments as the
+window makes them, which takes their past from the course; the life of a block, and saving a part; memory meanwhile.
+Times are of the wall and, for machines that others use too, of the processor.
 """
 
 from __future__ import annotations
@@ -16,20 +19,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from recorded_bytes import print_table, recorded_bytes
 
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.playback.playback_reader import PlaybackReader
-from kvscope_telemetry.recordings.layout import TOPICS
+from kvscope_telemetry.recordings.block_history import read_part
 from kvscope_telemetry.recordings.overview import read_course
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.timeline.save import save
 
 _Made = TypeVar("_Made")
 
@@ -37,9 +42,9 @@ _Made = TypeVar("_Made")
 def main() -> int:
     """Make and measure, or measure what is there."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=int, default=3600)
+    parser.add_argument("--seconds", type=int, nargs="+", default=[3600])
     parser.add_argument("--blocks", type=int, default=100_000)
-    parser.add_argument("--rate", type=int, default=200, help="frames a second")
+    parser.add_argument("--rate", type=int, nargs="+", default=[200], help="frames a second")
     parser.add_argument("--running", type=int, default=32, help="requests that decode")
     parser.add_argument("--keep", type=Path, metavar="FILE.mcap", help="do not throw the recording away")
     parser.add_argument("--open", type=Path, metavar="FILE.mcap", help="measure this one")
@@ -48,24 +53,32 @@ def main() -> int:
     if args.open is not None:
         measure(args.open, args.jumps)
         return 0
+    if args.keep is not None and len(args.seconds) * len(args.rate) > 1:
+        parser.error("--keep FILE.mcap is not accepted with several lengths or rates: give one of each")
+    results = [_made_and_measured(seconds, rate, args) for rate in args.rate for seconds in args.seconds]
+    return max(results)
+
+
+def _made_and_measured(seconds: int, rate: int, args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         path = args.keep or Path(folder) / "made.mcap"
-        make(path, args)
+        make(path, seconds, rate, args)
+        print(f"{seconds} s at {rate} frames/s, {args.blocks:,} blocks", flush=True)
         return subprocess.call([sys.executable, __file__, "--open", str(path), "--jumps", str(args.jumps)])
 
 
-def make(path: Path, args: argparse.Namespace) -> None:
+def make(path: Path, seconds: int, rate: int, args: argparse.Namespace) -> None:
     """Steps come as evenly as a clock's ticks; the engine says where its memory went once a second, as real ones do."""
-    now_ns, step_ns = 1_000_000_000, round(1e9 / args.rate)
+    now_ns, step_ns = 1_000_000_000, round(1e9 / rate)
     engine = SyntheticEngine(num_blocks=args.blocks, num_running=args.running, clock=lambda: now_ns)
     epoch = engine.hello.epoch
     with RecordingWriter(path) as writer:
         writer.write(engine.snapshot(), wait=True)
-        for step in range(args.seconds * args.rate):
+        for step in range(seconds * rate):
             now_ns += step_ns
             writer.write(engine.advance(), wait=True)
             engine.outputs.clear()
-            if step % args.rate == 0:
+            if step % rate == 0:
                 writer.write(MemoryBreakdown(epoch=epoch, time_ns=now_ns, kv_bytes=1 << 30), wait=True)
                 writer.write(engine.heartbeat(), wait=True)
 
@@ -78,10 +91,21 @@ def measure(path: Path, num_jumps: int) -> None:
     minutes = recording.info.duration_s / 60
     print(f"{minutes:.1f} minutes, {recording.info.num_frames:,} frames, {len(course.events):,} events")
     print(f"size        {path.stat().st_size / 1e6:.1f} MB, {path.stat().st_size / 1e6 / minutes:.2f} MB a minute")
-    for topic, num_bytes in stored(recording).most_common():
-        print(f"  {topic:<20} {num_bytes / 1e6 / minutes:.2f} MB a minute")
     print(f"opened      {opened}")
     print(f"its course  {read}, {len(course):,} seconds")
+    opened_mib = resident_mib()
+    _measure_jumps(recording, num_jumps)
+    jumped_mib = resident_mib()
+    _measure_waits(recording)
+    _play(recording)
+    print(
+        f"memory      {before_mib:.0f} MiB before, {opened_mib:.0f} with its course, {jumped_mib:.0f} after jumps"
+        f", {resident_mib():.0f} after a block's life, saving and a minute played"
+    )
+    print_table(recorded_bytes(recording), minutes)
+
+
+def _measure_jumps(recording: Recording, num_jumps: int) -> None:
     reader, moments = PlaybackReader(recording), random.Random(1)
     walls, processors = [], []
     for _ in range(num_jumps):
@@ -93,17 +117,29 @@ def measure(path: Path, num_jumps: int) -> None:
     for name, times in (("wall", walls), ("processor", processors)):
         p50, p95, most = np.quantile(times, (0.5, 0.95, 1.0))
         print(f"jumps       p50 {p50:.1f}, p95 {p95:.1f}, at most {most:.1f} ms ({name})")
-    print(f"memory      {before_mib:.0f} MiB before, {resident_mib():.0f} MiB after")
 
 
-def stored(recording: Recording) -> Counter[str]:
-    """Bytes in the file a channel, by that which most of each chunk is of."""
-    found: Counter[str] = Counter()
-    chunks = recording._chunks
-    topics = {chunks.found.channels[kind]: topic for kind, topic in TOPICS.items()}
-    for chunk in chunks.found.chunks:
-        found[topics[max(chunk.counts, key=chunk.counts.__getitem__)]] += chunk.stored_bytes
-    return found
+def _measure_waits(recording: Recording) -> None:
+    """What a person waits for, of the last minutes."""
+    cache, end_ns = recording.info.hello.cache, recording.end_ns
+    for minutes in (1, 10):
+        from_ns = max(recording.start_ns, end_ns - minutes * 60_000_000_000)
+        _, took = timed(partial(read_part, recording, cache.num_blocks // 3, from_ns, end_ns, cache.block_size))
+        print(f"block's life {(end_ns - from_ns) / 60e9:.1f} minutes: {took}")
+    with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
+        from_s = max(0.0, recording.info.duration_s - 120)
+        _, took = timed(partial(save, recording, Path(folder) / "part.mcap", from_s))
+        print(f"saved       {(recording.info.duration_s - from_s) / 60:.1f} minutes: {took}")
+
+
+def _play(recording: Recording) -> None:
+    """A minute of it, as quickly as it can be read."""
+    reader = PlaybackReader(recording)
+    length_ns = round(recording.info.duration_s * 1e9)
+    from_ns = max(0, length_ns - 60_000_000_000)
+    reader.jump(from_ns, with_past=False)
+    _, took = timed(lambda: [len(reader.read_until(at_ns)) for at_ns in range(from_ns, length_ns, 100_000_000)])
+    print(f"played      {(length_ns - from_ns) / 1e9:.0f} s: {took}")
 
 
 def timed(make_it: Callable[[], _Made]) -> tuple[_Made, str]:

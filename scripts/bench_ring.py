@@ -1,6 +1,7 @@
 """What it costs a desktop to keep its past: the processor's time of following an engine, with a ring and without.
 
     python scripts/bench_ring.py --blocks 100000 --rate 200 --rounds 6
+    python scripts/bench_ring.py --memory --rate 30     memory after ten minutes and two hours, on a clock of its own
 
 A synthetic engine in another process, real sockets, one process that follows as the desktop does (its mirror applied 60
 times a second). With and without take turns, who begins as well; the cost is the median of the pairs' differences.
@@ -16,7 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.state.follower import Follower
+from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.timeline.ring import Ring
 
 SETTLE_S = 3.0
@@ -31,7 +37,11 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=200.0, help="frames a second")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each turn")
+    parser.add_argument("--memory", action="store_true", help="what a ring takes of memory, not of a core")
     args = parser.parse_args()
+    if args.memory:
+        _measure_memory(args)
+        return 0
     with tempfile.TemporaryDirectory(prefix="kvscope-ring-") as folder:
         (Path(folder) / "engine").mkdir(mode=0o700)
         endpoint = f"ipc://{folder}/engine/telemetry"
@@ -67,6 +77,44 @@ def _pair(source: LiveSource, folder: Path, args: argparse.Namespace, turn: int)
         if ring is not None:
             ring.close()
     return found[True], found[False], rate
+
+
+def _measure_memory(args: argparse.Namespace) -> None:
+    """As a desktop: it keeps the course of what the ring has, and a mirror."""
+    now_ns, minute_steps = 1_000_000_000, round(60 * args.rate)
+    engine = SyntheticEngine(num_blocks=args.blocks, num_running=32, clock=lambda: now_ns)
+    course, follower = Course(), Follower()
+    with tempfile.TemporaryDirectory(prefix="kvscope-ring-") as folder:
+        ring = Ring(Path(folder) / "ring")
+        messages: list[Frame | Snapshot] = [engine.snapshot()]
+        for minute in range(121):
+            for message in messages:
+                ring.write(message, wait=True)
+                follower.feed(message)
+            _keep_course(ring, course)
+            if minute in (1, 10, 60, 120):
+                on_disk = ring.num_bytes / 1e6
+                print(
+                    f"after {minute:3} minutes {_resident_mib():.0f} MiB, ring {on_disk:.0f} MB on the disk", flush=True
+                )
+            messages = []
+            for _ in range(minute_steps):
+                now_ns += round(1e9 / args.rate)
+                messages.append(engine.advance())
+                engine.outputs.clear()
+        ring.close()
+
+
+def _keep_course(ring: Ring, course: Course) -> None:
+    ring.flush(60.0)
+    told = ring.take_course()
+    course.extend([each for each in told if isinstance(each, Summary)], [e for e in told if isinstance(e, TimedEvent)])
+    if ring.start_ns is not None:
+        course.forget_before(ring.start_ns)
+
+
+def _resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / (1 << 20)
 
 
 def _follow(source: LiveSource, seconds: float) -> None:

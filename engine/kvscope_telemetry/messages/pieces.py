@@ -27,25 +27,27 @@ _BYTES: Final = ((0xC4, ">BB"), (0xC5, ">BH"), (0xC6, ">BI"))
 _KEYS: Final = {field.name: msgspec.msgpack.encode(field.encode_name) for field in msgspec.structs.fields(BlockRows)}
 
 
-def snapshot_pieces(snapshot: Snapshot, ledger: Ledger) -> Pieces:
-    """`snapshot`, whose own blocks are not looked at, with every row of `ledger`, which must not change before."""
+def snapshot_pieces(snapshot: Snapshot, ledger: Ledger, *, has_parents: bool = True) -> Pieces:
+    """`snapshot`, whose own blocks are not looked at, with every row of `ledger`, which must not change before; without
+    the parents of its blocks where `has_parents` is false."""
     rows = BlockRows(ids=secrets.token_bytes(_PLACE_BYTES))
     head, tail = encode(msgspec.structs.replace(snapshot, blocks=rows)).split(msgspec.msgpack.encode(rows))
-    return [head, *_rows(ledger), tail]
+    return [head, *_rows(ledger, has_parents=has_parents), tail]
 
 
-def _rows(ledger: Ledger) -> list[bytes | memoryview]:
+def _rows(ledger: Ledger, *, has_parents: bool) -> list[bytes | memoryview]:
     columns: dict[str, Column] = {name: getattr(ledger, name) for name in DENSE if ledger.num_blocks}
-    parents = ledger.parent[ledger.hash != 0]
+    parents = ledger.parent[ledger.hash != 0] if has_parents else ledger.parent[:0]
     if parents.any():
         columns["parent"] = parents
     pieces: list[bytes | memoryview] = [bytes([_MAP_OF_FEW + len(columns)])]
     for name, column in columns.items():
-        pieces += (_KEYS[name] + _head(column.nbytes), _bytes_of(column))
+        pieces += (_KEYS[name] + head_of_bytes(column.nbytes), _bytes_of(column))
     return pieces
 
 
-def _head(num_bytes: int) -> bytes:
+def head_of_bytes(num_bytes: int) -> bytes:
+    """What so many bytes begin with in msgpack."""
     tag, layout = _BYTES[(num_bytes > 0xFF) + (num_bytes > 0xFFFF)]
     return struct.pack(layout, tag, num_bytes)
 

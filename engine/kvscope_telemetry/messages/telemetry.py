@@ -238,7 +238,7 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """asked: who did; its costs are as in preempted."""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Something that happened to a request, with its cause in words a person reads."""
 
     kind: str

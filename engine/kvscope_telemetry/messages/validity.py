@@ -166,8 +166,8 @@ def _check_batch(batch: Batch) -> None:
 
 
 def _check_request_info(info: RequestInfo) -> None:
-    counts = (info.number - 1, info.num_prompt_tokens, info.max_tokens, info.index)
-    if min(counts) < 0 or max(counts) >= MAX_U32:
+    has_counts = 0 <= info.num_prompt_tokens < MAX_U32 and 0 <= info.max_tokens < MAX_U32 and 0 <= info.index < MAX_U32
+    if not (has_counts and 1 <= info.number <= MAX_U32):
         raise ProtocolError(f"RequestInfo: number={info.number} or a count of it is not a u32")
     if not 0 <= info.arrival_ns <= MAX_I64 or not -(1 << 31) <= info.priority < 1 << 31:
         raise ProtocolError(f"RequestInfo {info.number}: arrival_ns or priority is out of range")

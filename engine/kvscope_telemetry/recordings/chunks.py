@@ -9,16 +9,17 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final
 
+import msgspec
 import zstandard
 
 MAGIC: Final = b"\x89MCAP0\r\n"
 FOOTER, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, METADATA = 2, 4, 5, 6, 7, 12
 RECORD: Final = struct.Struct("<BQ")  # opcode, length
 _MESSAGE: Final = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
+_WHOLE: Final = struct.Struct("<BQHIQQ")  # both
 MAX_CHUNK_MESSAGES: Final = 1 << 17
 """A chunk of ours holds some hundreds; one of 4 MiB, as other tools write them, some tens of thousands."""
 MAX_LOG_TIME_NS: Final = 1 << 62
@@ -68,7 +69,7 @@ class Chunk:
         return self.indexed_ns != (self.start_ns, self.end_ns) or not 0 <= self.end_ns < MAX_LOG_TIME_NS
 
 
-class RawMessage(NamedTuple):
+class RawMessage(msgspec.Struct, frozen=True, gc=False):
     """A message as it lies in a chunk."""
 
     channel: int
@@ -95,11 +96,7 @@ def _read(file: BinaryIO, chunk: Chunk) -> list[RawMessage]:
     data = _inflated(file.read(chunk.stored_bytes), chunk)
     if chunk.crc and zlib.crc32(data) != chunk.crc:
         raise DamagedChunk("its checksum does not match")
-    messages: list[RawMessage] = []
-    for opcode, begin, end in _records(data):
-        if opcode == MESSAGE:
-            messages.append(_message(data, begin, end))
-    return messages
+    return _messages(data)
 
 
 def _inflated(stored: bytes, chunk: Chunk) -> bytes:
@@ -126,15 +123,19 @@ def _unzipped(stored: bytes, claimed: int) -> bytes:
         raise DamagedChunk(str(error) or "there is not enough memory for it") from None
 
 
-def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Opcode of each, and from where to where its body is."""
+def _messages(data: bytes) -> list[RawMessage]:
+    """One loop without calls: a course of hours is hundreds of thousands of small messages."""
+    messages: list[RawMessage] = []
     at, count, num_bytes = 0, 0, len(data)
+    whole, whole_bytes, head_bytes = _WHOLE.unpack_from, _WHOLE.size, RECORD.size
     while at < num_bytes:
-        if at + RECORD.size > num_bytes:
+        if at + whole_bytes <= num_bytes:
+            opcode, length, channel, _, log_time_ns, _ = whole(data, at)
+        elif at + head_bytes <= num_bytes:
+            opcode, length = RECORD.unpack_from(data, at)
+        else:
             raise DamagedChunk("it ends within a record")
-        opcode, length = RECORD.unpack_from(data, at)
-        at += RECORD.size
-        end = at + length
+        end = at + head_bytes + length
         if end > num_bytes:
             raise DamagedChunk("it ends within a record")
         count += 1
@@ -142,12 +143,9 @@ def _records(data: bytes) -> Iterator[tuple[int, int, int]]:
             raise DamagedChunk("zeros where a record should be")
         if count > MAX_CHUNK_MESSAGES:
             raise DamagedChunk(f"it holds more than {MAX_CHUNK_MESSAGES} records")
-        yield opcode, at, end
+        if opcode == MESSAGE:
+            if length < _MESSAGE.size:
+                raise DamagedChunk("a message of it is too short")
+            messages.append(RawMessage(channel, log_time_ns, data[at + whole_bytes : end]))
         at = end
-
-
-def _message(data: bytes, begin: int, end: int) -> RawMessage:
-    if end - begin < _MESSAGE.size:
-        raise DamagedChunk("a message of it is too short")
-    channel, _, log_time_ns, _ = _MESSAGE.unpack_from(data, begin)
-    return RawMessage(channel, log_time_ns, data[begin + _MESSAGE.size : end])
+    return messages

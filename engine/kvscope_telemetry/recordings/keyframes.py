@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 
 from kvscope_telemetry.ledger import BlockRows
-from kvscope_telemetry.messages.pieces import Pieces, snapshot_pieces
+from kvscope_telemetry.messages.pieces import Pieces
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, Hello, RequestInfo, Snapshot, TelemetryMessage
+from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.request_mirror import RequestMirror
@@ -70,7 +71,7 @@ class Keyframes:
         self._restart(log_time_ns)
         mirror = self._follower.mirror
         snapshot = _without_blocks(mirror)
-        return Keyframe(snapshot.hello, snapshot.seq, snapshot_pieces(snapshot, mirror.ledger))
+        return Keyframe(snapshot.hello, snapshot.seq, keyframe_pieces(snapshot, mirror.ledger))
 
     @property
     def _is_early(self) -> bool:

@@ -56,7 +56,7 @@ JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
 CHUNK_BYTES: Final = 1 << 20
 """Of messages in a chunk, before frames become bundles: what a killed process loses at most, and no more of them than
 came in the last second."""
-CHUNK_NS: Final = 1_000_000_000
+CHUNK_NS: Final = 900_000_000
 """Of many messages: from the first to the last in a chunk."""
 FRAMES_RECORD: Final = "kvscope.frames"
 """Name of the metadata record after a chunk with bundles: the number of frames in them, twice."""

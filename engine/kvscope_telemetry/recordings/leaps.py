@@ -16,9 +16,9 @@ from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.request_mirror import RequestMirror
 
-LEAP_NS: Final = 2_000_000_000
+LEAP_NS: Final = 1_800_000_000
 LEAP_FRAMES: Final = 400
-"""A leap is due after so much time, or so many frames: what is left to replay one by one."""
+"""A leap is due after so much time (two bundles), or so many frames: what is left to replay one by one."""
 
 
 class Leaps:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from io import FileIO
@@ -15,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.pieces import Pieces
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.early_end import EARLY_END
 from kvscope_telemetry.recordings.layout import (
@@ -64,8 +66,12 @@ class RecordingFile(Protocol):
     def begin_anew(self) -> None:
         """End this file; what is added from now on goes into the next."""
 
-    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces) -> None:
-        """Append a message."""
+    @property
+    def since_s(self) -> float | None:
+        """When the oldest came that was not handed to the system, by the monotonic clock; None: all was."""
+
+    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces, read: TelemetryMessage | None = None) -> None:
+        """Append a message. `read`: what was read of it, where that is known."""
 
     def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
         """Append messages (channel, log time, data) as a chunk, or chunks, of their own."""
@@ -101,8 +107,12 @@ class McapFile:
         # Any: two of its methods bear no types.
         self._writer: Any = PiecewiseWriter(self._stream, chunk_bytes=4 * CHUNK_BYTES)
         self._gathered: list[Entry] = []  # for the chunk in progress
+        self._read: list[TelemetryMessage | None] = []  # of them
         self._gathered_bytes = 0
         self._writer.start(PROFILE, LIBRARY)
+        self._since_s = 0.0
+        self.num_bytes = 0
+        """Of the file so far, but for the chunk in progress."""
         self._head_bytes = self._stream.tell()  # before the first chunk
         self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # so much was handed over whole, the newest last
         schemas = dict.fromkeys(TOPICS, self._writer.register_schema(SCHEMA, "", b""))
@@ -117,15 +127,15 @@ class McapFile:
         return False
 
     @property
-    def num_bytes(self) -> int:
-        """Of the file so far, but for the chunk in progress."""
-        return 0 if self._stream.closed else self._stream.tell()
+    def since_s(self) -> float | None:
+        """When the chunk in progress began, by the monotonic clock; None: there is none."""
+        return self._since_s if self._gathered else None
 
     def begin_anew(self) -> None:
         """It never asks for that."""
         raise AssertionError("one file is one file")
 
-    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces) -> None:
+    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces, read: TelemetryMessage | None = None) -> None:
         """Append a message. A keyframe or a leap, like all that is big, gets a chunk of its own."""
         if not isinstance(data, bytes):
             self._add_in_pieces(channel, log_time_ns, data)
@@ -133,7 +143,10 @@ class McapFile:
         alone = channel in SEEKABLE or len(data) > BIG_MESSAGE_BYTES
         if alone:
             self.flush()
+        if not self._gathered:
+            self._since_s = time.monotonic()
         self._gathered.append((channel, log_time_ns, data))
+        self._read.append(read)
         self._gathered_bytes += len(data) + _RECORD_BYTES
         is_long = log_time_ns - self._gathered[0][1] >= CHUNK_NS and len(self._gathered) >= _MANY
         if alone or is_long or self._gathered_bytes >= CHUNK_BYTES:
@@ -153,8 +166,9 @@ class McapFile:
 
     def flush(self) -> None:
         """End the chunk in progress and hand all to the system."""
-        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        self._write(with_bundles(gathered))
+        gathered, read = self._gathered, self._read
+        self._gathered, self._read, self._gathered_bytes = [], [], 0
+        self._write(with_bundles(gathered, read))
 
     def _write(self, entries: Sequence[Entry]) -> None:
         """A chunk."""
@@ -166,14 +180,15 @@ class McapFile:
         if num_bundled:
             self._writer.add_metadata(FRAMES_RECORD, {"frames": str(num_bundled), "again": str(num_bundled)})
             self._stream.flush()
-        place = self._stream.tell()
-        if place > (self._whole_bytes[-1] if self._whole_bytes else self._head_bytes):
-            self._whole_bytes.append(place)
+        self.num_bytes = self._stream.tell()
+        if self.num_bytes > (self._whole_bytes[-1] if self._whole_bytes else self._head_bytes):
+            self._whole_bytes.append(self.num_bytes)
 
     def finish(self) -> None:
         """Write what belongs at the end; the file gets its name."""
         self.flush()
         self._writer.finish()
+        self.num_bytes = self._stream.tell()
         self._stream.close()
         self.part.rename(self.path)
 

@@ -49,13 +49,10 @@ class Part:
 
 def written_part(recording: Glanced) -> Part:
     """What the file has of it; quick."""
-    part = Part()
-    for item in recording.glances():
-        if isinstance(item, Summary):
-            part.summaries.append(item)
-        else:
-            part.events.append(item)
-    return part
+    told = list(recording.glances())
+    return Part(
+        [item for item in told if isinstance(item, Summary)], [item for item in told if isinstance(item, TimedEvent)]
+    )
 
 
 def missing_from(recording: Glanced, written: Part) -> int | None:

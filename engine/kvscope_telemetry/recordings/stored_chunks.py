@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -40,17 +40,13 @@ from kvscope_telemetry.recordings.regular_file import FollowedFile
 from kvscope_telemetry.recordings.request_index import TimedMessage
 from kvscope_telemetry.recordings.survey import Surveyor, survey
 from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
-from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event, decode_summary
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_glances
 from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
 MAX_BAD_MESSAGES: Final = 100_000
 """So many at most are remembered and counted."""
 TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES, BUNDLES)
 """Kinds of messages that tell what was; the others are made of them."""
-_GLANCE_DECODERS: Final[dict[int, Callable[[bytes], Summary | TimedEvent]]] = {
-    SUMMARIES: decode_summary,
-    EVENTS: decode_event,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +143,16 @@ class StoredChunks:
 
     def glances_from(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
-        decoders = {self.found.channels[kind]: decode for kind, decode in _GLANCE_DECODERS.items()}
+        kinds = self.found.channels[SUMMARIES], self.found.channels[EVENTS]
         with self.file.open() as file:
             for chunk in self.glances:
                 if chunk.end_ns < from_ns:
                     continue
-                for place, raw in self._raw(file, chunk, decoders.keys(), chunk.end_ns):
-                    try:
-                        yield decoders[raw.channel](raw.data)
-                    except ProtocolError:
-                        self._note_bad(chunk, place)
+                raw = [(place, each.channel, each.data) for place, each in self._raw(file, chunk, kinds, chunk.end_ns)]
+                told = decode_glances([(channel == kinds[1], data) for _, channel, data in raw])
+                for place in [place for place, item in enumerate(told) if item is None]:
+                    self._note_bad(chunk, raw[place][0])
+                yield from filter(None, told)
 
     def bookmarks(self) -> list[Bookmark]:
         """All that was said of bookmarks, in the order it was written; the newest where there is too much of it."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
@@ -13,7 +15,7 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.texts.block_texts import RecordedText
 
 MAX_QUEUED_BYTES: Final = 64 << 20
-GATHER_S: Final = 0.05
+GATHER_S: Final = 0.25
 """Who takes lets so much time come together: at hundreds of messages a second waking up costs more than writing."""
 _MUCH_BYTES: Final = 1 << 20
 
@@ -21,8 +23,7 @@ _MUCH_BYTES: Final = 1 << 20
 Texts = tuple[RecordedText, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(msgspec.Struct, frozen=True, gc=False):
     """A message and, where the caller had them, its bytes."""
 
     message: TelemetryMessage | Texts
@@ -47,6 +48,8 @@ class RecordingQueue:
         self._is_closed = False
         self._is_urgent = False
         """Whether somebody waits, or much does."""
+        self._is_idle = False
+        """Whether who takes waits for the next to come at all."""
         self.num_refused = 0
         """Messages that `put` did not take, and those that waited when nobody took them any more."""
 
@@ -73,7 +76,7 @@ class RecordingQueue:
             self._num_bytes += num_bytes
             if self._num_bytes >= min(_MUCH_BYTES, self._max_bytes // 2):
                 self._hurry()
-            elif len(self._messages) == 1:
+            elif self._is_idle:
                 self._changed.notify_all()
             return True
 
@@ -95,10 +98,15 @@ class RecordingQueue:
             return not self._is_closed
 
     def take(self, timeout_s: float) -> list[Queued | Mark | Bookmark] | None:
-        """All that waits, soon or after `timeout_s`; None when it is closed and empty."""
+        """All that waits, soon and after `timeout_s` at the latest; None when it is closed and empty."""
+        until_s = time.monotonic() + timeout_s
         with self._changed:
-            if self._changed.wait_for(lambda: self._messages or self._is_closed, timeout_s):
-                self._changed.wait_for(lambda: self._is_urgent or self._is_closed, GATHER_S)
+            self._gather(until_s)
+            if not self._messages and not self._is_closed:
+                self._is_idle = True
+                self._changed.wait_for(lambda: self._messages or self._is_closed, until_s - time.monotonic())
+                self._is_idle = False
+                self._gather(until_s)
             self._is_urgent = False
             if self._is_closed and not self._messages:
                 return None
@@ -118,6 +126,12 @@ class RecordingQueue:
                         self.num_refused += 1
                 self._messages.clear()
             self._changed.notify_all()
+
+    def _gather(self, until_s: float) -> None:
+        """Let some come together."""
+        left_s = min(GATHER_S, until_s - time.monotonic())
+        if left_s > 0:
+            self._changed.wait_for(lambda: self._is_urgent or self._is_closed, left_s)
 
     def _hurry(self) -> None:
         if not self._is_urgent:

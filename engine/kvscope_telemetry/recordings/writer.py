@@ -25,14 +25,14 @@ from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
 from kvscope_telemetry.recordings.layout import BOOKMARKS, MAX_RECORDED_MESSAGE_BYTES, TEXTS, channel_of
 from kvscope_telemetry.recordings.log_clock import LogClock
 from kvscope_telemetry.recordings.mcap_file import McapFile, RecordingFile
-from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue, Texts
+from kvscope_telemetry.recordings.write_queue import GATHER_S, MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue, Texts
 from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import MAX_TEXT_BYTES, RecordedText, encode_text
 
 MAX_TOLD: Final = 100_000
 FLUSH_S: Final = 0.9
-"""The longest that a message waits in a chunk that is not full."""
+"""The longest that a message waits, in the queue and in a chunk that is not full."""
 
 
 class RecordingWriter:
@@ -64,7 +64,6 @@ class RecordingWriter:
         """Why the recording ended before its time; empty while all is well."""
         self.left = ""
         """Of a recording that failed: what there is of it, for a person."""
-        self._next_flush_s = time.monotonic() + FLUSH_S
         self._marks: list[Mark] = []  # among what is being written
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
@@ -138,7 +137,7 @@ class RecordingWriter:
 
     def _run(self) -> None:
         try:
-            while (taken := self._queue.take(FLUSH_S)) is not None:
+            while (taken := self._queue.take(self._wait_s)) is not None:
                 self._write(taken)
                 self._flush_when_due()
             self._file.add_together(self._annotations.glance(at_end=True))
@@ -173,7 +172,7 @@ class RecordingWriter:
             return
         given_ns = queued.log_time_ns
         log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
-        self._file.add(channel_of(message), log_time_ns, data)
+        self._file.add(channel_of(message), log_time_ns, data, message)
         self._newest_ns = log_time_ns
         self.num_written += 1
         self._num_lost -= 1
@@ -210,10 +209,15 @@ class RecordingWriter:
             self.course.extend(new)
         new.clear()
 
+    @property
+    def _wait_s(self) -> float:
+        """How long what is written already may wait to be handed to the system."""
+        since_s = self._file.since_s
+        return FLUSH_S if since_s is None else since_s + FLUSH_S - GATHER_S - time.monotonic()
+
     def _flush_when_due(self) -> None:
-        if time.monotonic() >= self._next_flush_s:
+        if self._wait_s <= 0:
             self._file.flush()
-            self._next_flush_s = time.monotonic() + FLUSH_S
 
     def _fail(self, reason: str) -> None:
         if not self.failure:  # what follows from the first is not the reason

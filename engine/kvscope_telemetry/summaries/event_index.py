@@ -5,7 +5,8 @@ Owns how many are kept: the newest. Knows no words and no files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Final, get_args
 
 import numpy as np
@@ -48,14 +49,14 @@ class EventIndex:
 
     def extend(self, events: Iterable[TimedEvent]) -> int:
         """Add some; how many they were. One that is a little late is put where it belongs."""
-        fresh = sorted(events, key=lambda timed: timed.time_ns)
+        fresh = sorted(events, key=attrgetter("time_ns"))
         if not fresh:
             return 0
         size = len(self)
         late = size - int(np.searchsorted(self.time_ns, fresh[0].time_ns, "right"))
         self._events += fresh
         self._make_room(len(self))
-        self._rows[:, size : len(self)] = np.array([_row(timed) for timed in fresh]).T
+        self._rows[:, size : len(self)] = _rows(fresh)
         if late:
             order = np.argsort(self._rows[_TIME, size - late : len(self)], kind="stable") + (size - late)
             self._rows[:, size - late : len(self)] = self._rows[:, order]
@@ -101,6 +102,15 @@ class EventIndex:
             self._rows = np.concatenate((self._rows, np.empty_like(self._rows)), axis=1)
 
 
-def _row(timed: TimedEvent) -> tuple[int, int, int, int, int]:
-    event = timed.event
-    return timed.time_ns, timed.epoch, event.number, event.other, _CODES.get(event.kind, _OTHER_CODE)
+def _rows(fresh: Sequence[TimedEvent]) -> npt.NDArray[np.int64]:
+    events = [timed.event for timed in fresh]
+    return np.array(
+        [
+            [timed.time_ns for timed in fresh],
+            [timed.epoch for timed in fresh],
+            [event.number for event in events],
+            [event.other for event in events],
+            [_CODES.get(event.kind, _OTHER_CODE) for event in events],
+        ],
+        np.int64,
+    )

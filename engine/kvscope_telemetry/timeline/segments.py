@@ -15,6 +15,7 @@ from typing import Final
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.pieces import Pieces
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.timeline.ring_folder import segment_path
 
@@ -88,12 +89,17 @@ class Segments:
             path, self._file = self._file.path, None
             self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
 
-    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces) -> None:
+    @property
+    def since_s(self) -> float | None:
+        """When the oldest came that was not handed to the system; None: all was."""
+        return None if self._file is None else self._file.since_s
+
+    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces, read: TelemetryMessage | None = None) -> None:
         """Append a message; the first begins a segment."""
         if self._file is None:
             self._begin(log_time_ns)
         assert self._file is not None, "a segment was begun"
-        self._file.add(channel, log_time_ns, data)
+        self._file.add(channel, log_time_ns, data, read)
         self.end_ns = log_time_ns
         self._num_added += 1
         if self._num_added == 2:  # hello and state, or the engine's snapshot and a little

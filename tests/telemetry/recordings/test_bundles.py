@@ -32,13 +32,16 @@ from kvscope_telemetry.messages.telemetry import (
     Timings,
 )
 from kvscope_telemetry.messages.validity import check_frame
-from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.messages.wire import decode_telemetry, encode
+from kvscope_telemetry.recordings.bundles import placed_parents
 from kvscope_telemetry.recordings.bundles.bundle import bundled_frame, pack_bundle, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
-from kvscope_telemetry.recordings.bundles.placed_parents import with_parents, without_parents
+from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, with_parents, without_parents
+from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES, OTHERS, TOPICS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 U2, U4, U8 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
@@ -162,10 +165,48 @@ def test_what_a_bundle_could_not_give_back_stays_as_it_came() -> None:
     newer = msgspec.msgpack.encode(msgspec.msgpack.decode(data) | {"later": 1})
     fields = list(msgspec.msgpack.decode(data).items())
     in_another_order = msgspec.msgpack.encode(dict([fields[0], *fields[:0:-1]]))
-    uneven = encode(Frame(epoch=1, seq=1, step=1, time_ns=1, blocks=BlockRows(ids=b"\0\0\0\0")))
-    for each in (newer, in_another_order, uneven, b"\xc1", b"", encode(Heartbeat(epoch=1, time_ns=1, seq=1, step=1))):
+    for each in (newer, in_another_order, b"\xc1", b"", encode(Heartbeat(epoch=1, time_ns=1, seq=1, step=1))):
         assert bundled_frame(each) is None
     assert bundled_frame(data) is not None
+    assert bundled_frame(newer, decode_telemetry(newer)) is None
+
+
+HASHED = BlockRows(
+    ids=bytes(4),
+    state=b"\1",
+    ref_count=bytes(4),
+    filled=bytes(2),
+    owner=bytes(4),
+    tier=b"\0",
+    last_used_step=bytes(4),
+    prefix_hits=bytes(2),
+    hash=b"\7" * 8,
+    parent=b"\5" * 8,
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": BlockRows(ids=bytes(4))},
+        {"blocks": msgspec.structs.replace(HASHED, hash=b"\7" * 16)},
+        {"blocks": msgspec.structs.replace(HASHED, parent=bytes(7))},
+        {"blocks": msgspec.structs.replace(HASHED, hash=bytes(8))},
+        {"requests": RequestRows(number=bytes(4))},
+        {"batch": Batch(number=bytes(8), num_tokens=bytes(4))},
+        {"moves": Moves(evicted=bytes(3))},
+        {"first_token_ns": bytes(9)},
+        {"time_ns": 1 << 63},
+    ],
+)
+def test_frames_that_contradict_themselves_stay_as_they_came(change: dict[str, Any]) -> None:
+    """Whoever recorded them."""
+    frames = [Frame(epoch=1, seq=seq, step=seq, time_ns=seq, blocks=HASHED) for seq in range(1, 7)]
+    assert len(with_bundles([(FRAMES, seq, encode(frame)) for seq, frame in enumerate(frames)])) == 2
+    frames[3] = msgspec.structs.replace(frames[3], **change)
+    entries = [(FRAMES, seq, encode(frame)) for seq, frame in enumerate(frames)]
+    assert with_bundles(entries) == entries
+    assert with_bundles(entries, frames) == entries
 
 
 def in_order(written: list[Entry]) -> list[Entry]:
@@ -309,3 +350,15 @@ def test_parents_that_stand_nowhere_are_refused() -> None:
     for change in ({"places": b"\x01\x04"}, {"told": b"\0" * 8}, {"message": b"\xc1"}, {"places": b"\x00"}):
         with pytest.raises(ProtocolError):
             with_parents(msgspec.msgpack.encode(good | change))
+
+
+@pytest.mark.parametrize("num_blocks", [1, 200, 20_000])
+def test_a_keyframe_lies_without_what_it_tells_twice(num_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror = Mirror()
+    mirror.reset(SyntheticEngine(num_blocks=num_blocks, num_running=num_blocks // 8).snapshot())
+    whole = encode(snapshot_of(mirror))
+    pieces = b"".join(keyframe_pieces(snapshot_of(mirror), mirror.ledger))
+    assert with_parents(pieces) == whole
+    assert (len(pieces) < len(whole)) is bool(mirror.ledger.parent.any())
+    monkeypatch.setattr(placed_parents, "MAX_PLACED_ROWS", num_blocks - 1)
+    assert b"".join(keyframe_pieces(snapshot_of(mirror), mirror.ledger)) == whole

@@ -146,11 +146,11 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
 ) -> None:
     messages, add = make_messages(300), McapFile.add
 
-    def full(file: McapFile, channel: int, log_time_ns: int, data: bytes) -> None:
+    def full(file: McapFile, channel: int, log_time_ns: int, data: bytes, *read: Any) -> None:
         if writer.num_written == 150:
             file.flush()
             raise OSError(28, "No space left on device")
-        add(file, channel, log_time_ns, data)
+        add(file, channel, log_time_ns, data, *read)
 
     monkeypatch.setattr(McapFile, "add", full)
     writer = RecordingWriter(tmp_path / "full.mcap")

@@ -94,11 +94,11 @@ def test_a_full_disk_is_told(written: Any, tmp_path: Path, monkeypatch: pytest.M
     _, tape = written
     add, added = McapFile.add, []
 
-    def full(file: McapFile, channel: int, log_time_ns: int, data: bytes) -> None:
+    def full(file: McapFile, channel: int, log_time_ns: int, data: bytes, *read: Any) -> None:
         added.append(log_time_ns)
         if len(added) > 100:
             raise OSError(28, "No space left on device")
-        add(file, channel, log_time_ns, data)
+        add(file, channel, log_time_ns, data, *read)
 
     monkeypatch.setattr(McapFile, "add", full)
     with pytest.raises(KvscopeError, match=r"part\.mcap' cannot be written: No space left on device"):

@@ -11,22 +11,26 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, DENSE, BlockRows, unpack
+from kvscope_telemetry.ledger import COLUMNS, DENSE, BlockRows
 from kvscope_telemetry.recordings.bundles import hashes as told_hashes
-from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up
+from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined_as, lengths_of
 from kvscope_telemetry.recordings.bundles.integers import Ints, starts_of
 from kvscope_telemetry.recordings.bundles.keyed import Keyed
-from kvscope_telemetry.recordings.bundles.references import pack_chained, unpack_chained
+from kvscope_telemetry.recordings.bundles.references import Known, pack_chained, unpack_chained
 
 _PLAIN: Final = ("state", "ref_count", "filled", "owner", "tier", "prefix_hits")
 _MASK: Final = (1 << 32) - 1
+_PARENT_BYTES: Final = COLUMNS["parent"].itemsize
 
 
-def pack_blocks(rows: Sequence[BlockRows], steps: Ints, groups: Groups, ids: Ints) -> dict[str, bytes]:
-    """`rows` a frame with its step; `ids` are theirs, in `groups`. Their columns are as long as they should be."""
-    columns = {name: column.astype(np.int64) for name, column in unpack(rows).items()}
+def pack_blocks(rows: Sequence[BlockRows], steps: Ints, known: Known) -> dict[str, bytes]:
+    """`rows` a frame with its step; `known` are their ids. Raises ValueError for columns that are longer or
+    shorter than they should be."""
+    ids, groups = known.ids, known.groups
+    columns = {name: joined_as([getattr(each, name) for each in rows], COLUMNS[name], groups.counts) for name in DENSE}
+    columns["parent"] = _joined_parents([each.parent for each in rows], columns["hash"], groups)
     blocks, owners = Keyed(ids), Keyed(columns["owner"])
-    packed = dict(zip(("ids", "new_ids"), pack_chained(ids, groups), strict=True))
+    packed = dict(zip(("ids", "new_ids"), pack_chained(known), strict=True))
     packed |= {name: blocks.pack(columns[name]) for name in _PLAIN}
     packed["age"] = blocks.pack(steps[groups.of] - columns["last_used_step"])
     packed["hash"], packed["hashes"] = told_hashes.pack_hashes(columns["hash"], blocks)
@@ -59,8 +63,24 @@ def _rows(
     is_hashed = columns["hash"] != 0
     if np.any(parents[~is_hashed]):
         raise ProtocolError("a bundle with the parent of a block that has no hash")
-    num_hashed = np.diff(starts_of(is_hashed.astype(np.int64))[groups.starts])
+    num_hashed = _num_hashed(is_hashed, groups)
     told = cut_up(parents[is_hashed], COLUMNS["parent"], Groups.counted(num_hashed))
     cut = [cut_up(ids, "<u4", groups), *(cut_up(columns[name], COLUMNS[name], groups) for name in DENSE)]
     cut.append([each if has else b"" for each, has in zip(told, has_parents, strict=True)])
     return [BlockRows(*each) for each in zip(*cut, strict=True)]
+
+
+def _joined_parents(parts: Sequence[bytes], hashes: Ints, groups: Groups) -> Ints:
+    """An entry a row, of parts that have one for each row with a hash, or are empty."""
+    lengths, is_hashed = lengths_of(parts), hashes != 0
+    if np.any((lengths != 0) & (lengths != _PARENT_BYTES * _num_hashed(is_hashed, groups))):
+        raise ValueError("parents that are more or fewer than the rows with a hash")
+    parents = np.zeros(hashes.size, np.int64)
+    parents[is_hashed & (lengths != 0)[groups.of]] = np.frombuffer(b"".join(parts), "<i8")
+    return parents
+
+
+def _num_hashed(is_hashed: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], groups: Groups) -> Ints:
+    """How many rows of each group have a hash."""
+    counts: Ints = np.diff(starts_of(is_hashed.astype(np.int64))[groups.starts])
+    return counts

@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.messages import validity
-from kvscope_telemetry.messages.telemetry import Counters, Event, Frame, RequestInfo, Timings
+from kvscope_telemetry.messages.telemetry import Counters, Event, Frame, RequestInfo, TelemetryMessage, Timings
 from kvscope_telemetry.recordings.bundles.block_columns import pack_blocks, unpack_blocks
 from kvscope_telemetry.recordings.bundles.block_columns import unpack_ids as unpack_block_ids
 from kvscope_telemetry.recordings.bundles.groups import joined, pack_counts, unpack_counts
 from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
+from kvscope_telemetry.recordings.bundles.references import Known
 from kvscope_telemetry.recordings.bundles.request_columns import (
     pack_batches,
     pack_moves,
@@ -53,11 +53,12 @@ _numbers_of: Final = attrgetter(*_NUMBERS)
 _SUMS, _TIMINGS, _COUNTERS = slice(3, 5), slice(5, 5 + len(Timings.__struct_fields__)), slice(10, None)
 _OPTIONAL: Final = ("blocks", "requests", "batch", "timings", "counters", "moves")
 """Left out of a message where they are their defaults."""
-_PARENTS: Final = 1 << len(_OPTIONAL)
 _TIMES: Final = ("first_token_ns", "inter_token_ns")
 _FIELDS: Final = Frame.__struct_fields__[4:]
 """Those of a frame after its head."""
 _ABSENT: Final = dict(zip(_FIELDS, Frame.__struct_defaults__, strict=True))
+_ABSENT_PARTS: Final = tuple((name, _ABSENT[name]) for name in _OPTIONAL)
+_PARENTS: Final = 1 << len(_OPTIONAL)
 
 
 class _Bundle(msgspec.Struct, frozen=True):
@@ -73,30 +74,30 @@ _BUNDLES: Final = msgspec.msgpack.Decoder(_Bundle)
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-def bundled_frame(data: bytes) -> Frame | None:
-    """The frame whose bytes these are, when a bundle gives them back as they are."""
+def bundled_frame(data: bytes, read: TelemetryMessage | None = None) -> Frame | None:
+    """The frame whose bytes these are, when a bundle gives them back as they are. `read`: what was read of them."""
     try:
-        frame = _FRAMES.decode(data)
-        validity.check_frame(frame)
-    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError, ProtocolError):
+        frame = _FRAMES.decode(data) if read is None else read
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError):
         return None
     return frame if type(frame) is Frame and _ENCODER.encode(frame) == data else None
 
 
 def pack_bundle(timed: Sequence[TimedFrame]) -> bytes:
-    """Frames of one epoch that `bundled_frame` gave, with their log times."""
+    """Frames of one epoch that `bundled_frame` gave, with their log times. Raises ValueError or OverflowError for some
+    that contradict themselves."""
     frames = [frame for _, frame in timed]
     numbers = np.array([_numbers_of(frame) for frame in frames], np.int64).T
-    ids, groups = joined([frame.blocks.ids for frame in frames], "<u4")
-    changed, number_groups = joined([frame.requests.number for frame in frames], "<u4")
+    blocks = Known(*joined([frame.blocks.ids for frame in frames], "<u4"))
+    changed = Known(*joined([frame.requests.number for frame in frames], "<u4"))
     columns = {name: pack_deltas(column) for name, column in zip(_NUMBERS, numbers, strict=True)}
     columns["log_time_ns"] = pack_deltas(np.array([at_ns for at_ns, _ in timed], np.int64) - numbers[2])
-    columns["is_there"] = pack(np.array([_which(frame) for frame in frames], np.int64))
-    columns["rows"] = pack_counts(groups)
-    columns |= _named("blocks", pack_blocks([frame.blocks for frame in frames], numbers[1], groups, ids))
-    columns |= _named("requests", pack_requests([frame.requests for frame in frames], ids, groups))
-    columns |= _named("batch", pack_batches([frame.batch for frame in frames], changed, number_groups))
-    columns |= _named("moves", pack_moves([frame.moves for frame in frames], ids, groups))
+    columns["is_there"] = pack(_which(frames))
+    columns["rows"] = pack_counts(blocks.groups)
+    columns |= _named("blocks", pack_blocks([frame.blocks for frame in frames], numbers[1], blocks))
+    columns |= _named("requests", pack_requests([frame.requests for frame in frames], changed, blocks))
+    columns |= _named("batch", pack_batches([frame.batch for frame in frames], changed))
+    columns |= _named("moves", pack_moves([frame.moves for frame in frames], blocks))
     for name in _TIMES:
         columns[f"{name}_rows"], columns[name] = pack_times([getattr(frame, name) for frame in frames])
     events = tuple(frame.events for frame in frames)
@@ -161,10 +162,12 @@ def _frame(epoch: int, seq: int, step: int, time_ns: int, *parts: Any) -> Frame:
     return Frame(epoch=epoch, seq=seq, step=step, time_ns=time_ns, **dict(zip(_FIELDS, parts, strict=True)))
 
 
-def _which(frame: Frame) -> int:
-    """A bit for each of what may be absent and is there, and one for the parents of its blocks."""
-    bits = sum(1 << bit for bit, name in enumerate(_OPTIONAL) if getattr(frame, name) is not _ABSENT[name])
-    return bits | (_PARENTS if frame.blocks.parent else 0)
+def _which(frames: Sequence[Frame]) -> Ints:
+    """Of each a bit for each of what may be absent and is there, and one for the parents of its blocks."""
+    there = [[getattr(frame, name) is not absent for frame in frames] for name, absent in _ABSENT_PARTS]
+    there.append([frame.blocks.parent != b"" for frame in frames])
+    which: Ints = (np.array(there, np.int64) << np.arange(len(there))[:, None]).sum(axis=0)
+    return which
 
 
 def _named(table: str, columns: Mapping[str, bytes]) -> dict[str, bytes]:

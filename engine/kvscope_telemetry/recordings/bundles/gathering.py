@@ -7,12 +7,13 @@ and those of one time by their order in the file; a new bundle begins where that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 import msgspec
 
-from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.recordings.bundles.bundle import MAX_FRAMES, TimedFrame, bundled_frame, pack_bundle
 from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES
 
@@ -24,11 +25,11 @@ _MAX_END_BYTES: Final = 9
 _NUMBER: Final = msgspec.msgpack.Decoder(int)
 
 
-def with_bundles(entries: Iterable[Entry]) -> list[Entry]:
-    """The messages of a chunk as they are written."""
+def with_bundles(entries: Sequence[Entry], read: Iterable[TelemetryMessage | None] = repeat(None)) -> list[Entry]:
+    """The messages of a chunk as they are written. `read`: what was read of each, where that is known."""
     gathering = _Gathering()
-    for entry in entries:
-        gathering.add(entry)
+    for entry, message in zip(entries, read, strict=False):
+        gathering.add(entry, message)
     gathering.end()
     return gathering.written
 
@@ -52,9 +53,9 @@ class _Gathering:
         self._entries: list[Entry] = []
         """All of both."""
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Entry, read: TelemetryMessage | None) -> None:
         channel, log_time_ns, data = entry
-        frame = bundled_frame(data) if channel == FRAMES else None
+        frame = bundled_frame(data, read) if channel == FRAMES else None
         if channel != FRAMES:
             self._others.append(entry)
         elif frame is None:  # as it came
@@ -70,11 +71,12 @@ class _Gathering:
     def end(self) -> None:
         """End the bundle."""
         timed = self._timed
-        if len(timed) < FEW:
+        bundle = _packed(timed) if len(timed) >= FEW else None
+        if bundle is None:
             self.written += self._entries
         else:
             end = msgspec.msgpack.encode(len(timed))
-            self.written += [(BUNDLES, timed[0][0], pack_bundle(timed)), (BUNDLES, timed[-1][0], end)]
+            self.written += [(BUNDLES, timed[0][0], bundle), (BUNDLES, timed[-1][0], end)]
             self.written += self._others
         self._timed, self._others, self._entries = [], [], []
 
@@ -85,3 +87,11 @@ class _Gathering:
             return True
         last_ns, last = self._timed[-1]
         return log_time_ns < last_ns or frame.epoch != last.epoch or len(self._timed) >= MAX_FRAMES
+
+
+def _packed(timed: Sequence[TimedFrame]) -> bytes | None:
+    """None where one of them contradicts itself."""
+    try:
+        return pack_bundle(timed)
+    except (ValueError, OverflowError):
+        return None

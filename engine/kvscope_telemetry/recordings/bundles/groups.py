@@ -37,10 +37,18 @@ class Groups:
 
 
 def joined(parts: Sequence[bytes], form: str) -> tuple[Ints, Groups]:
-    """The numbers of all parts, and how many each has."""
-    size = np.dtype(form).itemsize
-    counts = np.array([len(part) // size for part in parts], np.int64)
+    """The numbers of all parts, and how many each has. Raises ValueError for a part of a number."""
+    counts, rest = np.divmod(lengths_of(parts), np.dtype(form).itemsize)
+    if rest.any():
+        raise ValueError(f"a part that is not a whole number of {form}")
     return np.frombuffer(b"".join(parts), form).astype(np.int64), Groups.counted(counts)
+
+
+def joined_as(parts: Sequence[bytes], form: str | np.dtype[np.generic], counts: Ints) -> Ints:
+    """The numbers of all parts, which have so many each. Raises ValueError where one has not."""
+    if not np.array_equal(lengths_of(parts), counts * np.dtype(form).itemsize):
+        raise ValueError("a column that is longer or shorter than the others of its rows")
+    return np.frombuffer(b"".join(parts), form).astype(np.int64)
 
 
 def cut_up(column: Ints, form: str | np.dtype[np.generic], groups: Groups) -> list[bytes]:
@@ -50,6 +58,11 @@ def cut_up(column: Ints, form: str | np.dtype[np.generic], groups: Groups) -> li
     form = np.dtype(form)
     data, starts = column.astype(form).tobytes(), (groups.starts * form.itemsize).tolist()
     return [data[begin:end] for begin, end in pairwise(starts)]
+
+
+def lengths_of(parts: Sequence[bytes]) -> Ints:
+    """Bytes of each."""
+    return np.fromiter(map(len, parts), np.int64, len(parts))
 
 
 def pack_counts(groups: Groups) -> bytes:

@@ -18,7 +18,9 @@ _WIDTH: Final = 8
 
 def pack(values: Ints) -> bytes:
     """A byte that says how many bytes an integer has, then those; nothing but it where all are 0."""
-    folded = ((values << 1) ^ (values >> 63)).astype("<i8").view("<u8")
+    if not values.any():
+        return b"\0"
+    folded = ((values << 1) ^ (values >> 63)).astype("<i8", copy=False).view("<u8")
     width = (int(folded.max(initial=0)).bit_length() + 7) // 8
     return bytes([width]) + folded.view(np.uint8).reshape(-1, _WIDTH)[:, :width].T.tobytes()
 
@@ -42,7 +44,14 @@ def unpack(data: bytes, count: int) -> Ints:
 
 def pack_deltas(values: Ints) -> bytes:
     """Each by its difference to the one before; what does not fit wraps round, and back when it is read."""
-    return pack(np.diff(values, prepend=0))
+    return pack(differences(values))
+
+
+def differences(values: Ints) -> Ints:
+    """Each less the one before; the first as it is."""
+    changed = values.copy()
+    changed[1:] -= values[:-1]
+    return changed
 
 
 def unpack_deltas(data: bytes, count: int) -> Ints:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack
+from kvscope_telemetry.recordings.bundles.integers import Ints, differences, pack, unpack
 
 
 class Keyed:
@@ -26,7 +26,7 @@ class Keyed:
     def pack(self, values: Ints) -> bytes:
         """What changed."""
         changes = self.changes(values)
-        changes[self.firsts] = np.diff(values[self.firsts], prepend=0)
+        changes[self.firsts] = differences(values[self.firsts])
         return pack(changes)
 
     def unpack(self, data: bytes) -> Ints:
@@ -38,7 +38,7 @@ class Keyed:
     def changes(self, values: Ints) -> Ints:
         """Each value less that of the row before with the same key; the first of a key as it is."""
         in_order = values[self._order]
-        changed = np.diff(in_order, prepend=0)
+        changed = differences(in_order)
         changed[self._begins] = in_order[self._begins]
         return self._back(changed)
 

@@ -20,9 +20,31 @@ from kvscope_telemetry.recordings.bundles.integers import (
 )
 
 
-def pack_ids(ids: Ints, groups: Groups, known: Ints, known_groups: Groups) -> tuple[bytes, bytes]:
+class Known:
+    """Ids that others are told by, in groups."""
+
+    def __init__(self, ids: Ints, groups: Groups) -> None:
+        self.ids, self.groups = ids, groups
+        there = (groups.of << 32) | ids
+        self._order = np.argsort(there, kind="stable")
+        self._in_order = there[self._order]
+
+    def find(self, ids: Ints, groups: Ints) -> Ints:
+        """Where each of `ids` stands in its group of `groups`; -1 where it does not."""
+        if not self._order.size:
+            return np.full(ids.size, -1)
+        wanted = (groups << 32) | ids
+        at = np.minimum(np.searchsorted(self._in_order, wanted), self._order.size - 1)
+        places = self._order[at] - self.groups.starts[groups]
+        found: Ints = np.where(self._in_order[at] == wanted, places, -1)
+        return found
+
+
+def pack_ids(ids: Ints, groups: Groups, known: Known) -> tuple[bytes, bytes]:
     """Codes, and the ids that are told in full; each group of `ids` by the same group of `known`."""
-    codes = _codes(ids, groups, known, known_groups.of, known_groups.starts)
+    if not ids.size:
+        return pack(ids), pack(ids)
+    codes = _codes(known.find(ids, groups.of), groups)
     return pack(codes), pack_deltas(ids[codes == 0])
 
 
@@ -36,10 +58,10 @@ def unpack_ids(data: tuple[bytes, bytes], groups: Groups, known: Ints, known_gro
     return _with_told(ids, is_told, data[1])
 
 
-def pack_chained(ids: Ints, groups: Groups) -> tuple[bytes, bytes]:
-    """The same, each group by the one before it."""
-    codes = _codes(ids, groups, ids, groups.of + 1, np.concatenate((np.zeros(1, np.int64), groups.starts)))
-    return pack(codes), pack_deltas(ids[codes == 0])
+def pack_chained(known: Known) -> tuple[bytes, bytes]:
+    """The same of its own ids, each group by the one before it."""
+    codes = _codes(known.find(known.ids, known.groups.of - 1), known.groups)
+    return pack(codes), pack_deltas(known.ids[codes == 0])
 
 
 def unpack_chained(data: tuple[bytes, bytes], groups: Groups) -> Ints:
@@ -53,17 +75,11 @@ def unpack_chained(data: tuple[bytes, bytes], groups: Groups) -> Ints:
     return _with_told(np.zeros(groups.num_rows, np.int64), is_told, data[1])[sources]
 
 
-def _codes(ids: Ints, groups: Groups, known: Ints, known_of: Ints, known_starts: Ints) -> Ints:
-    wanted, there = (groups.of << 32) | ids, (known_of << 32) | known
-    order = np.argsort(there, kind="stable")
-    if not order.size:
-        return np.zeros(ids.size, np.int64)
-    at = np.minimum(np.searchsorted(there[order], wanted), order.size - 1)
-    is_found = there[order[at]] == wanted
-    places = order[at] - known_starts[groups.of]
-    rows = np.arange(ids.size)
+def _codes(places: Ints, groups: Groups) -> Ints:
+    """Of rows that stand at `places` of what is known, or nowhere."""
+    is_found, rows = places >= 0, np.arange(places.size)
     newest = np.maximum.accumulate(np.where(is_found, rows, -1))
-    before = np.concatenate((np.full(1, -1), newest[:-1]))[: ids.size]
+    before = np.concatenate((np.full(1, -1), newest[:-1]))[: places.size]
     last = np.where(before >= groups.starts[groups.of], places[before], -1)
     return np.where(is_found, places - last, 0)
 

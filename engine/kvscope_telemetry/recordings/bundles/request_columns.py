@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Batch, Moves, RequestRows
-from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined, pack_counts, unpack_counts
+from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined, joined_as, pack_counts, unpack_counts
 from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
 from kvscope_telemetry.recordings.bundles.keyed import Keyed
 from kvscope_telemetry.recordings.bundles.references import (
+    Known,
     pack_chained,
     pack_ids,
     unpack_chained,
@@ -28,20 +29,23 @@ _PLAIN: Final = {
 }
 
 
-def pack_requests(rows: Sequence[RequestRows], ids: Ints, id_groups: Groups) -> dict[str, bytes]:
-    """`rows` a frame, beside the blocks that it names."""
-    columns = {name: joined([getattr(each, name) for each in rows], form)[0] for name, form in _PLAIN.items()}
-    numbers, groups = joined([each.number for each in rows], "<u4")
-    starts, _ = joined([each.table_start for each in rows], "<u4")
-    counts, _ = joined([each.table_count for each in rows], "<u4")
+def pack_requests(rows: Sequence[RequestRows], changed: Known, blocks: Known) -> dict[str, bytes]:
+    """`rows` a frame, whose requests are `changed`, beside the blocks that it names. Raises ValueError for columns that
+    are longer or shorter than they should be."""
+    numbers, groups = changed.ids, changed.groups
+    columns = {
+        name: joined_as([getattr(each, name) for each in rows], form, groups.counts) for name, form in _PLAIN.items()
+    }
+    starts = joined_as([each.table_start for each in rows], "<u4", groups.counts)
+    counts = joined_as([each.table_count for each in rows], "<u4", groups.counts)
     tables, table_groups = joined([each.table_blocks for each in rows], "<u4")
     requests = Keyed(numbers)
     packed = {"rows": pack_counts(groups), "table_rows": pack_counts(table_groups)}
-    packed |= dict(zip(("number", "new_number"), pack_chained(numbers, groups), strict=True))
+    packed |= dict(zip(("number", "new_number"), pack_chained(changed), strict=True))
     packed |= {name: requests.pack(column) for name, column in columns.items()}
     packed["table_count"] = pack(counts)
     packed["table_start"] = pack(starts - requests.before(starts + counts))
-    return packed | dict(zip(("table", "new_table"), pack_ids(tables, table_groups, ids, id_groups), strict=True))
+    return packed | dict(zip(("table", "new_table"), pack_ids(tables, table_groups, blocks), strict=True))
 
 
 def unpack_requests(
@@ -60,12 +64,12 @@ def unpack_requests(
     return [RequestRows(*each) for each in zip(*cut, strict=True)], numbers, groups
 
 
-def pack_batches(batches: Sequence[Batch], numbers: Ints, number_groups: Groups) -> dict[str, bytes]:
+def pack_batches(batches: Sequence[Batch], changed: Known) -> dict[str, bytes]:
     """Who ran in each frame, beside the requests that changed in it."""
     ran, groups = joined([batch.number for batch in batches], "<u4")
-    tokens, _ = joined([batch.num_tokens for batch in batches], "<u4")
+    tokens = joined_as([batch.num_tokens for batch in batches], "<u4", groups.counts)
     packed = {"ran_rows": pack_counts(groups), "num_tokens": pack(tokens)}
-    return packed | dict(zip(("ran", "new_ran"), pack_ids(ran, groups, numbers, number_groups), strict=True))
+    return packed | dict(zip(("ran", "new_ran"), pack_ids(ran, groups, changed), strict=True))
 
 
 def unpack_batches(
@@ -78,13 +82,13 @@ def unpack_batches(
     return [Batch(*each) for each in zip(*cut, *sums, strict=True)]
 
 
-def pack_moves(moves: Sequence[Moves], ids: Ints, id_groups: Groups) -> dict[str, bytes]:
+def pack_moves(moves: Sequence[Moves], blocks: Known) -> dict[str, bytes]:
     """The blocks that moved in each frame, beside those that it names."""
     packed: dict[str, bytes] = {}
     for name in Moves.__struct_fields__:
         moved, groups = joined([getattr(each, name) for each in moves], "<u4")
         packed[f"{name}_rows"] = pack_counts(groups)
-        packed[name], packed[f"new_{name}"] = pack_ids(moved, groups, ids, id_groups)
+        packed[name], packed[f"new_{name}"] = pack_ids(moved, groups, blocks)
     return packed
 
 
