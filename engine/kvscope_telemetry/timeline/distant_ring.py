@@ -75,6 +75,11 @@ class DistantRing:
             self._end(f"the process that writes it cannot be started: {error.strerror or error}")
 
     @property
+    def pid(self) -> int:
+        """Of the process that writes, 0 where there is none."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
     def failure(self) -> str:
         """Why nothing more is kept, for a person; empty while all is well. What was kept until then can be read."""
         return self._told.failure or self._ended

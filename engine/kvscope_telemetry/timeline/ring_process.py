@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.messages.wire import decode_telemetry
+from kvscope_telemetry.messages.wire import decode_accepted
 from kvscope_telemetry.summaries.bookmark import decode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.timeline.ring import Ring
@@ -32,10 +32,10 @@ from kvscope_telemetry.timeline.ring_packets import (
     packet,
 )
 
-NICENESS: Final = 5
+NICENESS: Final = 10
 READ_BYTES: Final = 1 << 20
 TELL_S: Final = 0.25
-FLUSH_S: Final = 30.0
+FLUSH_S: Final = 120.0
 """Who asked has given up long before."""
 
 
@@ -85,7 +85,7 @@ class RingServer:
         assert ring is not None, "it begins with the ring"
         if kind is Kind.MESSAGE:
             with contextlib.suppress(ProtocolError):  # the session has read it
-                ring.write(decode_telemetry(body), body, wait=True)
+                ring.write(decode_accepted(body), body, wait=True)
         elif kind is Kind.BOOKMARK:
             ring.mark(decode_bookmark(body))
         elif kind is Kind.TEXTS:
