@@ -164,7 +164,9 @@ class DistantRing:
             COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal ends the session, which ends this
+            # Ctrl-C in the terminal is the session's, which ends this. Not a session of its own: Linux shares processor
+            # time out among those first, and a low priority would count for nothing.
+            process_group=0,
         )
         assert process.stdin is not None, "a pipe"
         self._process = process
