@@ -35,6 +35,7 @@ from kvscope_telemetry.timeline.ring_packets import (
     Told,
     decode_told,
     encoded,
+    head,
     packet,
 )
 from kvscope_telemetry.timeline.segments import Bounds
@@ -42,6 +43,7 @@ from kvscope_telemetry.timeline.segments import Bounds
 COMMAND: Final = (sys.executable, "-P", "-m", "kvscope_telemetry.timeline.ring_process")
 _LOOK_S: Final = 1.0
 _READ_BYTES: Final = 1 << 18
+_WRITE_BYTES: Final = 1 << 18
 
 
 class _Flush(Mark):
@@ -164,6 +166,7 @@ class DistantRing:
             COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=_WRITE_BYTES,
             # Ctrl-C in the terminal is the session's, which ends this. Not a session of its own: Linux shares processor
             # time out among those first, and a low priority would count for nothing.
             process_group=0,
@@ -183,13 +186,14 @@ class DistantRing:
                 pipe.write(packet(Kind.BEGIN, encoded(Begin(str(self.folder), _limits(self._bounds)))))
                 pipe.flush()
                 while (taken := self._queue.take(_LOOK_S)) is not None:
-                    pipe.write(b"".join(self._packets(taken)))
+                    for part in self._parts(taken):
+                        pipe.write(part)
                     pipe.flush()
                 pipe.write(packet(Kind.END, encoded(self._keeps)))
         except OSError:  # the other end is gone, which the hearer tells
             self._let_go()
 
-    def _packets(self, taken: list[Queued | Mark | Bookmark]) -> Iterator[bytes]:
+    def _parts(self, taken: list[Queued | Mark | Bookmark]) -> Iterator[bytes]:
         if self._bounds is not self._sent_bounds:
             self._sent_bounds = self._bounds
             yield packet(Kind.LIMITS, encoded(_limits(self._sent_bounds)))
@@ -202,8 +206,10 @@ class DistantRing:
                 yield packet(Kind.BOOKMARK, encode_bookmark(each))
             elif isinstance(each.message, tuple):
                 yield packet(Kind.TEXTS, encoded(each.message))
-            else:
-                yield packet(Kind.MESSAGE, encode(each.message) if each.data is None else each.data)
+            else:  # not joined: to copy a snapshot of a large pool holds up whoever draws
+                data = encode(each.message) if each.data is None else each.data
+                yield head(Kind.MESSAGE, len(data))
+                yield data
 
     def _hear(self, process: subprocess.Popen[bytes]) -> None:
         """The thread that listens, until the other end is gone."""

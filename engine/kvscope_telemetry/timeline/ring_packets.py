@@ -76,9 +76,14 @@ _TOLD: Final = msgspec.msgpack.Decoder(Told)
 _TEXTS: Final = msgspec.msgpack.Decoder(tuple[RecordedText, ...])
 
 
+def head(kind: Kind, num_bytes: int) -> bytes:
+    """What goes before a body of so many bytes."""
+    return _HEAD.pack(kind, num_bytes)
+
+
 def packet(kind: Kind, body: bytes) -> bytes:
-    """Ready to be written."""
-    return _HEAD.pack(kind, len(body)) + body
+    """Both, ready to be written."""
+    return head(kind, len(body)) + body
 
 
 def encoded(item: object) -> bytes:
