@@ -93,6 +93,7 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
 
 def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
     slider, session = window.playback.slider, window.session
+    window.playback.refresh()  # what is kept may have become known at once with its course
     slider.setFocus()
     qtbot.keyClick(slider, Qt.Key.Key_Home)
     assert session.paused
