@@ -163,8 +163,8 @@ def _packed_parents(parents: npt.NDArray[np.uint64]) -> bytes:
 
 def _unpacked_parents(rows: Sequence[BlockRows], hashes: Column) -> Column:
     parents = np.zeros(len(hashes), COLUMNS["parent"])
-    if any(r.parent for r in rows):
-        size = parents.itemsize
-        told = b"".join([r.parent or bytes(size * num_hashed(r)) for r in rows])
-        parents[hashes != 0] = np.frombuffer(told, COLUMNS["parent"])
+    told = b"".join([r.parent for r in rows])
+    if told:
+        are_told = np.repeat([bool(r.parent) for r in rows], [len(r.state) for r in rows])  # a state is a byte
+        parents[are_told & (hashes != 0)] = np.frombuffer(told, COLUMNS["parent"])
     return parents

@@ -24,6 +24,7 @@ from desktop_process import DesktopProcess, synthetic_engine
 from kvscope_telemetry.exports.recover import recover
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.left_rings import left_rings
+from kvscope_telemetry.timeline.ring_folder import is_held
 from kvscope_telemetry.timeline.tape import Tape
 
 MAX_LOST_S = 1.0
@@ -59,6 +60,8 @@ def kill_once(endpoint: str, home: Path, after_s: float) -> Left:
     recovered = recover(recording, whole)
     assert recovered.num_left_out == 0, "a state goes before the first frame"
     assert Recording.open(whole).state_at(1e9).seq == recording.state_at(1e9).seq
+    while any(is_held(folder) for folder in desktop.rings.iterdir()):
+        time.sleep(0.02)  # the process that writes it ends once it wrote what it was given
     ring = left_rings(desktop.rings)[0]
     tape = Tape.open(ring.folder)
     assert tape.state_at(1e9).hello is not None

@@ -2,7 +2,8 @@
 
     python told_desktop.py ENDPOINT
 
-Lines in: `record FILE`, `stop`, `look`, `quit`. Lines out: `live`, once telemetry comes; `recording FILE`, `not FILE`;
+Lines in: `record FILE`, `stop`, `look`, `quit`. Lines out: `live`, once telemetry comes and is kept, or it is known
+that it cannot be; `recording FILE`, `not FILE`;
 `notice …` and `banner …` as they are shown; `at STEP`, what `look` sees.
 """
 
@@ -41,7 +42,9 @@ class ToldDesktop(QObject):
 
     def _look(self) -> None:
         session, banner = self.window.session, self.window.banner.text
-        if not self._is_live and session.kept is not None and session.mirror.hello is not None:
+        kept = session.kept
+        is_settled = kept is not None and (kept.range_ns is not None or kept.failure)
+        if not self._is_live and is_settled and session.mirror.hello is not None:
             self._is_live = True
             tell("live")
         if banner and banner != self._banner:

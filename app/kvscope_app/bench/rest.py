@@ -1,18 +1,17 @@
 """What a window takes of a processor while nothing happens, one way of looking after another; and what the engine does.
 
-All threads of the desktop are counted, the reader's and the recorder's too. No person moves a mouse.
+All threads of the desktop are counted, and the processes that write what its sessions keep. No person moves a mouse.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from kvscope_app.bench.event_loop import run_for, run_until, run_while
+from kvscope_app.bench.processor_time import cpu_of_rings_s, process_cpu_s
 from kvscope_app.desktop import Desktop
 from kvscope_app.library.sample import sample_recording
 from kvscope_app.own_engine.engine_process import EngineProcess
@@ -40,37 +39,32 @@ def measure_rest(
         raise KvscopeError(f"no engine is live at {endpoint}: {window.session.status.state}")
     result = {}
     began_s, engine_s = time.monotonic(), _engine_cpu_s(engine)
-    result["window_percent"] = _percent(seconds)
+    result["window_percent"] = _percent(desktop, seconds)
     if engine is not None:
         took_s = _engine_cpu_s(engine) - engine_s
         result["engine_percent"] = round(100 * took_s / (time.monotonic() - began_s), 2)
     for name, begin, end in _ways(window):
         begin()
-        result[f"{name}_percent"] = _percent(seconds)
+        result[f"{name}_percent"] = _percent(desktop, seconds)
         end()
     window.close()
     result["playback_at_rest_percent"] = _playback(desktop, seconds, size)
     return result
 
 
-def process_cpu_s(pid: int) -> float:
-    """Processor time that process `pid` took so far, NaN where it is not told."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return math.nan
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _engine_cpu_s(engine: EngineProcess | None) -> float:
     return math.nan if engine is None else process_cpu_s(engine.pid)
 
 
-def _percent(seconds: float) -> float:
+def _percent(desktop: Desktop, seconds: float) -> float:
     run_for(_SETTLE_S)
-    began_s, cpu_s = time.monotonic(), time.process_time()
+    began_s, cpu_s = time.monotonic(), _cpu_s(desktop)
     run_for(seconds)
-    return round(100 * (time.process_time() - cpu_s) / (time.monotonic() - began_s), 2)
+    return round(100 * (_cpu_s(desktop) - cpu_s) / (time.monotonic() - began_s), 2)
+
+
+def _cpu_s(desktop: Desktop) -> float:
+    return time.process_time() + cpu_of_rings_s(desktop.sessions)
 
 
 def _ways(window: MainWindow) -> list[tuple[str, Callable[[], None], Callable[[], None]]]:
@@ -96,6 +90,6 @@ def _playback(desktop: Desktop, seconds: float, size: tuple[int, int]) -> float:
     window.resize(*size)
     run_until(window.views_loaded)
     window.session.pause()
-    percent = _percent(seconds)
+    percent = _percent(desktop, seconds)
     window.close()
     return percent

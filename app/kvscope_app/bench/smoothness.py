@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import threading
+import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from PySide6.QtCore import QCoreApplication, QEvent, QObject
+from PySide6.QtCore import QEvent, QObject, QSocketNotifier
 from PySide6.QtWidgets import QWidget
 
+from kvscope_app.bench.prober import STAMP
+from kvscope_app.bench.processor_time import cpu_of_rings_s
 from kvscope_app.session.session import Session
 
-PROBE_HZ: Final = 100.0
+_READ_BYTES: Final = 512 * STAMP.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +31,42 @@ class Smoothness:
     event_latency_p50_ms: float
     event_latency_p99_ms: float
     event_latency_max_ms: float
-    """From a posted event to its handling on the GUI thread, `PROBE_HZ` times a second."""
+    """From another process's writing to a descriptor to its handling on the GUI thread, `PROBE_HZ` times a second."""
     cpu_percent: float
     """Of one core, all threads of the desktop."""
+    ring_cpu_percent: float
+    """The same of the process that writes what is kept."""
     telemetry_frames_per_s: float
     telemetry_frames_lost: int
     resyncs: int
 
 
-class _Probe(QEvent):
-    def __init__(self) -> None:
-        super().__init__(QEvent.Type(QEvent.Type.User + 71))
-        self.posted_ns = time.monotonic_ns()
-
-
-class _ProbeReceiver(QObject):
-    """Notes how long each probe waited."""
+class _Knocks:
+    """Notes how long each knock of the prober waited until the event loop came to it."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.waited_ns: list[int] = []
+        self._process = subprocess.Popen(
+            (sys.executable, "-P", "-m", "kvscope_app.bench.prober"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None, "a pipe"
+        self._pipe = self._process.stdout
+        self._notifier = QSocketNotifier(self._pipe.fileno(), QSocketNotifier.Type.Read)
+        self._notifier.activated.connect(self._hear)
 
-    def event(self, event: QEvent) -> bool:
-        if isinstance(event, _Probe):
-            self.waited_ns.append(time.monotonic_ns() - event.posted_ns)
-            return True
-        return super().event(event)
+    def close(self) -> None:
+        """No more."""
+        self._notifier.setEnabled(False)
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()
+
+    def _hear(self) -> None:
+        data = os.read(self._pipe.fileno(), _READ_BYTES)
+        if not data:
+            self._notifier.setEnabled(False)
+        now_ns = time.monotonic_ns()
+        self.waited_ns += [now_ns - stamp for (stamp,) in STAMP.iter_unpack(data)]
 
 
 class _PaintWatch(QObject):
@@ -74,24 +88,20 @@ class Meter:
     def __init__(self, canvas: QWidget, session: Session) -> None:
         self._canvas = canvas
         self._session = session
-        self._paints, self._probes = _PaintWatch(), _ProbeReceiver()
-        self._over = threading.Event()
+        self._paints, self._knocks = _PaintWatch(), _Knocks()
         canvas.installEventFilter(self._paints)
         self._began = time.monotonic_ns()
-        self._cpu_s = time.process_time()
+        self._cpu_s, self._ring_s = time.process_time(), cpu_of_rings_s([session])
         self._status = session.source.status
-        self._poster = threading.Thread(target=self._post, name="kvscope-probe", daemon=True)
-        self._poster.start()
 
     def stop(self) -> Smoothness:
         """End the measurement."""
-        self._over.set()
-        self._poster.join()
+        self._knocks.close()
         self._canvas.removeEventFilter(self._paints)
         seconds = (time.monotonic_ns() - self._began) / 1e9
         status = self._session.source.status
         intervals = _milliseconds(np.diff(self._paints.painted_ns))
-        waited = _milliseconds(np.array(self._probes.waited_ns))
+        waited = _milliseconds(np.array(self._knocks.waited_ns))
         return Smoothness(
             seconds=round(seconds, 2),
             frames_painted_per_s=round(len(self._paints.painted_ns) / seconds, 1),
@@ -101,14 +111,11 @@ class Meter:
             event_latency_p99_ms=_quantile(waited, 0.99),
             event_latency_max_ms=_quantile(waited, 1.0),
             cpu_percent=round(100 * (time.process_time() - self._cpu_s) / seconds, 1),
+            ring_cpu_percent=round(100 * (cpu_of_rings_s([self._session]) - self._ring_s) / seconds, 1),
             telemetry_frames_per_s=round((status.frames_received - self._status.frames_received) / seconds, 1),
             telemetry_frames_lost=status.frames_dropped - self._status.frames_dropped,
             resyncs=status.resyncs - self._status.resyncs,
         )
-
-    def _post(self) -> None:
-        while not self._over.wait(1 / PROBE_HZ):
-            QCoreApplication.postEvent(self._probes, _Probe())
 
 
 def _milliseconds(

@@ -3,7 +3,8 @@
 An engine that does nothing still gives signs of life. They move the curves' time alone: views follow them at leisure.
 
 A turn of the event loop is kept short, or keys would wait: an update refreshes the fast view alone, and between two
-updates one of the others has its turn.
+updates one of the others has its turn. These have a share of the time at most: where a machine is slow, or busy with
+something else, they come more seldom, and the fast view and keys as before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from kvscope_telemetry.source import Update
 _FAST_HZ: Final = 50.0
 """Views from this rate on are refreshed with every update, the others one after another, between updates."""
 _TURN_MS: Final = 8
+_PAUSES: Final = 3
+"""After one of the others so many times as long as it took none of them has its turn: they get a quarter at most."""
+_LONGEST_PAUSE_NS: Final = 500_000_000
 _SETTLED_NS: Final = 8_000_000_000
 """So long after the last news the curves have come to rest."""
 _LEISURE_NS: Final = 2_000_000_000
@@ -37,6 +41,8 @@ class Refresher(QObject):
         self._session = session
         self._last_ns: dict[View, int] = {}
         self._dirty: set[View] = set()
+        self._rested_ns = 0
+        """When one of the slow views may have its turn again."""
         self._news_ns = 0
         self._sign_ns = 0
         self._soon = QTimer(self, singleShot=True, interval=0)
@@ -73,7 +79,8 @@ class Refresher(QObject):
         waits = self._waits(self._dirty)
         slow = sorted((view for view in waits if view.refresh_hz < _FAST_HZ), key=lambda view: self._last_ns[view])
         fast = (view for view in waits if view.refresh_hz >= _FAST_HZ)
-        self._refresh([*fast, *[view for view in slow if waits[view] <= 0][:1]], waits)
+        is_rested = time.monotonic_ns() >= self._rested_ns
+        self._refresh([*fast, *[view for view in slow if is_rested and waits[view] <= 0][:1]], waits)
 
     def _on_update(self, update: Update | None) -> None:
         if self._is_worth_it(update):
@@ -107,8 +114,11 @@ class Refresher(QObject):
         for view in [view for view in views if waits[view] <= 0]:
             del waits[view]
             self._dirty.discard(view)
-            self._last_ns[view] = time.monotonic_ns()
+            began_ns = self._last_ns[view] = time.monotonic_ns()
             view.refresh()
+            if view.refresh_hz < _FAST_HZ:
+                ended_ns = time.monotonic_ns()
+                self._rested_ns = ended_ns + min(_PAUSES * (ended_ns - began_ns), _LONGEST_PAUSE_NS)
         self._schedule(waits)
 
     def _wait_ns(self, view: View, now_ns: int) -> float:
@@ -120,6 +130,8 @@ class Refresher(QObject):
         """Come back when the first of those that wait is due, and not before."""
         if not waits:
             return
-        wait_ms = max(_TURN_MS, math.ceil(min(waits.values()) / 1e6))
+        rest_ns = self._rested_ns - time.monotonic_ns()
+        wait_ns = min(max(wait, rest_ns if view.refresh_hz < _FAST_HZ else 0) for view, wait in waits.items())
+        wait_ms = max(_TURN_MS, math.ceil(wait_ns / 1e6))
         if not self._later.isActive() or self._later.remainingTime() > wait_ms:
             self._later.start(wait_ms)

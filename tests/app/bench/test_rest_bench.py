@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_app.bench import rest
 from kvscope_app.bench.event_loop import run_while
-from kvscope_app.bench.rest import process_cpu_s
+from kvscope_app.bench.processor_time import process_cpu_s
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc here")

@@ -40,34 +40,86 @@ def setup(session, qtbot):
     return host, refresher, views
 
 
-def test_slow_views_take_turns(setup, engine, session, poll):
+@pytest.fixture
+def clock(monkeypatch):
+    """The refresher's, which stands still until a test moves it."""
+    now_ns = [time.monotonic_ns()]
+    monkeypatch.setattr(refresher_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    return now_ns
+
+
+def test_slow_views_take_turns(setup, clock, engine, session, poll):
     _, refresher, (fast, one, two) = setup
-    refresher.touch_all()
+    begin_anew(clock, refresher)
     assert (one.count, two.count) in ((1, 0), (0, 1))
     refresher.run()
     assert (one.count, two.count) == (1, 1)
     assert fast.count >= 1
 
 
-def test_a_view_is_refreshed_at_its_own_rate(setup, engine, session, poll, qtbot):
+def test_a_view_is_refreshed_at_its_own_rate(setup, clock, engine, session, poll):
     _, refresher, (_, one, two) = setup
-    refresher.touch_all()
+    begin_anew(clock, refresher)
     refresher.run()
     for _ in range(5):
         engine.frame()
         poll(session)
+        refresher.run()
     assert (one.count, two.count) == (1, 1)
-    qtbot.waitUntil(lambda: one.count >= 2 and two.count >= 2, timeout=120_000)
+    add(clock, 200)
+    refresher.run()
+    refresher.run()
+    assert (one.count, two.count) == (2, 2)
+
+
+def test_who_waits_for_its_turn_is_come_back_to(setup, engine, session, poll, qtbot):
+    _, refresher, (_, one, two) = setup
+    refresher.touch_all()
+    for _ in range(3):
+        engine.frame()
+        poll(session)
+    qtbot.waitUntil(lambda: one.count and two.count and one.count + two.count >= 3, timeout=120_000)
+
+
+def test_slow_views_that_take_long_leave_the_time_to_the_fast_one(setup, clock):
+    """One that took 40 ms is followed by the next 120 ms later, and not before."""
+    _, refresher, (fast, one, two) = setup
+    for view in (one, two):
+        view.refresh = lambda view=view: (setattr(view, "count", view.count + 1), add(clock, 40))
+    begin_anew(clock, refresher)
+    assert (fast.count, one.count + two.count) == (1, 1)
+    for turn, past_ms in enumerate((30, 30, 59), 2):
+        add(clock, past_ms)
+        refresher.touch(fast)
+        refresher.run()
+        assert (fast.count, one.count + two.count) == (turn, 1)
+    add(clock, 1)
+    refresher.run()
+    assert (one.count, two.count) == (1, 1)
+
+
+def begin_anew(clock, refresher):
+    """All views are due, whatever was before the test's first line."""
+    add(clock, 1000)
+    for view in refresher._last_ns:
+        view.count = 0
+    refresher.touch_all()
+
+
+def add(clock, milliseconds):
+    """Let the time go by."""
+    clock[0] += milliseconds * 1_000_000
 
 
 def test_hidden_views_wait(setup, engine, session, poll, qtbot):
     _, refresher, views = setup
     views[0].hide()
+    before = views[0].count
     refresher.touch_all()
-    assert views[0].count == 0
+    assert views[0].count == before
     views[0].show()
     refresher.touch(views[0])
-    qtbot.waitUntil(lambda: views[0].count == 1, timeout=120_000)
+    qtbot.waitUntil(lambda: views[0].count == before + 1, timeout=120_000)
 
 
 def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, poll, qtbot):

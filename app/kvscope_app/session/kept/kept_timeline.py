@@ -18,7 +18,7 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summary import Summary
 from kvscope_telemetry.texts.block_texts import RecordedText
-from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.distant_ring import DistantRing
 from kvscope_telemetry.timeline.save import save
 from kvscope_telemetry.timeline.tape import Tape
 
@@ -48,7 +48,7 @@ class Both:
 class KeptTimeline:
     """Begins with `ring`, which `set_sink` gives to the source; `close` ends both."""
 
-    def __init__(self, ring: Ring, set_sink: Callable[[Sink | None], None]) -> None:
+    def __init__(self, ring: DistantRing, set_sink: Callable[[Sink | None], None]) -> None:
         self.ring = ring
         self.recorder: Recorder | None = None
         """The recording that runs beside it."""

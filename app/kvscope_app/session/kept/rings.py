@@ -14,8 +14,8 @@ from kvscope_app.session.background import Background
 from kvscope_app.settings.settings_keeper import read_settings
 
 if TYPE_CHECKING:
+    from kvscope_telemetry.timeline.distant_ring import DistantRing
     from kvscope_telemetry.timeline.left_rings import LeftRing
-    from kvscope_telemetry.timeline.ring import Ring
 
 _OLD_S: Final = 7 * 24 * 3600
 """What a crashed session left goes when nobody asked for it for so long."""
@@ -34,11 +34,12 @@ def kept_bounds(settings: QSettings) -> tuple[int, int]:
     return chosen.timeline_minutes, chosen.timeline_megabytes
 
 
-def make_ring(settings: QSettings) -> Ring:
-    """The ring of a session that begins now. What is wrong with the folder is told in its `failure`."""
+def make_ring(settings: QSettings) -> DistantRing:
+    """The ring of a session that begins now; another process writes it. What is wrong with the folder is told in its
+    `failure`."""
     from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.keys.private_files import make_private_folder
-    from kvscope_telemetry.timeline.ring import Ring
+    from kvscope_telemetry.timeline.distant_ring import DistantRing
 
     minutes, megabytes = kept_bounds(settings)
     parent = rings_folder()
@@ -48,7 +49,7 @@ def make_ring(settings: QSettings) -> Ring:
     except BadInput:
         pass  # the ring says the same of its own folder, or can be made all the same
     folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
-    return Ring(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
+    return DistantRing(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
 
 
 def find_left_rings() -> Background[list[LeftRing]]:

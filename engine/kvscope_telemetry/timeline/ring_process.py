@@ -1,0 +1,141 @@
+"""The process that writes a ring: `python -m kvscope_telemetry.timeline.ring_process`, with packets on its input.
+
+Owns the ring in it and what is told of it on the output. When the input ends without a word the session is gone: what
+was written stays, for the next start to find. Its priority is low: whoever draws comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.wire import decode_accepted
+from kvscope_telemetry.summaries.bookmark import decode_bookmark
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.timeline.ring import Ring
+from kvscope_telemetry.timeline.ring_packets import (
+    Begin,
+    Kind,
+    Limits,
+    PacketReader,
+    Told,
+    decode_texts,
+    encoded,
+    packet,
+)
+
+NICENESS: Final = 10
+READ_BYTES: Final = 1 << 20
+TELL_S: Final = 0.25
+FLUSH_S: Final = 120.0
+"""Who asked has given up long before."""
+
+
+class RingServer:
+    """Takes packets from `source` and tells on `out`, both file descriptors, until `run` returns."""
+
+    def __init__(self, source: int, out: int) -> None:
+        self._source, self._out = source, out
+        self._packets = PacketReader()
+        self._ring: Ring | None = None
+        self._is_held = False
+        self._last = Told()
+        self._told_s = 0.0
+
+    def run(self) -> None:
+        """Until the input ends, or says so."""
+        keep = True
+        while True:
+            if select.select([self._source], [], [], TELL_S)[0]:
+                data = os.read(self._source, READ_BYTES)
+                ends = self._take_all(data) if data else [True]
+                if ends:
+                    keep = ends[0]
+                    break
+            if time.monotonic() - self._told_s >= TELL_S:
+                self._tell()
+        if self._ring is not None:
+            self._ring.close(keep=keep)
+        self._tell()
+
+    def _take_all(self, data: bytes) -> list[bool]:
+        """What the end said, if it came."""
+        for kind, body in self._packets.feed(data):
+            if kind is Kind.END:
+                return [msgspec.msgpack.decode(body, type=bool)]
+            self._take(kind, body)
+        return []
+
+    def _take(self, kind: Kind, body: bytes) -> None:
+        if kind is Kind.BEGIN:
+            begin = msgspec.msgpack.decode(body, type=Begin)
+            limits = begin.limits
+            self._ring = Ring(Path(begin.folder), max_bytes=limits.max_bytes, max_seconds=limits.max_seconds)
+            self._is_held = not self._ring.failure
+            self._tell()
+        ring = self._ring
+        assert ring is not None, "it begins with the ring"
+        if kind is Kind.MESSAGE:
+            with contextlib.suppress(ProtocolError):  # the session has read it
+                ring.write(decode_accepted(body), body, wait=True)
+        elif kind is Kind.BOOKMARK:
+            ring.mark(decode_bookmark(body))
+        elif kind is Kind.TEXTS:
+            ring.write_texts(decode_texts(body))
+        elif kind is Kind.LIMITS:
+            limits = msgspec.msgpack.decode(body, type=Limits)
+            ring.set_bounds(max_bytes=limits.max_bytes, max_seconds=limits.max_seconds)
+        elif kind is Kind.MARK:
+            is_flushed = ring.flush(FLUSH_S)
+            self._tell(msgspec.msgpack.decode(body, type=int), is_flushed=is_flushed)
+
+    def _tell(self, mark: int = 0, *, is_flushed: bool = False) -> None:
+        """How it stands, where that is news."""
+        ring = self._ring
+        if ring is None:
+            return
+        course = ring.take_course()
+        told = Told(
+            is_held=self._is_held,
+            failure=ring.failure,
+            num_bytes=ring.num_bytes,
+            origin_ns=ring.origin_ns,
+            start_ns=ring.start_ns,
+            end_ns=ring.end_ns,
+            num_dropped=ring.num_dropped,
+            summaries=[item for item in course if isinstance(item, Summary)],
+            events=[item for item in course if isinstance(item, TimedEvent)],
+            mark=mark,
+            is_flushed=is_flushed,
+        )
+        self._told_s = time.monotonic()
+        if told != self._last:
+            self._last = told
+            self._say(packet(Kind.TOLD, encoded(told)))
+
+    def _say(self, data: bytes) -> None:
+        rest = memoryview(data)
+        with contextlib.suppress(OSError):  # nobody listens: the input will end
+            while rest:
+                rest = rest[os.write(self._out, rest) :]
+
+
+def main() -> None:
+    """Serve the pipes that this process was started with."""
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    out = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints does not get between the packets
+    RingServer(sys.stdin.fileno(), out).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What measures a window from inside: knocks from another process, and the time of those it started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from kvscope_app.bench import prober
+from kvscope_app.bench.processor_time import cpu_of_rings_s
+from kvscope_app.bench.smoothness import _Knocks
+
+WAIT_MS = 120_000
+
+
+def test_knocks_come_from_a_process_of_their_own_and_end_with_it(qapp, qtbot):
+    knocks = _Knocks()
+    process = knocks._process
+    qtbot.waitUntil(lambda: len(knocks.waited_ns) >= 3, timeout=WAIT_MS)
+    assert all(waited_ns >= 0 for waited_ns in knocks.waited_ns)
+    knocks.close()
+    assert process.poll() is not None
+
+
+def test_a_prober_that_nobody_hears_ends():
+    process = subprocess.Popen([sys.executable, "-m", prober.__name__], stdout=subprocess.PIPE)
+    process.stdout.read(prober.STAMP.size)
+    process.stdout.close()
+    assert process.wait(timeout=WAIT_MS / 1000) == 0
+
+
+@pytest.mark.parametrize("kept", [None, SimpleNamespace(ring=SimpleNamespace(pid=0))])
+def test_sessions_that_keep_nothing_take_nothing(kept):
+    assert cpu_of_rings_s([SimpleNamespace(kept=kept)]) == 0.0
