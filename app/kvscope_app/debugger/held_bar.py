@@ -7,12 +7,13 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWi
 
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.look.icons import pixmap
+from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 
 
-class HeldBar(QWidget):
+class HeldBar(PassingStrip):
     """Hidden while nobody holds the engine. `actions` become its buttons, each with its label."""
 
     def __init__(

@@ -10,8 +10,11 @@ _DEFAULT: Final = ("default", "SmolLM2-135M-Instruct")
 
 
 def model_name(hello: Hello | None) -> str:
-    """The last part of a path or an id; the default model by its own name; empty when there is none."""
-    if hello is None:
-        return ""
-    name = hello.model.name.rstrip("/").rpartition("/")[2] or hello.model.name
+    """The short name of its model; empty when there is none."""
+    return "" if hello is None else short_name(hello.model.name)
+
+
+def short_name(model: str) -> str:
+    """The last part of a path or an id; the default model by its own name."""
+    name = model.rstrip("/").rpartition("/")[2] or model
     return _DEFAULT[1] if name == _DEFAULT[0] else name

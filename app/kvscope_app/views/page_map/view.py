@@ -15,7 +15,7 @@ from kvscope_app.look.icons import icon
 from kvscope_app.look.number_text import count, num_bytes, plural
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
@@ -73,7 +73,7 @@ class PageMapView(View):
         self._told: tuple[Mirror, int | None, int, frozenset[int]] | None = None
         """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
-        self._summary, self._usage, self._legend = ElidedLabel(), UsageBar(), Legend()
+        self._summary, self._usage, self._legend = FittingLabel(), UsageBar(), Legend()
         self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
         self._buttons = [QToolButton() for _ in range(3)]
         self._build()
@@ -269,7 +269,7 @@ class PageMapView(View):
         self._told = told
         self.canvas.show_pins(mirror.pinned)
         self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
-        self._summary.setText(summary(mirror, mirror.hello.cache))
+        self._summary.set_lengths(*summaries(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
         self._show_legend()
         self.canvas.show_span(self.scene.grow_older(mirror.step))
@@ -322,8 +322,8 @@ class PageMapView(View):
         return () if facts is None else facts.holders or ((facts.owner,) if facts.owner is not None else ())
 
 
-def summary(mirror: Mirror, cache: CacheInfo) -> str:
-    """The pool in one line."""
+def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
+    """The pool in one line, the longest first: what never changes goes first where there is no room."""
     active, cached = f"{count(mirror.num_active)} active", f"{count(mirror.num_cached)} cached"
     if cache.num_physical_blocks:  # rows are addresses: what there is memory for is what counts
         counts = [
@@ -337,9 +337,9 @@ def summary(mirror: Mirror, cache: CacheInfo) -> str:
         unmapped = mirror.count(BlockState.UNMAPPED)
         counts += [f"{count(unmapped)} without memory"] if unmapped else []
     counts += [f"{count(len(mirror.pinned))} pinned"] if mirror.pinned else []
-    sizes = [f"{plural(cache.block_size, 'token')} each"]
-    if cache.block_bytes:
-        sizes.append(f"{num_bytes(cache.block_bytes)} each")
-    if mirror.hello is not None and cache.dtype != mirror.hello.model.dtype:  # quantized
-        sizes.append(f"{cache.dtype} KV")
-    return "  ·  ".join([*counts, *sizes])
+    tokens = plural(cache.block_size, "token")
+    size = f"{tokens}, {num_bytes(cache.block_bytes)} each" if cache.block_bytes else f"{tokens} each"
+    is_quantized = mirror.hello is not None and cache.dtype != mirror.hello.model.dtype
+    kind = [f"{cache.dtype} KV"] if is_quantized else []
+    known = ([*counts, size, *kind], [*counts, f"{tokens} each", *kind], [*counts, *kind], counts)
+    return (*("  ·  ".join(parts) for parts in known), " · ".join(counts))
