@@ -27,9 +27,12 @@ class ElidedLabel(PlainLabel):
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, elided)
         painter.end()
-        tip = plain_tip(self.text()) if elided != self.text() else ""
+        tip = self._tip(is_cut=elided != self.text())
         if tip != self.toolTip():
             self.setToolTip(tip)
+
+    def _tip(self, *, is_cut: bool) -> str:
+        return plain_tip(self.text()) if is_cut else ""
 
 
 class FittingLabel(ElidedLabel):
@@ -61,11 +64,8 @@ class FittingLabel(ElidedLabel):
         if event.type() is QEvent.Type.FontChange:
             self._fit()
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        super().paintEvent(event)
-        tip = plain_tip(self.longest) if self.text() != self.longest else self.toolTip()
-        if tip != self.toolTip():
-            self.setToolTip(tip)
+    def _tip(self, *, is_cut: bool) -> str:
+        return plain_tip(self.longest) if is_cut or self.text() != self.longest else ""
 
     def _fit(self) -> None:
         metrics, room = self.fontMetrics(), self.contentsRect().width()
