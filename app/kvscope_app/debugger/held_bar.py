@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
@@ -29,6 +30,7 @@ class HeldBar(PassingStrip):
         self._build()
         self.hide()
         for button, action in zip(self.buttons, self._actions, strict=True):
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click leaves the keyboard where it is
             button.clicked.connect(action.trigger)
             action.changed.connect(self._follow)
         self._follow()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, QTimer
 
-from kvscope_app.look.model_name import short_name
 from kvscope_app.look.number_text import num_bytes, plural, seconds
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.rings import find_left_rings
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.model_words import short_name
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recorded import Recorded
