@@ -130,7 +130,10 @@ class StatusBar(QStatusBar):
         room = self.width() - min(taken, round(self.width() * _MESSAGE_SHARE))
         for name in _WORTH:
             label = self._labels[name]
-            if not label.text() or (message and name in _UNDER_MESSAGES):
+            if message and name in _UNDER_MESSAGES:
+                continue
+            if not label.text():
+                label.hide()
                 continue
             room -= label.sizeHint().width() + _SPACING
             if label.isHidden() is (room >= 0):
