@@ -16,6 +16,7 @@ from kvscope_app.compare.pair_marks import NoLoop, PairMarks
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.session import Session
 from kvscope_telemetry.exports.comparison.alignment import Alignment
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 _AHEAD_S: Final = 0.1
 """Whoever is further ahead than what is played in this time waits for the other."""
@@ -186,16 +187,18 @@ class Pair(QObject):
         self._stepping = lead
         lead.session.step_frames(num_frames)
 
-    def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> bool:
-        """To the next event of `kinds` in either, or the one before; whether there is one."""
-        found: list[int] = []
+    def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
+        """To the next event of `kinds` in either, or the one before; which that is, by its own clock."""
+        found: list[tuple[int, TimedEvent]] = []
         for side in self.sides:
             events, at_ns = side.session.course.events, self._position_ns + side.offset_ns
             places = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
-            found += [events[int(place)].time_ns - side.offset_ns for place in places]
-        if found:
-            self.go_to(min(found) if forward else max(found))
-        return bool(found)
+            found += [(events[int(place)].time_ns - side.offset_ns, events[int(place)]) for place in places]
+        if not found:
+            return None
+        nearest = (min if forward else max)(found, key=lambda timed: timed[0])
+        self.go_to(nearest[0])
+        return nearest[1]
 
     # private
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.look.icons import pixmap
+from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
 
 
-class HeldBar(QWidget):
+class HeldBar(PassingStrip):
     """Hidden while nobody holds the engine. `actions` become its buttons, each with its label."""
 
     def __init__(
@@ -28,6 +30,7 @@ class HeldBar(QWidget):
         self._build()
         self.hide()
         for button, action in zip(self.buttons, self._actions, strict=True):
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click leaves the keyboard where it is
             button.clicked.connect(action.trigger)
             action.changed.connect(self._follow)
         self._follow()

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
+from kvscope_telemetry.messages.model_words import short_name
 from kvscope_telemetry.messages.telemetry import Hello
-
-_DEFAULT: Final = ("default", "SmolLM2-135M-Instruct")
 
 
 def model_name(hello: Hello | None) -> str:
-    """The last part of a path or an id; the default model by its own name; empty when there is none."""
-    if hello is None:
-        return ""
-    name = hello.model.name.rstrip("/").rpartition("/")[2] or hello.model.name
-    return _DEFAULT[1] if name == _DEFAULT[0] else name
+    """The short name of its model; empty when there is none."""
+    return "" if hello is None else short_name(hello.model.name)

@@ -1,8 +1,8 @@
 """The stylesheet: shapes and spacing on top of the palette. Lengths are in device-independent pixels.
 
 Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
-QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice`, `drop` and `playback` for a
-QFrame, `primary` and `danger` for a QPushButton.
+QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice`, `offer`, `drop` and `playback`
+for a QFrame, `primary` and `danger` for a QPushButton.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ QFrame[look="tip"] { background: $raised; border: 1px solid $border; border-radi
 QFrame[look="playback"] { background: $panel; border: none; border-top: 1px solid $border; }
 QFrame[look="held"] { background: $held; border: 1px solid $warn; border-radius: 8px; }
 QFrame[look="notice"] { background: $notice; border: 1px solid $warn; border-radius: 8px; }
+QFrame[look="offer"] { background: $dropped; border: 1px solid $accent; border-radius: 8px; }
 QFrame[look="drop"] { background: $dropped; border: 2px dashed $accent; border-radius: 12px; }
 QFrame[look="banner"] { background: $banner; border: 1px solid $bad; border-radius: 8px; }
 QLabel[look="muted"] { color: $muted; }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtCore import QEvent, QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QSizePolicy, QToolButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel, plain_tip
@@ -27,9 +27,50 @@ class ElidedLabel(PlainLabel):
         painter.setPen(self.palette().color(self.foregroundRole()))
         painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, elided)
         painter.end()
-        tip = plain_tip(self.text()) if elided != self.text() else ""
+        tip = self._tip(is_cut=elided != self.text())
         if tip != self.toolTip():
             self.setToolTip(tip)
+
+    def _tip(self, *, is_cut: bool) -> str:
+        return plain_tip(self.text()) if is_cut else ""
+
+
+class FittingLabel(ElidedLabel):
+    """Says what it says at the greatest length that there is room for; the tooltip has the longest."""
+
+    def __init__(self, *lengths: str, parent: QWidget | None = None) -> None:
+        super().__init__("", parent)
+        self._lengths: tuple[str, ...] = ()
+        self.set_lengths(*lengths)
+
+    @property
+    def longest(self) -> str:
+        """All it has to say."""
+        return self._lengths[0] if self._lengths else ""
+
+    def set_lengths(self, *lengths: str) -> None:
+        """The same in fewer and fewer words."""
+        if lengths != self._lengths:
+            self._lengths = lengths
+            self.setAccessibleName(self.longest)
+            self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange:
+            self._fit()
+
+    def _tip(self, *, is_cut: bool) -> str:
+        return plain_tip(self.longest) if is_cut or self.text() != self.longest else ""
+
+    def _fit(self) -> None:
+        metrics, room = self.fontMetrics(), self.contentsRect().width()
+        fitting = (text for text in self._lengths if metrics.horizontalAdvance(text) <= room)
+        self.setText(next(fitting, self._lengths[-1] if self._lengths else ""))
 
 
 _SPACING = 1

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Final
 
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout
 
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.look.icons import icon
 from kvscope_app.look.mark_signs import sign_pixmap
 from kvscope_app.look.number_text import seconds
+from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
@@ -28,7 +29,7 @@ GOES_AFTER_S: Final = 20.0
 """Of a trouble that is over."""
 
 
-class AlarmStrip(QWidget):
+class AlarmStrip(PassingStrip):
     """Hidden until an alarm of `watch` rings. `go_to` is given when it began; `show_all` brings up the list."""
 
     def __init__(self, watch: AlarmWatch, go_to: Callable[[int], None], show_all: Callable[[], None]) -> None:

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from kvscope_app.look.clock_text import clock_text
+from kvscope_app.look.number_text import count
 from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
 from kvscope_app.playback.timeline_control import Timeline
 from kvscope_app.window.actions import ActionSpec
+from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 TIME: Final = "Time"
 EVENT_KINDS: Final = {
@@ -22,7 +26,7 @@ EVENT_KINDS: Final = {
 
 
 class EventJumps:
-    """To the next event, or the one before, of the kind that was chosen; `tell` says where there is none."""
+    """To the next event, or the one before, of the kind that was chosen; `tell` says what is there, or that none is."""
 
     def __init__(self, session: Timeline, tell: Callable[[str], None]) -> None:
         self.kind = "preempted"
@@ -34,9 +38,12 @@ class EventJumps:
         self.kind = kind
 
     def go(self, *, forward: bool) -> None:
-        """There."""
-        if not self._session.go_to_event([self.kind] if self.kind else None, forward=forward):
+        """There, and say what it is."""
+        event = self._session.go_to_event([self.kind] if self.kind else None, forward=forward)
+        if event is None:
             self._tell(f"There are no {EVENT_KINDS[self.kind]} {'after' if forward else 'before'} this")
+        else:
+            self._tell(_words(event))
 
 
 def playback_actions(session: Timeline, jumps: EventJumps) -> list[ActionSpec]:
@@ -87,3 +94,10 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
         )
         for kind, words in EVENT_KINDS.items()
     ]
+
+
+def _words(timed: TimedEvent) -> str:
+    """`preempted #12 at 14:03:27.125: no block was free for request 14`."""
+    event, cause = timed.event, cause_text(timed.event)
+    who = f" #{count(event.number)}" if event.number else ""
+    return f"{event.kind}{who} at {clock_text(timed.time_ns)}" + (f": {cause}" if cause else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import QPoint, QSize, Qt, QTimer
-from PySide6.QtGui import QAction, QResizeEvent
+from PySide6.QtGui import QAction, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QToolButton, QToolTip
 
 from kvscope_app.look.clock_text import wall_text
@@ -177,7 +177,7 @@ class PlaybackBar(QFrame):
         row.setContentsMargins(10, 4, 12, 4)
         row.setSpacing(4)
         for action in buttons:
-            row.addWidget(_button(action))
+            row.addWidget(_TransportButton(action, self._play))
         row.addSpacing(6)
         row.addWidget(self.slider, 1)
         row.addSpacing(8)
@@ -195,11 +195,27 @@ class PlaybackBar(QFrame):
         row.addWidget(self.speed)
 
 
-def _button(action: QAction) -> QToolButton:
-    button = QToolButton()
-    button.setDefaultAction(action)
-    button.setAutoRaise(True)
-    button.setIconSize(QSize(scaled(17), scaled(17)))
-    button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
-    button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-    return button
+class _TransportButton(QToolButton):
+    """Enter presses it. Space plays and pauses whichever of them has the focus: it never jumps."""
+
+    def __init__(self, action: QAction, play: QAction) -> None:
+        super().__init__()
+        self._play = play
+        self.setDefaultAction(action)
+        self.setAutoRaise(True)
+        self.setIconSize(QSize(scaled(17), scaled(17)))
+        self.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonIconOnly)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Space:
+            self._play.trigger()
+        elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            self.click()
+        else:
+            super().keyPressEvent(event)
+
+    def keyReleaseEvent(self, event: QKeyEvent) -> None:
+        """The press was all."""
+        if event.key() != Qt.Key.Key_Space:
+            super().keyReleaseEvent(event)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, QTimer
 
-from kvscope_app.look.number_text import plural
+from kvscope_app.look.number_text import num_bytes, plural, seconds
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.rings import find_left_rings
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.model_words import short_name
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recorded import Recorded
@@ -70,12 +71,15 @@ class LeftRings(QObject):
         self._clock.stop()
         self._window = window
         ring, more = rings[0], len(rings) - 1
-        when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
-        others = f" There {'is' if more == 1 else 'are'} {plural(more, 'older one')} besides." if more else ""
+        discard = "Discard all" if more else "Discard"
         window.banner.tell(
-            "A session that ended unexpectedly can be looked at again",
-            f"{ring.model}, {ring.seconds / 60:.1f} minutes from {when}, {ring.num_bytes / 1e6:.0f} MB.{others}",
-            (("Open", lambda: self._open(ring)), ("Discard all" if more else "Discard", lambda: self._discard(rings))),
+            f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
+            _words(ring, "The newest" if more else "What is left"),
+            (
+                ("Open the newest" if more else "Open", lambda: self._open(ring)),
+                (discard, lambda: self._discard(rings)),
+            ),
+            is_offer=True,
         )
 
     def _open(self, ring: LeftRing) -> None:
@@ -110,3 +114,9 @@ class LeftRings(QObject):
     def _hide(self) -> None:
         if self._window is not None:
             self._window.banner.hide()
+
+
+def _words(ring: LeftRing, what: str) -> str:
+    """What can be looked at, what matters most first: a small window cuts the rest."""
+    when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
+    return f"{what}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"

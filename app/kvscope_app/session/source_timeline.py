@@ -25,6 +25,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.course import Course
+from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
     from kvscope_app.session.kept.kept_timeline import KeptTimeline
@@ -252,14 +253,15 @@ class SourceTimeline(QObject):
             self._cursor.wanted_seq = max(shown + num_frames, 0)
         self._pace.keep(is_busy=True)
 
-    def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> bool:
-        """To the next event of `kinds` (None: of any), or the one before; whether there is one."""
+    def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
+        """To the next event of `kinds` (None: of any), or the one before; which that is."""
         events, at_ns = self.course.events, self.cursor_ns
         found = events.find(at_ns + 1, None, kinds)[:1] if forward else events.find(None, at_ns - 1, kinds)[-1:]
         if not found.size:
-            return False
-        self.go_to(events[int(found[0])].time_ns)
-        return True
+            return None
+        event = events[int(found[0])]
+        self.go_to(event.time_ns)
+        return event
 
     # For who looks each display frame
 

@@ -8,14 +8,16 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout
 
 from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.look.icons import icon, pixmap
+from kvscope_app.look.makers import set_look
+from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.theme import Theme
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.widgets import ElidedLabel
 
 Choice = tuple[str, Callable[[], None]]
 
 
-class Banner(QWidget):
+class Banner(PassingStrip):
     """Hidden until `tell`."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -27,16 +29,21 @@ class Banner(QWidget):
         self._close.setAccessibleName("Dismiss")
         self._close.clicked.connect(self.hide)
         self._buttons = QHBoxLayout()
+        self._theme, self._is_offer = DARK, False
         self._build()
         self.hide()
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
-        self._sign.setPixmap(pixmap("warning", theme.bad, 20))
+        self._theme = theme
+        self._show_tone()
         self._close.setIcon(icon("close", theme.muted, size=14))
 
-    def tell(self, text: str, detail: str = "", choices: Sequence[Choice] = ()) -> None:
-        """Show a message with its choices, the first of them the one most people want."""
+    def tell(self, text: str, detail: str = "", choices: Sequence[Choice] = (), *, is_offer: bool = False) -> None:
+        """Show a message with its choices, the first of them the one most people want. An offer is not a trouble, and
+        does not look like one."""
+        self._is_offer = is_offer
+        self._show_tone()
         self._text.setText(text)
         self._detail.setText(detail)
         self._detail.setVisible(bool(detail))
@@ -52,6 +59,11 @@ class Banner(QWidget):
         self._frame.fold()
         self.setAccessibleName(f"{text} {detail}")
         self.show()
+
+    def _show_tone(self) -> None:
+        name, color = ("recordings", self._theme.accent) if self._is_offer else ("warning", self._theme.bad)
+        self._sign.setPixmap(pixmap(name, color, 20))
+        set_look(self._frame, "offer" if self._is_offer else "banner")
 
     @property
     def text(self) -> str:

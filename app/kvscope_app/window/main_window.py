@@ -98,6 +98,8 @@ class MainWindow(WindowBody):
         self.drop_sign = DropSign(self)
         self.playback = self._build_playback()
         self.held = self._build_held()
+        for strip in (self.banner, self.alarm_strip, self.held):
+            strip.heir = self.page_map.canvas
         self._corner = self._build_corner()
         self._status = StatusBar(session, self)
         self.setStatusBar(self._status)

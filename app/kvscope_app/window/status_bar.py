@@ -6,7 +6,7 @@ import time
 from typing import Final
 
 from PySide6.QtCore import QRectF, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QWidget
 
 from kvscope_app.look.model_name import model_name
@@ -55,6 +55,16 @@ _TIPS: Final = {
     "latency": "From the end of a step to its frame here",
     "display": "Window updates in the last second",
 }
+_WORTH: Final = ("state", "role", "recording", "course", "frames", "model", "device", "rate", "latency", "display")
+"""Where there is no room for all, the last of these go first."""
+_UNDER_MESSAGES: Final = ("state", "role", "model")
+"""Qt hides these while a message is told."""
+_SPACING: Final = 10
+_EDGES: Final = 40
+"""Around the dot, and at the ends."""
+_NARROWEST: Final = 240
+_MESSAGE_SHARE: Final = 0.8
+"""Of the bar, a message takes that much at most."""
 
 
 class Dot(QWidget):
@@ -95,14 +105,43 @@ class StatusBar(QStatusBar):
         self._build()
         session.status_changed.connect(self.refresh)
         session.updated.connect(self._count_update)
+        self.messageChanged.connect(self._fit)
 
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
         self._theme = theme
         self.refresh()
 
+    def minimumSizeHint(self) -> QSize:
+        """What changes all the time does not make the window wider."""
+        return QSize(_NARROWEST, super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
     def refresh(self) -> None:
         """Show how things stand."""
+        self._show_words()
+        self._fit()
+
+    def _fit(self) -> None:
+        """As many labels as there is room for, what matters most first; a message takes its room before them."""
+        message = self.currentMessage()
+        taken = self.fontMetrics().horizontalAdvance(message) + 2 * _SPACING if message else _EDGES
+        room = self.width() - min(taken, round(self.width() * _MESSAGE_SHARE))
+        for name in _WORTH:
+            label = self._labels[name]
+            if message and name in _UNDER_MESSAGES:
+                continue
+            if not label.text():
+                label.hide()
+                continue
+            room -= label.sizeHint().width() + _SPACING
+            if label.isHidden() is (room >= 0):
+                label.setVisible(room >= 0)
+
+    def _show_words(self) -> None:
         status, mirror = self._session.status, self._session.live_mirror
         self._show_recording()
         share = self._session.course_share
@@ -173,7 +212,8 @@ class StatusBar(QStatusBar):
         label = self._labels[name]
         if label.text() != text:
             label.setText(text)
-            label.setVisible(bool(text))
+            if not text:
+                label.hide()
 
     def _count_update(self) -> None:
         now_ns = time.monotonic_ns()

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.messages.model_words import short_name
 from kvscope_telemetry.summaries.course import Course, FloatArray
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -91,7 +92,7 @@ def digest(recording: Exported, course: Course, span: Span) -> Digest:
     silences = silences[silences > 0]
     totals = {name: total_of(course.column(name)[rows]) for name in _TOTALS}
     return Digest(
-        model=hello.model.name,
+        model=short_name(hello.model.name),
         device=" ".join(filter(None, (hello.device.kind, hello.device.name))),
         engine_version=hello.engine_version,
         pool=_pool(recording),

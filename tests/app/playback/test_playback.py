@@ -7,12 +7,14 @@ import time
 import numpy as np
 import pytest
 from PySide6.QtCore import QPoint, QSettings, Qt
-from PySide6.QtWidgets import QLabel
+from PySide6.QtWidgets import QLabel, QToolButton
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
+from kvscope_app.look.clock_text import clock_text
 from kvscope_app.main import main
 from kvscope_app.playback.playback import SPEEDS, time_text
+from kvscope_app.playback.playback_actions import EventJumps
 from kvscope_app.session.session import Session
 from kvscope_app.window.open_file import try_to_open
 from kvscope_telemetry.messages.commands import Control
@@ -218,6 +220,38 @@ def test_while_the_slider_is_held_it_stands_still(session, make_window, qtbot):
     qtbot.mousePress(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() - 1, 5))
     qtbot.mouseRelease(slider, Qt.MouseButton.LeftButton, pos=QPoint(slider.width() - 1, 5))
     assert player.position == player.duration
+
+
+def test_space_on_a_button_of_the_bar_plays_and_never_jumps(session, make_window, qtbot):
+    window = make_window(session)
+    go(session, 3)
+    stands = session.cursor_ns
+    for button in window.playback.findChildren(QToolButton):
+        qtbot.keyClick(button, Qt.Key.Key_Space)
+        assert session.player.is_playing
+        qtbot.keyClick(button, Qt.Key.Key_Space)
+        assert not session.player.is_playing
+        assert session.cursor_ns >= stands
+    first = window.playback.findChildren(QToolButton)[0]
+    qtbot.keyClick(first, Qt.Key.Key_Return)
+    assert session.cursor_ns == session.timeline_range_ns[0]
+
+
+def test_a_jump_says_what_it_went_to(session, make_window):
+    window = make_window(session)
+    go(session, 0.5)
+    event = session.go_to_event(None, forward=True)
+    assert event is not None
+    go(session, (event.time_ns - session.origin_ns) / 1e9 - 0.001)
+    jumps = EventJumps(session, window.statusBar().showMessage)
+    jumps.choose("")
+    jumps.go(forward=True)
+    told = window.statusBar().currentMessage()
+    assert told.startswith(event.event.kind)
+    assert clock_text(session.cursor_ns) in told
+    jumps.choose("refused")
+    jumps.go(forward=True)
+    assert window.statusBar().currentMessage() == "There are no refusals after this"
 
 
 def test_actions_jump_and_change_the_speed(session, make_window):

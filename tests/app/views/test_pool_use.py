@@ -7,7 +7,7 @@ import pytest
 
 from kvscope_app.views.memory.account import account, kv_detail
 from kvscope_app.views.memory.detail_rows import detail_rows
-from kvscope_app.views.page_map.view import summary
+from kvscope_app.views.page_map.view import summaries
 from kvscope_app.views.pool_use import pool_use
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
@@ -79,7 +79,9 @@ def test_under_virtual_slots_are_those_of_memory(engine, make_mirror):
     assert (use.num_used, use.num_wasted, use.num_free) == (24, 8, 8 * 16)
     assert use.external_fragmentation == 0.0
     assert mirror.num_room == 8
-    assert summary(mirror, mirror.hello.cache).startswith("10 blocks of memory in 64 places  ·  2 active  ·  2 more")
+    assert summaries(mirror, mirror.hello.cache)[0].startswith(
+        "10 blocks of memory in 64 places  ·  2 active  ·  2 more"
+    )
 
 
 def test_under_virtual_on_a_gpu_a_request_holds_whole_pages(engine, make_mirror):

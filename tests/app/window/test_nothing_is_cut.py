@@ -10,6 +10,10 @@ from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.window.layout import DOCKS, _share
 from kvscope_app.window.sheets.help_sheets import shortcut_sheet
 from kvscope_app.window.welcome import Welcome
+from kvscope_telemetry.alarms.alarm_engine import Alarm
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES
+
+START_NS = 1_700_000_000_000_000_000
 
 
 @pytest.fixture
@@ -82,3 +86,17 @@ def test_docks_take_a_part_of_a_smaller_window(qtbot):
         window.resize(size, 800)
         widths.append(_share(console, window))
     assert widths == [console.size, round(console.size * 1300 / 1560), console.size * 3 // 4]
+
+
+def test_notices_do_not_make_a_small_window_larger(make_window, session, qtbot):
+    window = make_window(session, with_views=True, size=(1200, 700))
+    window.show_map()
+    window.banner.tell("A session ended unexpectedly", "It can be looked at", (("Open", print), ("Discard", print)))
+    alarm = Alarm(DEFAULT_RULES[0], 7, START_NS, START_NS, 1.0)
+    window.alarm_strip._on_rang(alarm)
+    for dock in ("heatmap", "timeline"):
+        window.focus_view(dock)
+        qtbot.waitUntil(lambda name=dock: not window.docks[name].visibleRegion().isEmpty())
+        window.layout().activate()
+        assert window.minimumSizeHint().height() <= 700
+        assert window.height() == 700

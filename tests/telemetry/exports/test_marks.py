@@ -22,8 +22,9 @@ Messages = Callable[..., list[TelemetryMessage]]
 
 def marked(make_messages: Messages, folder: Path) -> tuple[Recording, list[Bookmark]]:
     """A recording of 12 s: in it a note that was reworded, one that was deleted, an alarm of 3 s; beside it a note."""
+    messages = make_messages(600)  # once: their hello says when it was
     with RecordingWriter(folder / "session.mcap") as writer:
-        for message in make_messages(600):
+        for message in messages:
             writer.write(message, wait=True)
     start_ns = Recording.open(writer.path).start_ns
 
@@ -38,7 +39,7 @@ def marked(make_messages: Messages, folder: Path) -> tuple[Recording, list[Bookm
         Bookmark(bookmark_id="c", time_ns=at(4), until_ns=at(7), kind=KV_USAGE, text="up to 99.0 %", revision=1),
     ]
     with RecordingWriter(folder / "marked.mcap") as writer:
-        for message in make_messages(600):
+        for message in messages:
             writer.write(message, wait=True)
         for bookmark in said:
             writer.mark(bookmark)

@@ -48,11 +48,13 @@ class EventCard(QStyledItemDelegate):
         at, kind, request = self._events.head(entry)
         theme, line = self._events.theme, QFontMetrics(painter.font()).height()
         x = inner.left()
-        for text, color in ((kind, self._events.kind_color(entry)), (request, theme.color("text"))):
+        is_ahead = self._events.is_ahead(entry)
+        ink = theme.color("muted" if is_ahead else "text")
+        for text, color in ((kind, ink if is_ahead else self._events.kind_color(entry)), (request, ink)):
             x = _word(painter, QRect(x, inner.top(), inner.right() - x, line), text, color) if text else x
         painter.setPen(theme.color("muted"))
         painter.drawText(QRect(x, inner.top(), inner.right() - x, line), Qt.AlignmentFlag.AlignRight, at)
-        painter.setPen(theme.color("text"))
+        painter.setPen(ink)
         _reason(painter, inner.adjusted(0, line, 0, 0), why_text(entry.event))
         painter.setPen(theme.color("border"))
         painter.drawLine(box.bottomLeft(), box.bottomRight())

@@ -41,6 +41,8 @@ class EventEntries(QAbstractTableModel):
         super().__init__(parent)
         self.theme: Theme = DARK
         self._wall_offset_ns = wall_offset_ns
+        self.cursor_ns: int | None = None
+        """Where the window stands, since 1970: what comes after it stands back. None: at the end."""
 
     @abstractmethod
     def entry_at(self, row: int) -> LoggedEvent | None:
@@ -65,10 +67,14 @@ class EventEntries(QAbstractTableModel):
         if role == Qt.ItemDataRole.ToolTipRole and index.column() == WHY:
             return f"<p>{escape(why_text(entry.event))}</p>"  # as rich text, which is wrapped
         if role == Qt.ItemDataRole.ForegroundRole:
-            if index.column() == 0:
+            if index.column() == 0 or self.is_ahead(entry):
                 return self.theme.color("muted")
             return self.kind_color(entry) if index.column() == 1 else None
         return None
+
+    def is_ahead(self, entry: LoggedEvent) -> bool:
+        """Whether it had not happened yet at the moment that is shown."""
+        return self.cursor_ns is not None and self.wall_ns(entry) > self.cursor_ns
 
     def kind_color(self, entry: LoggedEvent) -> QColor:
         """Of the word for what happened."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import QModelIndex, Signal
-from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QResizeEvent
+from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
 from kvscope_app.views.events.event_card import EventCard
@@ -44,9 +44,32 @@ class EventTable(QTableView):
         self._events = model
         self._card = EventCard(model, self)
         self._row_height = 0
+        self._cursor_row = 0
         self._fit(self.width())
         self.activated.connect(self._on_chosen)
         self.clicked.connect(self._on_chosen)
+
+    def show_cursor(self, row: int, *, has_moved: bool) -> None:
+        """Where the window stands: above `row`; 0 where that is the newest. Once it `has_moved` it is brought in sight:
+        rows that come above leave a person's place in the list alone."""
+        if row != self._cursor_row:
+            self._cursor_row = row
+            self.viewport().update()
+        if has_moved and self._events.rowCount():
+            place = self._events.index(min(row, self._events.rowCount() - 1), WHY)
+            if not self.viewport().rect().contains(self.visualRect(place).center()):
+                self.scrollTo(place, QAbstractItemView.ScrollHint.PositionAtCenter)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        rows = self._events.rowCount()
+        if not 0 < self._cursor_row <= rows:
+            return
+        last = self._cursor_row - 1
+        y = self.rowViewportPosition(last) + self.rowHeight(last)
+        painter = QPainter(self.viewport())
+        painter.fillRect(0, y - 1, self.viewport().width(), 2, self._events.theme.color("accent"))
+        painter.end()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):

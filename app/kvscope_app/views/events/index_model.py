@@ -49,6 +49,11 @@ class IndexModel(EventEntries):
         timed = self.timed_at(row)
         return None if timed is None else LoggedEvent(row + 1, timed.time_ns, timed.epoch, timed.event)
 
+    def num_ahead(self, time_ns: int) -> int:
+        """How many rows, from the first on, are later than `time_ns`."""
+        first = int(np.searchsorted(self._events.time_ns, time_ns, "right")) + self._events.num_forgotten
+        return int(self._serials.size - np.searchsorted(self._serials, first))
+
     def shown_events(self) -> list[TimedEvent]:
         """All that are shown, oldest first."""
         places = self._serials - self._events.num_forgotten

@@ -35,7 +35,7 @@ from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.events.index_model import IndexModel
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.timed_session import Choice, TimedSession
-from kvscope_telemetry.summaries.event_index import KINDS
+from kvscope_telemetry.summaries.event_index import KINDS, EventIndex
 
 _NARROW: Final = 620
 _FILES: Final = "Comma separated (*.csv);;Tab separated (*.tsv)"
@@ -85,8 +85,11 @@ class EventsView(View):
         self._search.request = (self._choice.selected or (-1, -1)) if self.of_selected.isChecked() else None
         filtered = (self._search.kinds, self._search.request, self.text.text())
         state = (id(events), events.num_forgotten, len(events), filtered)
-        if state == self._shown_state:
-            return
+        if state != self._shown_state:
+            self._look(events, state)
+        self._show_cursor()
+
+    def _look(self, events: EventIndex, state: tuple[object, ...]) -> None:
         self._search.set_text(self.text.text())
         has_more = self._search.update(events)
         self._show(has_more)
@@ -125,6 +128,17 @@ class EventsView(View):
         self.count.setText(words + (", looking…" if has_more else ""))
         self._stack.setCurrentIndex(1 if num_events else 0)
         self.export.setEnabled(shown > 0)
+
+    def _show_cursor(self) -> None:
+        """Where the window stands among the events, unless that is the end."""
+        assert self._timed is not None, "there are events to show"
+        is_away = getattr(self.session, "is_file", False) or getattr(self.session, "paused", False)
+        at_ns = self._timed.cursor_ns if is_away else None
+        has_moved = at_ns is not None and at_ns != self.model.cursor_ns
+        if at_ns != self.model.cursor_ns:
+            self.model.cursor_ns = at_ns
+            self.table.viewport().update()
+        self.table.show_cursor(0 if at_ns is None else self.model.num_ahead(at_ns), has_moved=has_moved)
 
     def _choose_again(self, chosen: object) -> None:
         """The row of an event after a reset, where it is among the newest."""

@@ -83,7 +83,7 @@ class HeatCanvas(TimeArea):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, vertical)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName(name)
-        self.setMinimumHeight(height)
+        self.setMinimumHeight(height // 2 if grows else height)
         frame.changed.connect(self.redraw)
         self.pointed.connect(lambda at: self.cell_pointed.emit(None if at is None else self._cell_at(at)))
 

@@ -59,7 +59,7 @@ _WIDE: Final = 760
 """From this width on the words stand beside the buttons."""
 _LOW: Final = 420
 """Below this height the legend has one line."""
-_SMALLEST: Final = QSize(300, 220)
+_SMALLEST: Final = QSize(300, 168)
 
 
 class HeatmapView(View):

@@ -85,7 +85,7 @@ class Canvas(QWidget):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self.setMinimumSize(QSize(180, 120))
+        self.setMinimumSize(QSize(180, 64))
         self.setAccessibleName("Page map: one cell a block of the KV cache")
 
     def apply_theme(self, theme: Theme) -> None:

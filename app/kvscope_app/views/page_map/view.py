@@ -15,7 +15,7 @@ from kvscope_app.look.icons import icon
 from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
@@ -74,7 +74,7 @@ class PageMapView(View):
         self._told: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
         """What the words beside the map were made of."""
         self._table: npt.NDArray[np.uint32] | None = None
-        self._summary, self._usage, self._legend = ElidedLabel(), UsageBar(), Legend()
+        self._summary, self._usage, self._legend = FittingLabel(), UsageBar(), Legend()
         self._wanted_mode = self.scene.mode
         """What the person chose: drawn where the engine tells what it needs."""
         self._keys: Mapping[str, str] = {}
@@ -295,7 +295,7 @@ class PageMapView(View):
             self._usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
         else:
             self._usage.show_share(mirror.used_share)
-        self._summary.setText(summary(mirror, mirror.hello.cache))
+        self._summary.set_lengths(*summaries(mirror, mirror.hello.cache))
         self.canvas.show_headings(headings(mirror, mirror.hello.cache, mirror.hello.device))
         self._show_legend()
         self.canvas.show_span(self.scene.grow_older(mirror.step))
@@ -348,10 +348,10 @@ class PageMapView(View):
         return () if facts is None else facts.holders or ((facts.owner,) if facts.owner is not None else ())
 
 
-def summary(mirror: Mirror, cache: CacheInfo) -> str:
-    """The pool in one line."""
+def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
+    """The pool in one line, the longest first: what never changes goes first where there is no room."""
     if not mirror.capabilities.free_rows:
-        return _summary_of_slots(mirror, cache)
+        return _summaries_of_slots(mirror, cache)
     active, cached = f"{count(mirror.num_active)} active", f"{count(mirror.num_cached)} cached"
     if cache.num_physical_blocks:  # rows are addresses: what there is memory for is what counts
         counts = [
@@ -365,21 +365,18 @@ def summary(mirror: Mirror, cache: CacheInfo) -> str:
         unmapped = mirror.count(BlockState.UNMAPPED)
         counts += [f"{count(unmapped)} without memory"] if unmapped else []
     counts += [f"{count(len(mirror.pinned))} pinned"] if mirror.pinned else []
-    sizes = [f"{plural(cache.block_size, 'token')} each"]
-    if cache.block_bytes:
-        sizes.append(f"{num_bytes(cache.block_bytes)} each")
-    if mirror.hello is not None and cache.dtype != mirror.hello.model.dtype:  # quantized
-        sizes.append(f"{cache.dtype} KV")
-    return "  ·  ".join([*counts, *sizes])
+    tokens = plural(cache.block_size, "token")
+    size = f"{tokens}, {num_bytes(cache.block_bytes)} each" if cache.block_bytes else f"{tokens} each"
+    is_quantized = mirror.hello is not None and cache.dtype != mirror.hello.model.dtype
+    kind = [f"{cache.dtype} KV"] if is_quantized else []
+    known = ([*counts, size, *kind], [*counts, f"{tokens} each", *kind], [*counts, *kind], counts)
+    return (*("  ·  ".join(parts) for parts in known), " · ".join(counts))
 
 
-def _summary_of_slots(mirror: Mirror, cache: CacheInfo) -> str:
+def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
     """Where rows are slots that kvscope gives out."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
-    parts = [
-        plural(cache.num_blocks, "block"),
-        f"in use: {in_use}",
-        f"{count(mirror.num_cached)} keep a prefix",
-        f"{plural(cache.block_size, 'token')} each",
-    ]
-    return "  ·  ".join([*parts, SLOTS])
+    counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} keep a prefix"]
+    tokens = f"{plural(cache.block_size, 'token')} each"
+    known = ([*counts, tokens, SLOTS], [*counts, SLOTS], counts)
+    return tuple("  ·  ".join(parts) for parts in known)

@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayo
 
 from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.session.course_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
@@ -36,7 +36,13 @@ _LENGTHS: Final[dict[str, int | None]] = {
 }
 _ROOM_FOR_LENGTHS: Final = 540
 _ROOM_FOR_ORDERS: Final = 340
-_HELP: Final = "Wheel zooms, dragging moves, a click goes there; double click shows all"
+_HELPS: Final = (
+    "Wheel zooms, dragging moves, a click goes there; double click shows all",
+    "Wheel zooms, dragging moves, a click goes there",
+    "A click goes there",
+    "",
+)
+"""What can be done, as far as there is room to say it."""
 EMPTY_TEXT: Final = "No time has passed yet.\nOnce the engine runs, its whole course is drawn here, second by second."
 
 
@@ -60,7 +66,7 @@ class TimelineView(View):
         self.orders = Segments(["Packed", "By arrival"], "Rows of requests")
         self.follow = tool_button("Follow", "Keep the cursor in sight as time goes on", checkable=True, checked=True)
         self.fit = tool_button("Fit", "Show all of the time")
-        self.pointed = ElidedLabel(_HELP)
+        self.pointed = FittingLabel(*_HELPS)
         self.rows = QScrollBar(Qt.Orientation.Vertical)
         self.rows.setAccessibleName("Rows of requests")
         self._later = QTimer(self, singleShot=True, interval=0)
@@ -147,7 +153,8 @@ class TimelineView(View):
     def _tell(self, words: str) -> None:
         """What the pointer is on; where it is on nothing, why there are no steps, or what can be done."""
         failure = self.steps.failure
-        self.pointed.setText(words or (f"Steps cannot be read: {failure}" if failure else _HELP))
+        told = words or (f"Steps cannot be read: {failure}" if failure else "")
+        self.pointed.set_lengths(*((told,) if told else _HELPS))
 
     def _on_steps(self) -> None:
         self._show_steps()

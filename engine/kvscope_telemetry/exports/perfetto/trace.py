@@ -16,6 +16,7 @@ from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
 from kvscope_telemetry.exports.span import Exported, Span
 from kvscope_telemetry.messages.event_words import cause_text
+from kvscope_telemetry.messages.model_words import short_name
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
@@ -53,7 +54,8 @@ def write_perfetto(
     """Write all of it. `messages` (log time, message) of the range are for the steps; without them there are none."""
     hello = recording.info.hello
     file.write(packets.clock(span.from_ns))
-    file.write(packets.process_track(_ENGINE, f"{hello.model.name} ({hello.device.kind})", max(hello.pid, 1)))
+    name = f"{short_name(hello.model.name)} ({hello.device.kind})"
+    file.write(packets.process_track(_ENGINE, name, max(hello.pid, 1)))
     parts = (
         _counters(course, span),
         _marks(marks, span),

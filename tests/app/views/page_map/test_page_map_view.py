@@ -66,8 +66,8 @@ def test_the_summary_says_how_full_it_is(engine, session, show, poll):
     engine.hold([0, 1, 2])
     poll(session)
     view = show(session)
-    text = view._summary.text()
-    for part in ("64 blocks", "3 active", "0 cached", "61 free", "16 tokens each", "360.0 KiB each"):
+    text = view._summary.longest
+    for part in ("64 blocks", "3 active", "0 cached", "61 free", "16 tokens, 360.0 KiB each"):
         assert part in text
 
 

@@ -229,7 +229,7 @@ def test_facts_of_address_space_without_memory(engine, make_session, show):
     assert (facts.state, facts.color, facts.rows, facts.asked) == ("unmapped", "block_unmapped", (), None)
     assert "no memory" in facts.empty
     view = show(session)
-    assert "1 without memory" in view._summary.text()
+    assert "1 without memory" in view._summary.longest
     assert "no memory behind it" in view._legend.accessibleName()
     assert view._usage.toolTip() == "0.0 % active, 0.0 % cached, 100.0 % free"
 

@@ -1,0 +1,46 @@
+"""The status bar has room for what matters, and never makes the window wider."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtWidgets import QMainWindow
+
+from kvscope_app.window.status_bar import StatusBar
+
+
+@pytest.fixture
+def bar(engine, session, poll, qtbot):
+    engine.frame()
+    poll(session)
+    window, made = QMainWindow(), StatusBar(session)
+    qtbot.addWidget(window)
+    window.setStatusBar(made)
+    window.resize(2_000, 100)
+    window.show()
+    made.refresh()
+    yield made
+    window.close()
+
+
+def told(bar):
+    return {name for name, label in bar._labels.items() if label.text() and not label.isHidden()}
+
+
+def test_where_it_is_narrow_what_matters_least_goes(bar):
+    assert {"state", "model", "frames", "rate", "latency", "display"} <= told(bar)
+    wide = sum(bar._labels[name].sizeHint().width() for name in ("frames", "state"))
+    bar.window().resize(wide + 120, 100)
+    assert told(bar) == {"state", "frames"}
+    assert bar.width() == bar.window().width() == wide + 120
+    bar.window().resize(2_000, 100)
+    assert "display" in told(bar)
+
+
+def test_a_message_takes_its_room_first(bar):
+    bar.window().resize(700, 100)
+    bar.showMessage("preempted #18: request 9 needed a block and none could be had, and so on " * 2)
+    assert not told(bar) & {"latency", "display", "rate"}
+    bar.clearMessage()
+    assert "state" in told(bar)
+    bar.window().resize(2_000, 100)
+    assert "display" in told(bar)
