@@ -13,13 +13,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from kvscope_engine.cli import bench, doctor, generate, keys, serve, simulate, what_if
+from kvscope_engine.cli import bench, doctor, generate, keys, sample, serve, simulate, what_if
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PROGRAM = "kvscope-engine"
-COMMANDS = (serve, keys, generate, bench, simulate, what_if, doctor)
+COMMANDS = (serve, keys, generate, bench, simulate, what_if, sample, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,6 +15,8 @@ from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import tell_notes
 from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import whole_number
+from kvscope_engine.cli.sample_interval import add_interval
+from kvscope_engine.server.device_watch import SAMPLE_S
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService, Interrupted
@@ -63,6 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         action="store_true",
         help="with --record: what blocks hold as text as well, so that prompts and answers can be read in the file",
     )
+    add_interval(parser, "--sample-interval")
     parser.add_argument(
         "--exit-with-parent",
         nargs="?",
@@ -111,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             on_progress=bar,
             record=args.record,
             record_text=args.record_text,
+            sample_s=args.sample_interval,
         )
     finally:
         tell_notes([note for engine in built for note in engine.notes[told:]])
@@ -125,11 +129,13 @@ def serve(
     on_progress: OnProgress = lambda progress: None,
     record: Path | None = None,
     record_text: bool = False,
+    sample_s: float = SAMPLE_S,
 ) -> int:
     """Serve the engine of `build` until it is stopped: 0. Raises what it died of.
 
     On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role. What is told
-    is recorded to `record`, with the texts of blocks where `record_text` says so.
+    is recorded to `record`, with the texts of blocks where `record_text` says so. Devices are looked at every
+    `sample_s` seconds.
     """
     ring = KeyRing(keys) if endpoint.startswith("tcp") and keyless is None else None
     with _recorder(record, texts=record_text) as recorder:
@@ -141,6 +147,7 @@ def serve(
             on_progress=on_progress,
             interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
             recorder=recorder,
+            sample_s=sample_s,
         )
         print(f"listening on {service.telemetry_endpoint}", flush=True)
         with _stopped_by_signals(service):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
     Frame,
@@ -51,6 +52,7 @@ class Spans:
         self._frames: list[Frame] = []
         self._snapshot: Snapshot | None = None
         self._samples: list[DeviceSample] = []
+        self._devices: list[Devices] = []
         self._memory: MemoryBreakdown | None = None
         self._until_ns = 0
         """Of the newest message that was taken."""
@@ -78,17 +80,25 @@ class Spans:
                 self._beat(at_ns)
         elif isinstance(message, DeviceSample) and message.epoch == self.continuity.epoch:
             self._samples.append(message)
+        elif isinstance(message, Devices) and message.epoch == self.continuity.epoch:
+            self._devices.append(message)
         elif isinstance(message, MemoryBreakdown) and message.epoch == self.continuity.epoch:
             self._memory = message
 
     def close(self) -> None:
         """End the span in progress."""
-        if self._snapshot is None and not (self._frames or self._samples or self._memory):
+        if self._snapshot is None and not (self._frames or self._samples or self._devices or self._memory):
             return
-        update = coalesce(self._frames, snapshot=self._snapshot, samples=self._samples, memory=self._memory)
+        update = coalesce(
+            self._frames,
+            snapshot=self._snapshot,
+            samples=self._samples,
+            devices=self._devices,
+            memory=self._memory,
+        )
         self._done.append(Span(update, self._until_ns))
         self._told_ns = self._until_ns
-        self._frames, self._samples = [], []
+        self._frames, self._samples, self._devices = [], [], []
         self._snapshot = self._memory = None
 
     def pass_time(self, until_ns: int) -> None:
