@@ -16,10 +16,12 @@ import torch
 
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
+from kvscope_engine.model.memory.shortage_report import Shortage, shortage_report
 from kvscope_engine.model.memory.step_memory import max_batched_tokens
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
 from kvscope_engine.model.running.cpu_threads import CpuThreads
@@ -34,6 +36,7 @@ from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.blocks.cache_log import CacheLog
+from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
@@ -63,6 +66,8 @@ class Parts:
     """Those that a CPU computes a step with."""
     plan: MemoryPlan | None = None
     """Of a GPU's memory, where the size of the pool was left to it."""
+    utilization: float = 0.0
+    """`--gpu-memory-utilization`."""
     _modules: tuple[ModuleBytes, ...] = ()
 
     @property
@@ -90,6 +95,22 @@ class Parts:
             reserved_bytes=use.reserved,
             split_bytes=use.split,
             peak_bytes=use.peak,
+        )
+
+    def explain_shortage(self, plan: StepPlan) -> str:
+        """Why there was no memory for a step, and the option that would have prevented it."""
+        device, is_gpu = self.loaded.device, self.loaded.device.type == "cuda"
+        free, total = torch.cuda.mem_get_info(device) if is_gpu else (free_bytes(device), -1)
+        return shortage_report(
+            Shortage(
+                memory=self.memory_breakdown(),
+                total=total,
+                free=free,
+                others_planned=self.plan.others if self.plan is not None else -1,
+                num_tokens=plan.num_tokens,
+                num_requests=len(plan.scheduled),
+                utilization=self.utilization if is_gpu else 0.0,
+            )
         )
 
     def _weights_by_part(self) -> tuple[ModuleBytes, ...]:
@@ -136,6 +157,7 @@ def build_parts(
         undo.pop_all()
     parts.threads = threads if loaded.device.type == "cpu" else None
     parts.plan = plan
+    parts.utilization = config.gpu_memory_utilization
     return parts
 
 
