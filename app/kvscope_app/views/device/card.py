@@ -13,6 +13,7 @@ from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.device.device_words import Told
 from kvscope_app.views.device.memory_parts import Piece
+from kvscope_app.views.device.piece_color import piece_color
 from kvscope_app.views.memory.bar import Segment, StackedBar
 
 _BAR_HEIGHT: Final = 18
@@ -33,7 +34,9 @@ class Card(QWidget):
         self.share = number_label()
         self.bar = StackedBar()
         self.bar.setFixedHeight(_BAR_HEIGHT)
-        self._grid = QGridLayout()
+        self._box = QWidget()
+        self._grid = QGridLayout(self._box)
+        self._grid.setContentsMargins(0, 0, 0, 0)
         self._figures: dict[str, tuple[QLabel, QLabel]] = {}
         self._num_columns = 0
         self._pieces: tuple[tuple[Piece, ...], int | None] = ((), None)
@@ -86,14 +89,14 @@ class Card(QWidget):
         whole = max(total or 0, sum(piece.num_bytes for piece in pieces), 1)
         self.bar.show_segments(
             [
-                Segment(piece.num_bytes / whole, self._color(piece), f"{piece.label}: {num_bytes(piece.num_bytes)}")
+                Segment(
+                    piece.num_bytes / whole,
+                    piece_color(piece.place, self._theme),
+                    f"{piece.label}: {num_bytes(piece.num_bytes)}",
+                )
                 for piece in pieces
             ]
         )
-
-    def _color(self, piece: Piece) -> str:
-        series = self._theme.series[:-1]
-        return self._theme.series[-1] if piece.place < 0 else series[piece.place % len(series)]
 
     def _color_state(self) -> None:
         color = str(getattr(self._theme, self.state_color))
@@ -110,8 +113,6 @@ class Card(QWidget):
             name, value = label(told.name, "muted"), label(elastic=True)
             for widget in (name, value):
                 widget.setToolTip(told.meaning)
-                widget.setParent(self)
-                widget.show()
             self._figures[told.name] = name, value
         self._num_columns = 0
         self._place()
@@ -143,7 +144,7 @@ class Card(QWidget):
         column.addWidget(self.state)
         column.addLayout(line)
         column.addWidget(self.bar)
-        column.addLayout(self._grid)
+        column.addWidget(self._box)
 
 
 def _set(shown: QLabel, text: str) -> None:

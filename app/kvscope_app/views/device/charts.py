@@ -27,6 +27,7 @@ from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
 _JOIN_S: Final = 3.0
 _HEIGHT: Final = 128
 _WIDTH: Final = 330
+_AT_ONCE: Final = 5
 _GIB: Final = float(1 << 30)
 
 
@@ -66,12 +67,15 @@ QUANTITIES: Final = (
         "Chip clock",
         "sm_clock_mhz",
         False,
-        lambda v: f"{v:g} MHz",
+        lambda v: f"{v:g} GHz",
         lambda v: f"{v:.0f} MHz",
         "It falls where a GPU is idle, too warm or at its power limit",
+        1000.0,
     ),
-    Quantity("PCIe", "pcie_bytes_s", False, lambda v: f"{v:g} GiB/s", _rate, "Both ways together", _GIB),
-    Quantity("NVLink", "nvlink_bytes_s", False, lambda v: f"{v:g} GiB/s", _rate, "Both ways, over all links", _GIB),
+    Quantity("PCIe", "pcie_bytes_s", False, lambda v: f"{v:g} G", _rate, "GiB a second, both ways together", _GIB),
+    Quantity(
+        "NVLink", "nvlink_bytes_s", False, lambda v: f"{v:g} G", _rate, "GiB a second, both ways, over all links", _GIB
+    ),
     Quantity("Cores busy", "utilization", True, _share, _share, "Of all cores of the machine", top=1.0),
     Quantity(
         "Memory of the machine",
@@ -101,11 +105,12 @@ class DeviceCharts(QWidget):
         self._fixed: tuple[float, float] | None = None
         self._devices: tuple[tuple[str, str], ...] = ()
         self.panels: dict[str, ChartPanel] = {}
-        self._drawn: dict[str, dict[str, tuple[FloatArray, FloatArray]]] = {}
         self._hover_s: float | None = None
         self._turn = 0
         self._num_columns = 0
-        self._grid = QGridLayout()
+        self._box = QWidget()
+        self._grid = QGridLayout(self._box)
+        self._grid.setContentsMargins(0, 0, 0, 0)
         self._lay_out()
         self.bar.range_chosen.connect(self.show_last)
         self.bar.live_requested.connect(lambda: self.show_last(self.range_s))
@@ -117,11 +122,10 @@ class DeviceCharts(QWidget):
             self._make_panels()
 
     def refresh(self) -> None:
-        """Draw the next chart: a call stays short however many there are."""
+        """Draw the next few charts: a call stays short however many there are, and all show about the same time."""
         shown = self._shown()
-        if shown:
-            self._turn = (self._turn + 1) % len(shown)
-            self._draw([shown[self._turn]])
+        self._turn = (self._turn + _AT_ONCE) % len(shown) if shown else 0
+        self._draw((shown + shown)[self._turn : self._turn + min(_AT_ONCE, len(shown))])
 
     def refresh_all(self) -> None:
         """Draw every chart now."""
@@ -192,16 +196,14 @@ class DeviceCharts(QWidget):
         self._show_values(place_s if is_behind else last_s)
 
     def _draw_curves(self, quantity: Quantity, panel: ChartPanel, first_s: float, last_s: float) -> None:
-        highest, drawn = 0.0, {}
+        highest = 0.0
         for curve in panel.curves:
             time_s, values = self._session.history.devices.curve(curve.name, quantity.column)
             begin = max(int(np.searchsorted(time_s, first_s)) - 1, 0)
             end = int(np.searchsorted(time_s, last_s, "right")) + 1
-            drawn[curve.name] = time_s[begin:end], values[begin:end]
             shown = panel.show_curve(curve.name, time_s[begin:end], values[begin:end] / quantity.unit, begin)
             highest = max(highest, shown)
         panel.fit(highest)
-        self._drawn[quantity.title] = drawn
 
     def _span(self) -> tuple[float, float]:
         if self._fixed is not None:
@@ -216,8 +218,10 @@ class DeviceCharts(QWidget):
     def _show_values(self, at_s: float) -> None:
         at_s = at_s if self._hover_s is None else self._hover_s
         for quantity in QUANTITIES:
-            curves = self._drawn.get(quantity.title, {})
-            values = {name: _value_at(time_s, column, at_s) for name, (time_s, column) in curves.items()}
+            names = [curve.name for curve in self.panels[quantity.title].curves]
+            values = {
+                name: _value_at(*self._session.history.devices.curve(name, quantity.column), at_s) for name in names
+            }
             texts = {n: NOTHING if v is None else quantity.value_text(v) for n, v in values.items()}
             self.panels[quantity.title].legend.set_values(texts)
 
@@ -235,7 +239,7 @@ class DeviceCharts(QWidget):
             panel.hide()
             panel.deleteLater()
         self.panels = {quantity.title: self._make_panel(quantity) for quantity in QUANTITIES}
-        self._drawn, self._num_columns = {}, 0
+        self._num_columns = 0
         self.apply_theme(self._theme)
         if self._area is not None:
             self.lie_in(self._area)
@@ -248,7 +252,7 @@ class DeviceCharts(QWidget):
             for place, (key, name) in enumerate(names)
         ]
         panel = ChartPanel(quantity.title, curves, quantity.axis_text, top=quantity.top, join_gap_s=_JOIN_S)
-        panel.setParent(self)
+        panel.setParent(self._box)
         panel.hide()
         panel.legend.explain(quantity.tip)
         panel.setFixedHeight(_HEIGHT)
@@ -289,7 +293,7 @@ class DeviceCharts(QWidget):
         column.setSpacing(6)
         column.addWidget(label("Over time", "heading"))
         column.addWidget(self.bar)
-        column.addLayout(self._grid)
+        column.addWidget(self._box)
 
 
 def _value_at(time_s: FloatArray, values: FloatArray, at_s: float) -> float | None:

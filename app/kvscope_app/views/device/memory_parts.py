@@ -55,17 +55,28 @@ class ProcessRow:
     name: str
     num_bytes: int | None
     cores: float | None = None
+    place: int = -1
+    """Which segment of the device's bar it is, for its colour."""
 
 
 def process_rows(devices: Devices) -> list[ProcessRow]:
     """All that are told of: GPU by GPU, then the host's."""
-    rows = [
-        ProcessRow(f"GPU {gpu.index}", process.pid, process.name, process.used_bytes)
-        for gpu in devices.gpus
-        for process in gpu.processes or ()
-    ]
+    rows = []
+    for gpu in devices.gpus:
+        places = _places([(process.pid, process.used_bytes) for process in gpu.processes or ()])
+        rows += [
+            ProcessRow(f"GPU {gpu.index}", p.pid, p.name, p.used_bytes, place=places.get(p.pid, -1))
+            for p in gpu.processes or ()
+        ]
     host = devices.host.processes or () if devices.host is not None else ()
-    return rows + [ProcessRow("Host", p.pid, p.name, p.resident_bytes, p.cores) for p in host]
+    places = _places([(p.pid, _sum(p.anonymous_bytes, p.shared_bytes)) for p in host])
+    return rows + [ProcessRow("Host", p.pid, p.name, p.resident_bytes, p.cores, places.get(p.pid, -1)) for p in host]
+
+
+def _places(sized: list[tuple[int, int | None]]) -> dict[int, int]:
+    """Those that have a segment of their own."""
+    known = sorted(((size, pid) for pid, size in sized if size), key=lambda pair: -pair[0])
+    return {pid: place for place, (_, pid) in enumerate(known[:MAX_NAMED])}
 
 
 def _named(sized: list[tuple[str, int]]) -> list[Piece]:

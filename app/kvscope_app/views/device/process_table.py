@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QSize, QSortFilterProxyModel, Qt
-from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence
+from PySide6.QtGui import QColor, QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QTableView
 
 from kvscope_app.look.number_text import NOTHING, UNKNOWN, num_bytes
 from kvscope_app.look.table_text import as_tsv, chosen_rows
+from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.device.memory_parts import ProcessRow
+from kvscope_app.views.device.piece_color import piece_color
 from kvscope_app.views.table_head import TableHead
 
 _HEAD: Final = TableHead(
@@ -26,6 +28,7 @@ _HEAD: Final = TableHead(
 )
 _SORT: Final = Qt.ItemDataRole.UserRole
 _MAX_HEIGHT: Final = 320
+_SWATCH: Final = 10
 _ANY_INDEX = QModelIndex | QPersistentModelIndex
 
 
@@ -35,6 +38,7 @@ class ProcessModel(QAbstractTableModel):
     def __init__(self) -> None:
         super().__init__()
         self._rows: list[ProcessRow] = []
+        self.theme: Theme = DARK
 
     def show_rows(self, rows: list[ProcessRow]) -> None:
         """Tell of these from now on; who is the same stays where it is."""
@@ -63,6 +67,8 @@ class ProcessModel(QAbstractTableModel):
             return _texts(row)[column]
         if role == _SORT:
             return (row.device, row.pid, row.name.lower(), row.num_bytes or -1, row.cores or -1.0)[column]
+        if role == Qt.ItemDataRole.DecorationRole and column == 2:
+            return QColor(piece_color(row.place, self.theme))
         return _HEAD.side(column) if role == Qt.ItemDataRole.TextAlignmentRole else None
 
 
@@ -80,6 +86,7 @@ class ProcessTable(QTableView):
         self.setAccessibleName("Processes")
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setShowGrid(False)
+        self.setIconSize(QSize(_SWATCH, _SWATCH))
         self.setTabKeyNavigation(False)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
@@ -95,6 +102,11 @@ class ProcessTable(QTableView):
         self.setSortingEnabled(True)
         self.rows.modelReset.connect(self._fit)
         self._fit()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take its colours."""
+        self.rows.theme = theme
+        self.viewport().update()
 
     def minimumSizeHint(self) -> QSize:
         return QSize(60, 40)

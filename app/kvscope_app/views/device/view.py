@@ -75,6 +75,7 @@ class DeviceView(View):
         for card in self.cards.values():
             card.apply_theme(theme)
         self.charts.apply_theme(theme)
+        self.processes.apply_theme(theme)
 
     def recall(self, settings: QSettings) -> None:
         self.charts.recall(settings)
@@ -126,9 +127,11 @@ class DeviceView(View):
         column = QVBoxLayout(body)
         column.setContentsMargins(12, 10, 12, 12)
         column.setSpacing(10)
-        self._cards = QVBoxLayout()
+        cards = QWidget()
+        self._cards = QVBoxLayout(cards)
+        self._cards.setContentsMargins(0, 0, 0, 0)
         self._cards.setSpacing(12)
-        column.addLayout(self._cards)
+        column.addWidget(cards)
         column.addWidget(self.note)
         column.addWidget(self.charts)
         column.addWidget(label("Processes", "heading"))
