@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,10 +81,10 @@ class GpuQuestions:
             raise
 
     def _processes(self) -> tuple[GpuProcess, ...] | None:
-        lists = [known(lambda name=name: self._ask(name)) for name in _PROCESS_LISTS]
+        lists = [known(partial(self._ask, name)) for name in _PROCESS_LISTS]
         if all(found is None for found in lists):
             return None
-        used = {int(p.pid): counted(lambda p=p: p.usedGpuMemory) for found in lists for p in found or ()}
+        used = {int(p.pid): counted(partial(getattr, p, "usedGpuMemory")) for found in lists for p in found or ()}
         self._names = {pid: self._names.get(pid) or self._name_of(pid) for pid in used}
         told = [GpuProcess(pid=pid, name=self._names[pid], used_bytes=size) for pid, size in used.items() if pid >= 0]
         return tuple(sorted(told, key=lambda process: (-(process.used_bytes or 0), process.pid))[:MAX_PROCESSES])
@@ -94,7 +95,7 @@ class GpuQuestions:
         return Path(told).name[:_MAX_NAME] or _text(known(lambda: Path(f"/proc/{pid}/comm").read_text().strip()))
 
     def _load(self) -> dict[str, Any]:
-        rates = known(lambda: self._ask("nvmlDeviceGetUtilizationRates"))
+        rates: Any = known(lambda: self._ask("nvmlDeviceGetUtilizationRates"))
         return {
             "utilization": measured(lambda: rates.gpu / 100),
             "memory_utilization": measured(lambda: rates.memory / 100),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +35,7 @@ class Processes:
         pids = self._pids if self._pids is not None else known(self._largest)
         if pids is None:
             return None
-        found = [process for pid in pids if (process := known(lambda pid=pid: self._process(pid))) is not None]
+        found = [process for pid in pids if (process := known(partial(self._process, pid))) is not None]
         self._times = {process.pid: self._times[process.pid] for process in found if process.pid in self._times}
         if not found and self._pids is not None:
             return None
@@ -42,7 +43,7 @@ class Processes:
 
     def _largest(self) -> tuple[int, ...]:
         """By their resident pages: a short line each."""
-        sizes = [(known(lambda pid=pid: self._pages(pid)) or 0, pid) for pid in self._all()]
+        sizes = [(known(partial(self._pages, pid)) or 0, pid) for pid in self._all()]
         return tuple(pid for size, pid in sorted(sizes, reverse=True)[: self._num_largest] if size)
 
     def _all(self) -> Iterable[int]:
