@@ -24,7 +24,7 @@ from kvscope_app.library.place import library_folder
 from kvscope_app.library.sample import is_sample
 from kvscope_app.look.fonts import apply_fonts
 from kvscope_app.look.icons import app_icon
-from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.recording.left_rings import LeftRings

@@ -11,7 +11,7 @@ import gc
 from PySide6.QtGui import QPixmapCache
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.look.apply_theme import forget_rules
+from kvscope_app.look.theming.apply_theme import forget_rules
 
 
 def give_back(app: QApplication) -> None:

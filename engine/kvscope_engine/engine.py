@@ -140,7 +140,7 @@ class Engine:
         self.step_count += 1
         if self._parts.threads is not None:
             self._parts.threads.look()
-        outcome = run_with_shortages(self._parts.runner, plan)
+        outcome = run_with_shortages(self._parts.runner, plan, self._parts.explain_shortage)
         plan, result = outcome.plan, outcome.result
         ran_ns = time.monotonic_ns()
         for request in outcome.failed:

@@ -6,6 +6,7 @@ that was free, come to the same twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +37,15 @@ class StepOutcome:
     reason: str = ""
 
 
-def run_with_shortages(runner: StepRunner, plan: StepPlan) -> StepOutcome:
-    """Run a plan, or as much of it as there is memory for. Other failures are raised: nobody knows what they left."""
+Explain = Callable[[StepPlan], str]
+"""Why there is no memory for a plan, and what would help; empty where nobody knows."""
+
+
+def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = lambda plan: "") -> StepOutcome:
+    """Run a plan, or as much of it as there is memory for. Other failures are raised: nobody knows what they left.
+
+    `explain` is asked before anything is given back.
+    """
     reason = ""
     for part in (plan, plan, _decodes_of(plan)):
         if not part.scheduled:
@@ -48,6 +56,7 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan) -> StepOutcome:
             if not is_shortage(error):
                 raise
             reason = f"no memory for a step of {part.num_tokens} tokens ({_first_line(error)})"
+            reason += _explained(explain, part)
             runner.recover()
         else:
             left = plan.scheduled[len(part.scheduled) :]
@@ -59,6 +68,15 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan) -> StepOutcome:
 def is_shortage(error: BaseException) -> bool:
     """Whether memory ran out. A CPU's allocator says so in words alone."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _explained(explain: Explain, plan: StepPlan) -> str:
+    """A report that fails is none: the shortage itself must be told."""
+    try:
+        why = explain(plan)
+    except Exception:
+        return ""
+    return f"; {why}" if why else ""
 
 
 def _decodes_of(plan: StepPlan) -> StepPlan:

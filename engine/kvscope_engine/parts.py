@@ -16,10 +16,14 @@ import torch
 
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.memory.allocator import AllocatorUse, allocator_use
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
+from kvscope_engine.model.memory.shortage_report import Shortage, shortage_report
 from kvscope_engine.model.memory.step_memory import logits_width, max_batched_tokens
+from kvscope_engine.model.memory.weights_by_part import weights_by_part
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.memory import num_blocks_for
@@ -33,10 +37,11 @@ from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.blocks.cache_log import CacheLog
+from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
-from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, Progress
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, ModuleBytes, Progress
 from kvscope_telemetry.sockets.host_id import host_id
 
 PUT_AWAY_S = 20.0
@@ -64,6 +69,9 @@ class Parts:
     """Of a GPU's memory, where the size of the pool was left to it."""
     forms: Forms | None = None
     """That answers can be asked for in; None for a model without text."""
+    utilization: float = 0.0
+    """`--gpu-memory-utilization`."""
+    _modules: tuple[ModuleBytes, ...] = ()
 
     @property
     def limits(self) -> Limits:
@@ -74,17 +82,44 @@ class Parts:
         """Where the memory went, in bytes."""
         resident_bytes = self.storage.resident_bytes()
         torch_kv_bytes = self.storage.num_bytes if resident_bytes < 0 else 0  # pages are not of torch's allocator
+        use = allocator_use(self.loaded.device)
         return MemoryBreakdown(
             epoch=self.epoch,
             time_ns=time.monotonic_ns(),
             weights_bytes=self.runner.weights_bytes,
             kv_bytes=self.storage.num_bytes,
             kv_resident_bytes=resident_bytes,
-            workspace_bytes=_workspace_bytes(self.loaded.device, self.runner.weights_bytes, torch_kv_bytes),
+            workspace_bytes=_workspace_bytes(use, self.runner.weights_bytes, torch_kv_bytes),
             step_bytes=self.plan.step if self.plan is not None else -1,
             graphs_bytes=self.plan.reserves.graphs if self.plan is not None else -1,
             staging_bytes=self.plan.staging if self.plan is not None else -1,
+            modules=self._weights_by_part(),
+            allocated_bytes=use.allocated,
+            reserved_bytes=use.reserved,
+            split_bytes=use.split,
+            peak_bytes=use.peak,
         )
+
+    def explain_shortage(self, plan: StepPlan) -> str:
+        """Why there was no memory for a step, and the option that would have prevented it."""
+        device, is_gpu = self.loaded.device, self.loaded.device.type == "cuda"
+        free, total = torch.cuda.mem_get_info(device) if is_gpu else (free_bytes(device), -1)
+        return shortage_report(
+            Shortage(
+                memory=self.memory_breakdown(),
+                total=total,
+                free=free,
+                others_planned=self.plan.others if self.plan is not None else -1,
+                num_tokens=plan.num_tokens,
+                num_requests=len(plan.scheduled),
+                utilization=self.utilization if is_gpu else 0.0,
+            )
+        )
+
+    def _weights_by_part(self) -> tuple[ModuleBytes, ...]:
+        if not self._modules:  # weights stay what they are
+            self._modules = weights_by_part(self.loaded.module)
+        return self._modules
 
     def close(self) -> None:
         """Drop every tensor."""
@@ -127,6 +162,7 @@ def build_parts(
     parts.plan = plan
     if loaded.tokenizer is not None:
         parts.forms = Forms(loaded.tokenizer, logits_width(loaded), loaded.eos_token_ids)
+    parts.utilization = config.gpu_memory_utilization
     return parts
 
 
@@ -245,8 +281,6 @@ def _cpu_name() -> str:
         return platform.machine()
 
 
-def _workspace_bytes(device: torch.device, weights_bytes: int, kv_bytes: int) -> int:
+def _workspace_bytes(use: AllocatorUse, weights_bytes: int, kv_bytes: int) -> int:
     """What torch's allocator holds beyond weights and KV; a CPU's allocator cannot tell: -1."""
-    if device.type != "cuda":
-        return -1
-    return max(0, torch.cuda.memory_reserved(device) - weights_bytes - kv_bytes)
+    return max(0, use.reserved - weights_bytes - kv_bytes) if use.reserved >= 0 else -1

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import Column
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     Counters,
     DeviceSample,
@@ -129,6 +130,8 @@ class Update:
     progress: Progress | None = None
     heartbeat: Heartbeat | None = None
     readings: tuple[Reading, ...] = ()
+    devices: tuple[Devices, ...] = ()
+    """All GPUs and the host, sample by sample."""
 
     @property
     def is_sign_of_life(self) -> bool:

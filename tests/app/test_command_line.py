@@ -81,7 +81,7 @@ def test_the_engine_has_the_same_options():
     """The desktop lists them without importing the engine; this holds the two against each other."""
     from kvscope_app.own_engine.engine_options import ENGINE_OPTIONS, SWITCHES
 
-    serve = pytest.importorskip("kvscope_engine.cli.options")
+    serve = pytest.importorskip("kvscope_engine.cli.arguments.options")
     import argparse
 
     parser = argparse.ArgumentParser()

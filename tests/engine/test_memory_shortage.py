@@ -63,6 +63,22 @@ def test_all_of_the_step_end_when_nothing_helps(sizes: tuple[int, int]) -> None:
     assert runner.num_recovered == len(runner.ran) == (3 if all(sizes) else 2)
 
 
+def test_the_cause_and_what_would_help_are_told() -> None:
+    runner, plan = Runner(OUT, OUT, OUT), make_plan(2, 1)
+    outcome = run_with_shortages(runner, plan, lambda plan: f"give --max-num-batched-tokens {plan.num_tokens // 2}")
+    assert outcome.reason == (
+        "no memory for a step of 2 tokens (CUDA out of memory. Tried); give --max-num-batched-tokens 1"
+    )
+
+
+def test_a_report_that_fails_does_not_hide_the_shortage() -> None:
+    def broken(plan: StepPlan) -> str:
+        raise RuntimeError("the driver is gone")
+
+    outcome = run_with_shortages(Runner(OUT, OUT), make_plan(2, 1), broken)
+    assert outcome.reason.startswith("no memory for a step of 11 tokens")
+
+
 def test_what_is_no_shortage_is_raised() -> None:
     with pytest.raises(RuntimeError, match="illegal"):
         run_with_shortages(Runner(RuntimeError("an illegal memory access")), make_plan(1, 1))

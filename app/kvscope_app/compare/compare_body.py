@@ -16,7 +16,7 @@ from kvscope_app.compare.figures_view import FiguresView
 from kvscope_app.compare.pair import Pair
 from kvscope_app.compare.side_view import SideView
 from kvscope_app.look.makers import label
-from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.session.session import Session
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window.banner import Banner

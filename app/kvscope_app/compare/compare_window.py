@@ -17,7 +17,7 @@ from kvscope_app.compare.align_bar import Bookmarks, no_bookmarks
 from kvscope_app.compare.compare_actions import add_compare_actions
 from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout

@@ -41,6 +41,11 @@ def num_bytes(value: float | None) -> str:
     return f"{round(value)} B"
 
 
+def signed_bytes(value: float | None) -> str:
+    """Bytes that may be fewer than none: `−1.50 GiB`."""
+    return f"−{num_bytes(-value)}" if value is not None and value < 0 else num_bytes(value)
+
+
 def percent(share: float | None, digits: int = 1) -> str:
     """A share of 1 as `12.3 %`; None and NaN are unknown."""
     if share is None or not math.isfinite(share):

@@ -17,9 +17,9 @@ from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QPoint, QRect, QRectF
 from PySide6.QtGui import QColor, QFontMetricsF, QImage, QImageWriter, QPainter
 from PySide6.QtWidgets import QApplication, QWidget
 
-from kvscope_app.look.apply_theme import apply_theme
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.theming.apply_theme import apply_theme
 from kvscope_app.views.base import View
 
 _MARGIN: Final = 12

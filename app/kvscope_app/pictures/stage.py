@@ -18,8 +18,8 @@ from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.desktop import make_application
-from kvscope_app.look.apply_theme import apply_theme
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.theming.apply_theme import apply_theme
 from kvscope_app.pictures.caption import caption_of
 from kvscope_app.pictures.picture import PictureLook, picture_of
 from kvscope_app.session.session import Session

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from kvscope_app.session.bin_ring import BinRing, FloatArray, IntArray
+from kvscope_app.session.device_log import DeviceLog
 from kvscope_app.session.event_log import EventLog
 from kvscope_app.session.latency_window import LatencyWindow
 from kvscope_app.session.request_times import RequestTimes
@@ -118,6 +119,8 @@ class History:
         self.events = EventLog(max(max_bytes // 4 // EventLog.BYTES_PER_EVENT, 1))
         self.samples: deque[DeviceSample] = deque(maxlen=max_seconds * 2)
         """Device samples as they came, newest last."""
+        self.devices = DeviceLog()
+        """All GPUs and the host."""
         self.past_sample: DeviceSample | None = None
         """After a jump: what the device said of itself last before it, as far as a second's summary tells."""
         self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
@@ -128,6 +131,7 @@ class History:
         self.ring = BinRing(SUMS, GAUGES, self._num_bins, LATENCIES)
         self.events.clear()
         self.samples.clear()
+        self.devices.clear()
         self.past_sample = None
         self.memory: MemoryBreakdown | None = None
         self.first_token = LatencyWindow(_LATENCY_VALUES)
@@ -181,6 +185,7 @@ class History:
         self.request_times.hear(update.events)
         self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
         self._add_samples(update.samples, now_ns // BIN_NS)
+        self._add_devices(update, now_ns)
         self.memory = update.memory or self.memory
 
     def begin(self, update: Update, mirror: BlockCounts, now_ns: int) -> None:
@@ -203,6 +208,7 @@ class History:
         for rows in update.requests:
             self.request_times.skip(rows)
         self._add_samples(update.samples, bin_number)
+        self._add_devices(update, now_ns)
         self.memory = update.memory
 
     def window(self, seconds: float, now_ns: int | None = None, names: Iterable[str] | None = None) -> HistoryWindow:
@@ -273,6 +279,11 @@ class History:
             values = {name: float(getattr(sample, name)) for name in SAMPLE_GAUGES if getattr(sample, name) >= 0}
             self.ring.put_one(min(bin_number, self.ring.newest), values)
             self.known.update(values)
+
+    def _add_devices(self, update: Update, now_ns: int) -> None:
+        for devices in update.devices:
+            at_ns = now_ns if self._offset_ns is None else min(devices.time_ns + self._offset_ns, now_ns)
+            self.devices.add(devices, at_ns)
 
     def _increase(self, name: str, totals: IntArray) -> IntArray:
         """Steps of a total since the frame before; a total seen for the first time counts as none."""

@@ -68,6 +68,7 @@ DOCKS: Final = (
     DockSpec(
         "bookmarks", "Bookmarks", "kvscope_app.views.bookmarks.view", "BookmarksView", _LEFT, 400, "bookmark", False
     ),
+    DockSpec("devices", "Devices", "kvscope_app.views.device.view", "DeviceView", _RIGHT, 400, "gauge", False),
     DockSpec("prefixes", "Prefixes", "kvscope_app.views.prefixes.view", "PrefixesView", _BOTTOM, 300, "tree", False),
 )
 _BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events", "prefixes")
@@ -100,7 +101,8 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         for name in _BEHIND_REQUESTS:
             window.tabifyDockWidget(docks["requests"], docks[name])
         docks["requests"].raise_()
-    window.tabifyDockWidget(docks["throughput"], docks["inspector"])
+    for name in ("inspector", "devices"):
+        window.tabifyDockWidget(docks["throughput"], docks[name])
     share_out(window, docks)
 
 

@@ -18,7 +18,7 @@ from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.library.drop_sign import DropSign
 from kvscope_app.library.offers import accept_drag, offer_recordings, open_dropped
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.marks.alarm_strip import AlarmStrip
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.marks.mark_actions import offer_undo

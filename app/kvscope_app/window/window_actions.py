@@ -15,7 +15,7 @@ from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
 from kvscope_app.library.library_actions import library_actions
 from kvscope_app.look.number_text import plural
-from kvscope_app.look.theme_keeper import CHOICES, PALETTES
+from kvscope_app.look.theming.theme_keeper import CHOICES, PALETTES
 from kvscope_app.marks.mark_actions import clear_choice, mark_actions
 from kvscope_app.pictures.picture_actions import picture_actions
 from kvscope_app.planning.plan_sheet import PlanSheet

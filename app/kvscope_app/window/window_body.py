@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.look.model_name import model_name
-from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.session.session import Session

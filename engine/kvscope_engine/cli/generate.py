@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvscope_engine.cli.answers import Answer, JsonPrinter, Printer, StreamPrinter, TextPrinter
+from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
+from kvscope_engine.cli.arguments.prompts import read_prompts
+from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, sampling_params
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import tell_notes
-from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import whole_number
-from kvscope_engine.cli.prompts import read_prompts
-from kvscope_engine.cli.sampling_options import add_sampling_options, sampling_params
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 

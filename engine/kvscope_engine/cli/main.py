@@ -13,14 +13,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from kvscope_engine.cli import bench, doctor, generate, keys, plan, serve, simulate, what_if
+from kvscope_engine.cli import bench, doctor, generate, keys, plan, sample, serve, simulate, what_if
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_engine.http import command as http
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PROGRAM = "kvscope-engine"
-COMMANDS = (serve, http, keys, generate, bench, simulate, plan, what_if, doctor)
+COMMANDS = (serve, http, keys, generate, bench, simulate, plan, what_if, sample, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,12 +11,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
+from kvscope_engine.cli.arguments.sample_interval import add_interval
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import tell_notes
-from kvscope_engine.cli.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.http.child import HttpChild, connectable
 from kvscope_engine.http.command import add_api_options, api_key
+from kvscope_engine.server.device_watch import SAMPLE_S
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService, Interrupted
@@ -73,6 +75,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         action="store_true",
         help="with --record: what blocks hold as text as well, so that prompts and answers can be read in the file",
     )
+    add_interval(parser, "--sample-interval")
     parser.add_argument(
         "--exit-with-parent",
         nargs="?",
@@ -123,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
             record=args.record,
             record_text=args.record_text,
             http=http,
+            sample_s=args.sample_interval,
         )
     finally:
         if http is not None:
@@ -140,11 +144,13 @@ def serve(
     record: Path | None = None,
     record_text: bool = False,
     http: HttpChild | None = None,
+    sample_s: float = SAMPLE_S,
 ) -> int:
     """Serve the engine of `build` until it is stopped: 0. Raises what it died of.
 
     On tcp the keys are in the folder `keys`, unless `keyless` gives everybody on this machine a role. What is told
-    is recorded to `record`, with the texts of blocks where `record_text` says so; `http` runs beside it.
+    is recorded to `record`, with the texts of blocks where `record_text` says so; `http` runs beside it. Devices are
+    looked at every `sample_s` seconds.
     """
     ring = KeyRing(keys) if endpoint.startswith("tcp") and keyless is None else None
     with _recorder(record, texts=record_text) as recorder:
@@ -156,6 +162,7 @@ def serve(
             on_progress=on_progress,
             interrupt=lambda: os.kill(os.getpid(), signal.SIGTERM),
             recorder=recorder,
+            sample_s=sample_s,
         )
         print(f"listening on {service.telemetry_endpoint}", flush=True)
         key = ring.folder / LOCAL_KEY if ring is not None else NO_KEY

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvscope_engine.cli.simulate_options import (
+from kvscope_engine.cli.arguments.simulate_options import (
     WORKLOADS,
     add_cost_options,
     add_engine_options,

@@ -237,6 +237,6 @@ def _reserves(
     graphs = 0 if question.enforce_eager else GRAPH_BYTES + graph_logits_bytes(limits, vocab)
     return StepReserves(
         attention_partials=split_partials_bytes(limits, heads, MULTIPROCESSORS),
-        graphs=graphs + step_buffer_bytes(limits),
+        graphs=graphs + step_buffer_bytes(limits, vocab),
         sampling=sampling_bytes(limits, vocab),
     )

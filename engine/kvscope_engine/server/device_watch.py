@@ -1,18 +1,30 @@
-"""Tells the telemetry socket once a second how the device is, and every few seconds where the memory went."""
+"""Tells the telemetry socket how the devices are, at a rate that is asked for, and with each where the memory went."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from kvscope_engine.server.device_reader import DeviceReader, sampler_for
+import msgspec
+
+from kvscope_engine.server.device_reader import device_sample, gpu_process_bytes
 from kvscope_engine.server.served_engine import Publish
+from kvscope_telemetry.devices.sampler import DevicesSampler
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown
 
 SAMPLE_S: Final = 1.0
-SAMPLES_A_BREAKDOWN: Final = 5
+SHORTEST_SAMPLE_S: Final = 0.1
+LONGEST_SAMPLE_S: Final = 60.0
+
+
+class Sampler(Protocol):
+    """Devices, as `DevicesSampler` reads them."""
+
+    def sample(self, epoch: int) -> Devices:
+        """How they are now."""
 
 
 class DeviceWatch:
@@ -24,14 +36,15 @@ class DeviceWatch:
         memory: Callable[[], MemoryBreakdown],
         publish: Publish,
         *,
-        sampler: DeviceReader | None = None,
+        sampler: Sampler | None = None,
         sample_s: float = SAMPLE_S,
     ) -> None:
-        self._epoch = hello.epoch
+        self._hello = hello
         self._memory = memory
         self._publish = publish
-        self._sampler = sampler or sampler_for(hello.device.kind)
+        self._sampler = sampler or DevicesSampler(uses_gpu=hello.device.kind == "cuda")
         self._sample_s = sample_s
+        self._context_bytes: int | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-sampling", daemon=True)
         self._thread.start()
@@ -42,12 +55,24 @@ class DeviceWatch:
         self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        count = 0
         while True:
-            self._publish(self._sampler.sample(self._epoch))
-            if count % SAMPLES_A_BREAKDOWN == 0:
-                with contextlib.suppress(Exception):  # a device that fails here is told of by the step
-                    self._publish(self._memory())
-            count += 1
+            devices = self._sampler.sample(self._hello.epoch)
+            memory = None
+            with contextlib.suppress(Exception):  # a device that fails here is told of by the step
+                memory = self._memory()
+            self._publish(devices)
+            self._publish(device_sample(devices, self._hello.device.kind, self._hello.pid))
+            if memory is not None:
+                self._publish(self._with_context(memory, devices))
             if self._closing.wait(self._sample_s):
                 return
+
+    def _with_context(self, memory: MemoryBreakdown, devices: Devices) -> MemoryBreakdown:
+        """What the process had beside torch's memory when that was first known: later, more than that is a finding."""
+        if self._context_bytes is None:
+            gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus), None)
+            process = gpu_process_bytes(gpu, self._hello.pid) if gpu is not None else None
+            if process is None or memory.reserved_bytes < 0:
+                return memory
+            self._context_bytes = max(0, process - memory.reserved_bytes - max(0, memory.kv_resident_bytes))
+        return msgspec.structs.replace(memory, context_bytes=self._context_bytes)

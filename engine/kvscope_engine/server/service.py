@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kvscope_engine.server.command_desk import CommandDesk
-from kvscope_engine.server.device_watch import DeviceWatch
+from kvscope_engine.server.device_watch import SAMPLE_S, DeviceWatch
 from kvscope_engine.server.dispatcher import Dispatcher
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
@@ -47,7 +47,8 @@ class EngineService:
     """Serves the engine that `build` makes on `endpoint`.
 
     The sockets are up when this is constructed; raises BadInput and EndpointInUse as `ServerSockets` does.
-    `on_progress` is told how the load goes, beside the clients; `recorder` is given what they are.
+    `on_progress` is told how the load goes, beside the clients; `recorder` is given what they are; devices are
+    looked at every `sample_s` seconds.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class EngineService:
         interrupt: Callable[[], None] = lambda: None,
         limits: ServiceLimits | None = None,
         recorder: EngineRecorder | None = None,
+        sample_s: float = SAMPLE_S,
     ) -> None:
         self._build = build
+        self._sample_s = sample_s
         self._recorder = recorder
         self._limits = limits or ServiceLimits()
         self._on_progress = on_progress
@@ -125,7 +128,7 @@ class EngineService:
     def _serve(self, engine: ServedEngine) -> None:
         sockets = self._sockets
         dispatcher = Dispatcher(engine, self._desk, sockets.reply, self._limits, self._name_of, sockets.cut)
-        sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish)
+        sampling = DeviceWatch(engine.hello, engine.memory, self._sockets.publish, sample_s=self._sample_s)
         try:
             step_s = 0.0
             while self._errands(dispatcher, step_s):

@@ -16,6 +16,7 @@ import msgspec
 
 from kvscope_telemetry.ledger import BlockRows
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+from kvscope_telemetry.messages.devices import Devices
 
 PROTOCOL_VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 << 20
@@ -332,6 +333,13 @@ class DeviceSample(_Message, frozen=True, kw_only=True):
     temperature_celsius: float = -1.0
 
 
+class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights of a part of the model. The parts add up to all weights."""
+
+    name: str
+    num_bytes: int
+
+
 class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     """Where the memory went, in bytes. KV in use, cached and free follow from the ledger."""
 
@@ -350,6 +358,19 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     """Set aside for graphs and what they read; 0: there are none."""
     staging_bytes: int = -1
     """Of the buffers through which blocks go to host memory."""
+    modules: tuple[ModuleBytes, ...] = ()
+    """`weights_bytes` by what they are of: embeddings, attention, MLP, …; empty where that is not told."""
+    allocated_bytes: int = -1
+    """By torch's allocator: in tensors, of what it holds; -1 where it cannot tell (a CPU), the next three too."""
+    reserved_bytes: int = -1
+    """What it holds of the device: in tensors, and cached for the next ones."""
+    split_bytes: int = -1
+    """Of what is cached: rests of blocks that are partly in use, which go back to the device with them alone."""
+    peak_bytes: int = -1
+    """In tensors at most at one time since the engine served."""
+    context_bytes: int = -1
+    """What the process had on the device beside torch's memory when the engine began to serve: the driver's context,
+    its kernels and libraries; -1: the driver did not tell."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):
@@ -394,5 +415,5 @@ class Reading(_Message, frozen=True, kw_only=True):
 
 
 TelemetryMessage: TypeAlias = (
-    Hello | Frame | Snapshot | Heartbeat | DeviceSample | MemoryBreakdown | Progress | Goodbye | Reading
+    Hello | Frame | Snapshot | Heartbeat | DeviceSample | MemoryBreakdown | Progress | Goodbye | Reading | Devices
 )

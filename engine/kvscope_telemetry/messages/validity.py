@@ -16,6 +16,7 @@ from msgspec.structs import astuple
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import COLUMNS, DENSE, BlockRows, num_hashed
+from kvscope_telemetry.messages.devices import Devices, check_devices
 from kvscope_telemetry.messages.telemetry import (
     PROTOCOL_VERSION,
     Batch,
@@ -62,6 +63,8 @@ def check(message: TelemetryMessage) -> None:
         _counts("Progress", (message.done, message.total))
     elif isinstance(message, Reading):
         check_reading(message)
+    elif isinstance(message, Devices):
+        check_devices(message)
     else:  # DeviceSample, MemoryBreakdown, Goodbye: -1 is "unknown" in the first two
         _counts(type(message).__name__, (message.epoch,))
 

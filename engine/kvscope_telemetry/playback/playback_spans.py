@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
     Frame,
@@ -53,6 +54,7 @@ class Spans:
         self._snapshot: Snapshot | None = None
         self._samples: list[DeviceSample] = []
         self._readings: list[Reading] = []
+        self._devices: list[Devices] = []
         self._memory: MemoryBreakdown | None = None
         self._until_ns = 0
         """Of the newest message that was taken."""
@@ -82,23 +84,28 @@ class Spans:
             self._samples.append(message)
         elif isinstance(message, Reading) and message.epoch == self.continuity.epoch:
             self._readings.append(message)
+        elif isinstance(message, Devices) and message.epoch == self.continuity.epoch:
+            self._devices.append(message)
         elif isinstance(message, MemoryBreakdown) and message.epoch == self.continuity.epoch:
             self._memory = message
 
     def close(self) -> None:
         """End the span in progress."""
-        if self._snapshot is None and not (self._frames or self._samples or self._memory or self._readings):
+        if self._snapshot is None and not (
+            self._frames or self._samples or self._devices or self._memory or self._readings
+        ):
             return
         update = coalesce(
             self._frames,
             snapshot=self._snapshot,
             samples=self._samples,
+            devices=self._devices,
             memory=self._memory,
             readings=self._readings,
         )
         self._done.append(Span(update, self._until_ns))
         self._told_ns = self._until_ns
-        self._frames, self._samples, self._readings = [], [], []
+        self._frames, self._samples, self._devices, self._readings = [], [], [], []
         self._snapshot = self._memory = None
 
     def pass_time(self, until_ns: int) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.messages.commands import Abort, Failed, GetSnapshot, GetStatus, Status
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
     Frame,
@@ -207,6 +208,8 @@ class LiveReader:
             self._extras.samples.append(message)
         elif isinstance(message, Reading):
             self._extras.readings.append(message)
+        elif isinstance(message, Devices):
+            self._extras.devices.append(message)
         elif isinstance(message, MemoryBreakdown):
             self._extras.memory = message
         elif isinstance(message, Progress):

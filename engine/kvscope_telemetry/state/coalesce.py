@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import COLUMNS, Column, unpack
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import (
     DeviceSample,
     Frame,
@@ -36,6 +37,7 @@ def coalesce(
     *,
     snapshot: Snapshot | None = None,
     samples: Sequence[DeviceSample] = (),
+    devices: Sequence[Devices] = (),
     memory: MemoryBreakdown | None = None,
     progress: Progress | None = None,
     heartbeat: Heartbeat | None = None,
@@ -59,6 +61,7 @@ def coalesce(
         events=tuple(chain.from_iterable([f.events for f in frames])),
         counters=frames[-1].counters if frames else None,
         samples=tuple(samples),
+        devices=tuple(devices),
         memory=memory,
         progress=progress,
         heartbeat=heartbeat,
@@ -89,6 +92,7 @@ def merge(updates: Sequence[Update]) -> Update:
         events=tuple(chain.from_iterable([u.events for u in updates])),
         counters=next((u.counters for u in reversed(updates) if u.counters is not None), None),
         samples=tuple(chain.from_iterable([u.samples for u in updates])),
+        devices=tuple(chain.from_iterable([u.devices for u in updates])),
         memory=next((u.memory for u in reversed(updates) if u.memory is not None), None),
         progress=next((u.progress for u in reversed(updates) if u.progress is not None), None),
         heartbeat=next((u.heartbeat for u in reversed(updates) if u.heartbeat is not None), None),
@@ -118,7 +122,8 @@ def size_of(update: Update) -> int:
     request_bytes = sum(len(r.number) + len(r.table_blocks) for r in update.requests)
     num_frames = len(update.series["seq"]) if update.series else 0
     times = len(update.first_token_ns) + len(update.inter_token_ns)
-    others = len(update.new_requests) + len(update.events) + len(update.samples) + len(update.readings)
+    others = len(update.new_requests) + len(update.events) + len(update.readings)
+    others += len(update.samples) + len(update.devices)
     moved = len(update.evicted) + len(update.copied) + len(update.saved) + len(update.loaded)
     return len(update.block_ids) + request_bytes // 4 + num_frames + times + others + moved
 

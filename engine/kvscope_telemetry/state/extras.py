@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import DeviceSample, Heartbeat, MemoryBreakdown, Progress, Reading
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import coalesce
@@ -15,6 +16,7 @@ class Extras:
     """Collected by the reading thread, made into an update once a pass."""
 
     samples: list[DeviceSample] = field(default_factory=list)
+    devices: list[Devices] = field(default_factory=list)
     memory: MemoryBreakdown | None = None
     progress: Progress | None = None
     heartbeat: Heartbeat | None = None
@@ -23,13 +25,15 @@ class Extras:
     @property
     def is_empty(self) -> bool:
         """Whether nothing came."""
-        return not (self.samples or self.memory or self.progress or self.heartbeat or self.readings)
+        told = (self.samples, self.devices, self.memory, self.progress, self.heartbeat, self.readings)
+        return not any(told)
 
     def update(self) -> Update:
         """All of it."""
         return coalesce(
             (),
             samples=self.samples,
+            devices=self.devices,
             memory=self.memory,
             progress=self.progress,
             heartbeat=self.heartbeat,

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QToolButton
 
-from kvscope_app.look.theme_keeper import ThemeKeeper
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.look.zoom import scaled, zoom_of
 from kvscope_app.settings.settings_keeper import read_settings
 

@@ -43,6 +43,7 @@ from kvscope_telemetry.messages.commands import (
     Unpin,
     Usage,
 )
+from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import (
     Batch,
@@ -136,6 +137,25 @@ SNAPSHOT = Snapshot(
     tag=9,
 )
 PROGRESS = Progress(stage="load", detail="tensors", done=3, total=9, unit="tensors")
+DEVICES = Devices(
+    epoch=77,
+    time_ns=3,
+    gpus=(
+        Gpu(
+            index=0,
+            name="a GPU",
+            uuid="GPU-1",
+            memory_total_bytes=80 << 30,
+            memory_used_bytes=1 << 30,
+            processes=(GpuProcess(pid=7, name="p", used_bytes=9), GpuProcess(pid=8)),
+            utilization=0.5,
+            throttled_by=("power_cap",),
+        ),
+        Gpu(index=1, fault="GPU is lost"),
+    ),
+    host=Host(memory_total_bytes=64 << 30, cores=(0.0, 1.0), processes=(HostProcess(pid=7, anonymous_bytes=3),)),
+    used_gpus=(0,),
+)
 
 TELEMETRY: dict[str, TelemetryMessage] = {
     "Hello": HELLO,
@@ -152,6 +172,7 @@ TELEMETRY: dict[str, TelemetryMessage] = {
         used_share=0.5,
         latencies=(Histogram(kind="queued", bounds_ns=b"\2" + bytes(7), counts=b"\1" + bytes(15)),),
     ),
+    "Devices": DEVICES,
 }
 COMMANDS: dict[str, Command] = {
     "Submit": Submit(
@@ -294,6 +315,10 @@ CONTRADICTIONS = {
     "later protocol": _replaced(HELLO, protocol_version=2),
     "negative heartbeat": _replaced(TELEMETRY["Heartbeat"], seq=-3),
     "negative epoch": _replaced(TELEMETRY["Goodbye"], epoch=-3),
+    "negative memory of a GPU": _replaced(DEVICES, gpus=(Gpu(index=0, memory_used_bytes=-1),)),
+    "a temperature that is no number": _replaced(DEVICES, gpus=(Gpu(index=0, temperature_celsius=float("nan")),)),
+    "more processes than any machine": _replaced(DEVICES, gpus=(Gpu(index=0, processes=(GpuProcess(pid=1),) * 5000),)),
+    "a core that is infinitely busy": _replaced(DEVICES, host=Host(cores=(float("inf"),))),
     "negative progress": _replaced(PROGRESS, done=-3),
     "empty": b"",
     "truncated": wire.encode(FRAME)[:-1],

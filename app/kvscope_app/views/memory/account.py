@@ -6,24 +6,26 @@ What nobody measured is None and is shown as unknown, never as zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from kvscope_app.look.number_text import num_bytes
+from kvscope_app.views.memory.device_use import device_use
+from kvscope_app.views.memory.part import Part
+from kvscope_app.views.memory.workspace import workspace_parts
 from kvscope_app.views.pool_use import PoolUse, pool_use
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceSample, MemoryBreakdown
 from kvscope_telemetry.state.mirror import Mirror
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of the device's memory. `color` names a colour of the theme."""
-
-    key: str
-    label: str
-    num_bytes: int | None
-    color: str
-    meaning: str
+_COUNTED: Final = ("weights", "kv_active", "kv_cached", "kv_free")
+"""Without these there is no account that something could be missing in."""
+_REST_MEANING: Final = (
+    "What the engine's process has beyond the parts above, by the driver or the system: libraries, the program itself,"
+    " and what nobody counts. Negative: the parts above are reserved, and nothing lies behind some of it yet"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Account:
     @property
     def whole_bytes(self) -> int:
         """What the bar's length stands for: the device, or the known parts when its size is unknown."""
-        known = sum(part.num_bytes or 0 for part in self.parts)
+        known = sum(max(part.num_bytes or 0, 0) for part in self.parts)
         return max(self.total_bytes or 0, known, 1)
 
     def share(self, part: Part) -> float | None:
@@ -46,46 +48,35 @@ class Account:
         return part.num_bytes / self.total_bytes
 
 
-def account(mirror: Mirror, memory: MemoryBreakdown | None, sample: DeviceSample | None) -> Account:
-    """What is known of the device's memory now."""
-    weights = memory.weights_bytes if memory else None
-    workspace = _known(memory.workspace_bytes) if memory else None
-    used, process = (_known(sample.memory_used_bytes), _known(sample.process_bytes)) if sample else (None, None)
-    total = _total(mirror, sample)
+def account(
+    mirror: Mirror, memory: MemoryBreakdown | None, sample: DeviceSample | None, devices: Devices | None = None
+) -> Account:
+    """What is known of the device's memory now. What the engine counts and what the driver, or the system, says differ
+    by a part of its own, so that the parts add up to the whole at every sample."""
+    use = device_use(mirror.hello, devices, sample)
     block_bytes = mirror.hello.cache.block_bytes if mirror.hello else 0
     kv = [count * block_bytes if block_bytes and count is not None else None for count in _block_counts(mirror)]
     host = host_tier_bytes(mirror)
-    owned = (weights, *kv, workspace or 0, host)
-    parts = (
-        Part("weights", "Weights", weights, "weights", "The model's parameters"),
+    parts = [
+        Part("weights", "Weights", memory.weights_bytes if memory else None, "weights", _weights_meaning(memory)),
         Part("kv_active", "KV in use", kv[0], "block_active", "Blocks that a request holds"),
         Part(
-            "kv_cached",
-            "KV cached",
-            kv[1],
-            "block_cached",
-            "Blocks nobody holds, kept for prompts that begin the same",
+            "kv_cached", "KV cached", kv[1], "block_cached", "Blocks nobody holds, kept for prompts that begin the same"
         ),
-        Part(
-            "kv_free",
-            "KV free",
-            kv[2],
-            "kv_free",
-            "Blocks that hold nothing: reserved by the pool, ready to use",
-        ),
+        Part("kv_free", "KV free", kv[2], "kv_free", "Blocks that hold nothing: reserved by the pool, ready to use"),
         *([Part("kv_host", "KV host tier", host, "block_host", "All places of the host tier")] if host else []),
-        Part("workspace", "Workspace", workspace, "workspace", "Activations, graphs and buffers"),
-        Part(
-            "other",
-            "Other, engine",
-            _rest(process, *owned),
-            "other",
-            "The engine's process beyond the parts above",
-        ),
-        Part("others", "Other processes", _rest(used, process), "others", "Everybody else on this device"),
-        Part("free", "Free on device", _rest(total, used), "free", "Nobody uses it"),
-    )
-    return Account(parts, total)
+        *workspace_parts(memory),
+    ]
+    owned = sum(part.num_bytes or 0 for part in parts)
+    is_told = memory is not None and all(part.num_bytes is not None for part in parts if part.key in _COUNTED)
+    rest = use.taken - owned if use.taken is not None and is_told else None
+    parts += [
+        Part("other", "Not explained", rest, "other", _REST_MEANING),
+        Part("others", "Other processes", use.others, "others", "Everybody else on this device"),
+        *([Part("driver", "Driver", use.reserved, "driver", "Kept by driver and firmware")] if use.reserved else []),
+        Part("free", "Free on device", use.free, "free", "Nobody uses it"),
+    ]
+    return Account(tuple(parts), use.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +137,11 @@ def _block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
     return mirror.num_active, mirror.num_cached, mirror.num_room if is_gpu else mirror.num_free
 
 
-def _total(mirror: Mirror, sample: DeviceSample | None) -> int | None:
-    sampled = _known(sample.memory_total_bytes) if sample else None
-    told = mirror.hello.device.total_bytes if mirror.hello else 0
-    return sampled or told or None
-
-
 def _known(value: int) -> int | None:
     """-1 on the wire means unknown."""
     return value if value >= 0 else None
 
 
-def _rest(whole: int | None, *parts: int | None) -> int | None:
-    """What is left of `whole`. Unknown when a term is, and when the parts are more than the whole: a process
-    has fewer bytes resident than its KV pool reserves until the pool was touched."""
-    if whole is None or any(part is None for part in parts):
-        return None
-    rest = whole - sum(part or 0 for part in parts)
-    return rest if rest >= 0 else None
+def _weights_meaning(memory: MemoryBreakdown | None) -> str:
+    parts = [f"{part.name} {num_bytes(part.num_bytes)}" for part in memory.modules] if memory else []
+    return "\n".join(["The model's parameters", *parts])

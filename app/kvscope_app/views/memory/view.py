@@ -22,17 +22,19 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.makers import empty_state, label, number_label, set_look
-from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
+from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, signed_bytes
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
-from kvscope_app.views.memory.account import Account, Part, account, kv_detail
+from kvscope_app.views.memory.account import Account, account, kv_detail
 from kvscope_app.views.memory.bar import Segment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
 from kvscope_app.views.memory.forecast_line import ForecastLine
 from kvscope_app.views.memory.over_time import MemoryOverTime
+from kvscope_app.views.memory.part import Part
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
+from kvscope_app.views.memory.workspace import allocator_rows
 
 EMPTY_TEXT = "No engine has reported yet.\nIts memory is shown once it has."
 _WIDE = 680
@@ -40,7 +42,7 @@ _WIDE = 680
 _MANY_BLOCKS = 100_000
 _DETAIL_EVERY_S = 1.0
 """The pool in detail is worked out from every block: a millisecond and a half for a million of them."""
-_SERIES = {"weights": 6, "workspace": 7, "other": 4, "others": 3}
+_SERIES = {"weights": 6, "workspace": 7, "other": 4, "others": 3, "torch_cache": 5, "context": 2, "driver": 1}
 
 
 class MemoryView(View):
@@ -59,6 +61,8 @@ class MemoryView(View):
         self.table = PartTable()
         self.details = DetailTable()
         self.tiers = TierTable()
+        self.own = DetailTable()
+        self._own_heading = label("The engine's own in detail", "heading")
         self.over_time = MemoryOverTime(session)
         self._detailed_s = 0.0
         self._lay_out()
@@ -68,7 +72,7 @@ class MemoryView(View):
         if mirror.hello is None:
             return
         self._stack.setCurrentIndex(1)
-        now = account(mirror, history.memory, history.newest_sample)
+        now = account(mirror, history.memory, history.newest_sample, history.devices.newest)
         device = mirror.hello.device
         kind = {"cpu": "CPU memory", "cuda": "GPU memory", "unknown": "Device memory"}.get(device.kind, device.kind)
         self.heading.setText(f"{kind} · {device.name}" if device.name else kind)
@@ -80,6 +84,7 @@ class MemoryView(View):
             self._detailed_s = time.monotonic()
             rows = detail_rows(kv_detail(mirror, history.memory))
             self.details.show_rows([*rows, *counter_rows(mirror.counters, mirror.capabilities)])
+            self._show_own(allocator_rows(history.memory))
         self.over_time.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -106,9 +111,13 @@ class MemoryView(View):
         offset_ns = self.session.history.wall_ns(0)
         self.over_time.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
 
+    def _show_own(self, rows: list[tuple[str, str, str]]) -> None:
+        self._own_heading.setVisible(bool(rows))
+        self.own.show_rows(rows)
+
     def _segments(self, now: Account) -> list[Segment]:
         return [
-            Segment((part.num_bytes or 0) / now.whole_bytes, part_color(part, self.theme), _tip(now, part))
+            Segment(max(part.num_bytes or 0, 0) / now.whole_bytes, part_color(part, self.theme), _tip(now, part))
             for part in now.parts
             if part.key != "free"
         ]
@@ -142,6 +151,8 @@ class MemoryView(View):
         below.addWidget(label("KV pool in detail", "heading"))
         below.addWidget(self.details)
         below.addWidget(self.tiers)
+        below.addWidget(self._own_heading)
+        below.addWidget(self.own)
         self._beside = QBoxLayout(QBoxLayout.Direction.TopToBottom)
         self._beside.setSpacing(14)
         for table in (self.table, pool):
@@ -175,7 +186,7 @@ class PartTable(QWidget):
             if part.key not in self._rows:
                 self._add_row(part.key, part.label, part.meaning)
             _, size, share = self._rows[part.key]
-            _show_value(size, num_bytes(part.num_bytes))
+            _show_value(size, signed_bytes(part.num_bytes))
             _show_value(share, percent(now.share(part)) if now.share(part) is not None else "")
         if "total" not in self._rows:
             self._add_row("total", "Whole device", "All memory of the device")
@@ -259,7 +270,7 @@ def part_color(part: Part, theme: Theme) -> str:
 
 def _tip(now: Account, part: Part) -> str:
     share = now.share(part)
-    return f"{part.label}: {num_bytes(part.num_bytes)}" + (f", {percent(share)}" if share is not None else "")
+    return f"{part.label}: {signed_bytes(part.num_bytes)}" + (f", {percent(share)}" if share is not None else "")
 
 
 def _grid(parent: QWidget) -> QGridLayout:

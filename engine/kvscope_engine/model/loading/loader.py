@@ -27,6 +27,7 @@ from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
 from kvscope_engine.model.loading.support import Blueprint, blueprint
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
+from kvscope_engine.model.memory.shortage_report import start_remedy
 from kvscope_engine.model.running.host_memory import bound_compiled_products
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
@@ -88,7 +89,10 @@ def load_model(config: EngineConfig, progress: ProgressCallback) -> LoadedModel:
     try:
         return _load(config, name, device, dtype, progress)
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise KvscopeError(f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}") from error
+        raise KvscopeError(
+            f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}:"
+            f" {start_remedy(on_gpu=device.type == 'cuda')}"
+        ) from error
 
 
 def _load(

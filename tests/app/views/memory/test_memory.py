@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.memory.account import account, kv_detail
 from kvscope_app.views.memory.view import MemoryView
+from kvscope_app.views.memory.workspace import allocator_rows
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown
+from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess
+from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown, ModuleBytes
 from kvscope_telemetry.source import Update
 
 MIB = 1 << 20
@@ -54,10 +58,81 @@ def test_nothing_measured_is_unknown(mirror):
     assert [key for key, value in parts.items() if value is None] == ["weights", "workspace", "other", "others", "free"]
 
 
-def test_a_pool_that_is_not_resident_leaves_the_rest_unknown(mirror):
+def test_the_parts_of_a_gpu_add_up_at_every_sample(make_engine, make_session, poll):
+    engine = make_engine(device="cuda")
+    session = make_session(engine)
+    poll(session)
+    memory = MemoryBreakdown(
+        epoch=7,
+        time_ns=1,
+        weights_bytes=300 * MIB,
+        kv_bytes=64 * BLOCK,
+        allocated_bytes=300 * MIB + 64 * BLOCK + 50 * MIB,
+        reserved_bytes=300 * MIB + 64 * BLOCK + 90 * MIB,
+        split_bytes=3 * MIB,
+        peak_bytes=400 * MIB,
+        context_bytes=500 * MIB,
+        modules=(ModuleBytes(name="Attention", num_bytes=300 * MIB),),
+    )
+    draw = random.Random(4)
+    for _ in range(50):
+        total, reserved = 8192 * MIB, draw.randrange(0, 200 * MIB)
+        mine, free = draw.randrange(0, 3000 * MIB), draw.randrange(0, 4000 * MIB)
+        processes = draw.choice([(GpuProcess(pid=0, used_bytes=mine),), (GpuProcess(pid=9, used_bytes=mine),), None])
+        gpu = Gpu(
+            index=1,
+            memory_total_bytes=total,
+            memory_reserved_bytes=reserved,
+            memory_used_bytes=total - free - reserved,
+            memory_free_bytes=free,
+            processes=processes,
+        )
+        devices = Devices(epoch=7, time_ns=1, gpus=(Gpu(index=0), gpu), used_gpus=(1,))
+        whole = account(session.mirror, memory, None, devices)
+        parts = by_key(whole)
+        assert sum(value or 0 for value in parts.values()) == whole.total_bytes == total
+        assert (parts["workspace"], parts["torch_cache"], parts["context"]) == (50 * MIB, 40 * MIB, 500 * MIB)
+
+
+def test_the_parts_of_a_cpu_add_up_at_every_sample(mirror):
+    memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
+    draw = random.Random(5)
+    for _ in range(50):
+        kinds = [draw.randrange(0, 600 * MIB) for _ in range(3)]
+        process = HostProcess(pid=0, anonymous_bytes=kinds[0], file_bytes=kinds[1], shared_bytes=kinds[2])
+        available = draw.randrange(0, 4096 * MIB)
+        host = Host(memory_total_bytes=4096 * MIB, memory_available_bytes=available, processes=(process,))
+        whole = account(mirror, memory, None, Devices(epoch=7, time_ns=1, host=host))
+        assert sum(value or 0 for value in by_key(whole).values()) == whole.total_bytes == 4096 * MIB
+
+
+def test_a_gpu_that_is_lost_is_unknown_and_not_zero(make_engine, make_session, poll):
+    session = make_session(make_engine(device="cuda"))
+    poll(session)
+    memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
+    lost = Devices(epoch=7, time_ns=1, gpus=(Gpu(index=0, fault="GPU is lost"),), used_gpus=(0,))
+    parts = by_key(account(session.mirror, memory, None, lost))
+    assert (parts["other"], parts["others"], parts["free"]) == (None, None, None)
+    assert parts["weights"] == 300 * MIB
+
+
+def test_what_the_allocator_says_is_told_in_detail():
+    memory = MemoryBreakdown(
+        epoch=7,
+        time_ns=1,
+        weights_bytes=3 * MIB,
+        allocated_bytes=5 * MIB,
+        modules=(ModuleBytes(name="Attention", num_bytes=2 * MIB), ModuleBytes(name="MLP", num_bytes=MIB)),
+    )
+    rows = {name.strip(): value for name, value, _ in allocator_rows(memory)}
+    assert rows == {"Weights": "3.00 MiB", "Attention": "2.00 MiB", "MLP": "1.00 MiB", "In tensors": "5.00 MiB"}
+    assert allocator_rows(None) == []
+
+
+def test_a_pool_that_is_not_resident_leaves_less_than_nothing(mirror):
     memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=300 * MIB, kv_bytes=64 * BLOCK)
     whole = account(mirror, memory, sample(process_bytes=100 * MIB))
-    assert by_key(whole)["other"] is None
+    assert by_key(whole)["other"] == 100 * MIB - 300 * MIB - 64 * BLOCK  # and it is said so
     assert whole.total_bytes is None
     assert all(whole.share(part) is None for part in whole.parts)
 

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from kvscope_engine.cli.options import add_engine_options, engine_config
+from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import CommandParser, parse_size
 from kvscope_engine.config import EngineConfig
 from kvscope_telemetry.errors import BadInput

@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtGui import QColor, QPalette
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.look.stylesheet import stylesheet
 from kvscope_app.look.theme import Theme, mix
+from kvscope_app.look.theming.stylesheet import stylesheet
 from kvscope_app.look.zoom import fit_own_fonts, zoom_of
 
 

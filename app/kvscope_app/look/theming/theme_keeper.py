@@ -7,9 +7,9 @@ from typing import Final
 from PySide6.QtCore import QObject, QSettings, Qt, Signal
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.look.apply_theme import apply_theme
-from kvscope_app.look.safe_palette import SAFE_THEMES
 from kvscope_app.look.theme import THEMES, Theme
+from kvscope_app.look.theming.apply_theme import apply_theme
+from kvscope_app.look.theming.safe_palette import SAFE_THEMES
 from kvscope_app.look.zoom import apply_zoom, zoom_of
 from kvscope_app.settings.settings import ZOOM_STEPS, Settings
 from kvscope_app.settings.settings_keeper import SettingsKeeper

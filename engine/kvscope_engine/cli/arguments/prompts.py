@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_engine.cli.sampling_options import overridden
+from kvscope_engine.cli.arguments.sampling_options import overridden
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams

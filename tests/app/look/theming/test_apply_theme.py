@@ -9,8 +9,8 @@ import pytest
 import shiboken6
 from PySide6.QtWidgets import QApplication, QComboBox, QLabel, QSpinBox, QWidget
 
-from kvscope_app.look.apply_theme import apply_theme, forget_rules
 from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.look.theming.apply_theme import apply_theme, forget_rules
 
 NUM_WIDGETS = 300
 MAX_BYTES_EACH = 250

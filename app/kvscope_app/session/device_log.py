@@ -1,0 +1,140 @@
+"""What every GPU and the host said of themselves: the newest whole, and the past as numbers for curves. No Qt.
+
+Bounded: an hour at a sample a second. Times are of this machine's monotonic clock, like the history's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.messages.devices import Devices, Gpu, Host
+
+FloatArray = npt.NDArray[np.float64]
+
+MAX_SAMPLES: Final = 3600
+HOST: Final = "host"
+COLUMNS: Final = (
+    "utilization",
+    "memory_utilization",
+    "memory_used_bytes",
+    "power_watts",
+    "temperature_celsius",
+    "sm_clock_mhz",
+    "pcie_bytes_s",
+    "nvlink_bytes_s",
+    "swap_used_bytes",
+)
+"""Of a GPU, and as far as it has them of the host; traffic is both ways together."""
+
+
+class DeviceLog:
+    """Fed with samples in their order; `clear` where what comes does not follow from what was."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.newest: Devices | None = None
+        self.version = 0
+        """Goes up with each sample."""
+        self._rings: dict[str, _Ring] = {}
+
+    def add(self, devices: Devices, at_ns: int) -> None:
+        """A sample, taken at `at_ns`."""
+        self.newest = devices
+        self.version += 1
+        for gpu in devices.gpus:
+            self._ring(gpu_key(gpu)).add(at_ns, [_of_gpu(gpu, name) for name in COLUMNS])
+        if devices.host is not None:
+            self._ring(HOST).add(at_ns, [_of_host(devices.host, name) for name in COLUMNS])
+
+    def curve(self, key: str, name: str) -> tuple[FloatArray, FloatArray]:
+        """Seconds and values of a column of `COLUMNS`, shape (n,) each, NaN where unknown; `key`: `HOST`, or
+        `gpu_key`."""
+        ring = self._rings.get(key)
+        if ring is None:
+            return np.empty(0), np.empty(0)
+        rows = ring.rows()
+        return rows[:, 0] / 1e9, rows[:, 1 + COLUMNS.index(name)]
+
+    @property
+    def begin_s(self) -> float | None:
+        """When the oldest sample was that is still known."""
+        begins = [float(rows[0, 0]) / 1e9 for ring in self._rings.values() if len(rows := ring.rows())]
+        return min(begins, default=None)
+
+    def _ring(self, key: str) -> _Ring:
+        return self._rings.setdefault(key, _Ring())
+
+
+class _Ring:
+    """Rows of a time and the columns, the newest `MAX_SAMPLES`; moved together once in a while."""
+
+    def __init__(self) -> None:
+        self._rows: FloatArray = np.empty((64, 1 + len(COLUMNS)))
+        self._num = 0
+
+    def add(self, at_ns: int, values: list[float]) -> None:
+        if self._num and at_ns <= self._rows[self._num - 1, 0]:
+            return
+        if self._num == len(self._rows):
+            kept = self._rows[-MAX_SAMPLES:] if self._num >= 2 * MAX_SAMPLES else self._rows
+            self._rows = np.concatenate([kept, np.empty_like(kept)])
+            self._num = len(kept)
+        self._rows[self._num] = (at_ns, *values)
+        self._num += 1
+
+    def rows(self) -> FloatArray:
+        return self._rows[max(0, self._num - MAX_SAMPLES) : self._num]
+
+
+def gpu_key(gpu: Gpu) -> str:
+    """Who it is, over samples: a GPU that is lost stays itself."""
+    return gpu.uuid or f"GPU {gpu.index}"
+
+
+def taken_bytes(gpu: Gpu) -> int | None:
+    """All that is not free: by processes, and reserved by the driver."""
+    if gpu.memory_total_bytes is not None and gpu.memory_free_bytes is not None:
+        return gpu.memory_total_bytes - gpu.memory_free_bytes
+    return gpu.memory_used_bytes
+
+
+def host_taken_bytes(host: Host) -> int | None:
+    """What processes cannot have without swapping."""
+    if host.memory_total_bytes is None or host.memory_available_bytes is None:
+        return None
+    return host.memory_total_bytes - host.memory_available_bytes
+
+
+def busy_share(host: Host) -> float | None:
+    """Of all cores."""
+    return sum(host.cores) / len(host.cores) if host.cores else None
+
+
+def _of_gpu(gpu: Gpu, name: str) -> float:
+    if name == "memory_used_bytes":
+        return _number(taken_bytes(gpu))
+    if name == "pcie_bytes_s":
+        return _sum(gpu.pcie_sent_bytes_s, gpu.pcie_received_bytes_s)
+    if name == "nvlink_bytes_s":
+        return _sum(gpu.nvlink_sent_bytes_s, gpu.nvlink_received_bytes_s)
+    return _number(getattr(gpu, name, None))
+
+
+def _of_host(host: Host, name: str) -> float:
+    if name == "utilization":
+        return _number(busy_share(host))
+    return _number(host_taken_bytes(host) if name == "memory_used_bytes" else getattr(host, name, None))
+
+
+def _sum(*parts: int | None) -> float:
+    return np.nan if any(part is None for part in parts) else float(sum(part or 0 for part in parts))
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else float(value)

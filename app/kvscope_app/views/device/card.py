@@ -1,0 +1,152 @@
+"""One GPU, or the host: its name, how it is, whose its memory is as a bar, and every figure that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import label, number_label, set_look
+from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.views.device.device_words import Told
+from kvscope_app.views.device.memory_parts import Piece
+from kvscope_app.views.device.piece_color import piece_color
+from kvscope_app.views.memory.bar import Segment, StackedBar
+
+_BAR_HEIGHT: Final = 18
+_COLUMN_WIDTH: Final = 250
+"""A figure with its name takes at most this."""
+
+
+class Card(QWidget):
+    """Shows what it is given; repaints nothing that is as before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._theme: Theme = DARK
+        self.title = label(look="heading", elastic=True)
+        self.state = label(wraps=True)
+        self.state_color = "muted"
+        self.memory = label(look="muted", elastic=True)
+        self.share = number_label()
+        self.bar = StackedBar()
+        self.bar.setFixedHeight(_BAR_HEIGHT)
+        self._box = QWidget()
+        self._grid = QGridLayout(self._box)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._figures: dict[str, tuple[QLabel, QLabel]] = {}
+        self._num_columns = 0
+        self._pieces: tuple[tuple[Piece, ...], int | None] = ((), None)
+        self._lay_out()
+
+    def show_state(self, title: str, text: str, color: str) -> None:
+        """Who it is and how; `color` names a colour of the theme."""
+        _set(self.title, title)
+        _set(self.state, text)
+        self.state.setVisible(bool(text))
+        if color != self.state_color:
+            self.state_color = color
+            self._color_state()
+
+    def show_memory(self, line: str, pieces: Sequence[Piece], total: int | None) -> None:
+        """Whose it is; `total`: what the whole bar stands for."""
+        _set(self.memory, f"Memory {line}")
+        taken = sum(piece.num_bytes for piece in pieces)
+        _set(self.share, percent(taken / total, 0) if total and pieces else "")
+        self._pieces = tuple(pieces), total
+        self._show_bar()
+        self.bar.setAccessibleName(f"Memory of {self.title.text()}")
+
+    def show_figures(self, figures: Sequence[Told]) -> None:
+        """Each with its name; rows are made the first time."""
+        if [told.name for told in figures] != list(self._figures):
+            self._make_figures(figures)
+        for told in figures:
+            value = self._figures[told.name][1]
+            _set(value, told.value)
+            set_look(value, "warning" if told.is_bad else "muted" if told.value == UNKNOWN else "")
+
+    def value(self, name: str) -> str:
+        """The text shown for figure `name`."""
+        return self._figures[name][1].text()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Take its colours."""
+        self._theme = theme
+        self.bar.set_colors(theme.raised, theme.panel)
+        self._show_bar()
+        self._color_state()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._place()
+
+    def _show_bar(self) -> None:
+        pieces, total = self._pieces
+        whole = max(total or 0, sum(piece.num_bytes for piece in pieces), 1)
+        self.bar.show_segments(
+            [
+                Segment(
+                    piece.num_bytes / whole,
+                    piece_color(piece.place, self._theme),
+                    f"{piece.label}: {num_bytes(piece.num_bytes)}",
+                )
+                for piece in pieces
+            ]
+        )
+
+    def _color_state(self) -> None:
+        color = str(getattr(self._theme, self.state_color))
+        self.state.setStyleSheet(f"color: {color};")
+
+    def _make_figures(self, figures: Sequence[Told]) -> None:
+        for widgets in self._figures.values():
+            for widget in widgets:
+                self._grid.removeWidget(widget)
+                widget.hide()
+                widget.deleteLater()
+        self._figures = {}
+        for told in figures:
+            name, value = label(told.name, "muted"), label(elastic=True)
+            for widget in (name, value):
+                widget.setToolTip(told.meaning)
+            self._figures[told.name] = name, value
+        self._num_columns = 0
+        self._place()
+
+    def _place(self) -> None:
+        """As many side by side as the width takes, read downwards."""
+        columns = max(1, min(4, self.width() // _COLUMN_WIDTH))
+        if columns == self._num_columns or not self._figures:
+            return
+        self._num_columns = columns
+        rows = -(-len(self._figures) // columns)
+        for place, (name, value) in enumerate(self._figures.values()):
+            row, column = place % rows, place // rows * 2
+            self._grid.addWidget(name, row, column)
+            self._grid.addWidget(value, row, column + 1)
+        for column in range(8):
+            self._grid.setColumnStretch(column, column % 2 if column < 2 * columns else 0)
+
+    def _lay_out(self) -> None:
+        line = QHBoxLayout()
+        line.addWidget(self.memory, 1)
+        line.addWidget(self.share)
+        self._grid.setHorizontalSpacing(10)
+        self._grid.setVerticalSpacing(3)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 4)
+        column.setSpacing(4)
+        column.addWidget(self.title)
+        column.addWidget(self.state)
+        column.addLayout(line)
+        column.addWidget(self.bar)
+        column.addWidget(self._box)
+
+
+def _set(shown: QLabel, text: str) -> None:
+    if shown.text() != text:
+        shown.setText(text)

@@ -1,0 +1,102 @@
+"""Whose a device's memory is, process by process, as the segments of a bar and as rows of a table. No Qt.
+
+The segments add up to all that the driver, or the system, says is taken: what belongs to no process that is told has a
+segment of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_app.session.device_log import host_taken_bytes, taken_bytes
+from kvscope_telemetry.messages.devices import Devices, Gpu, Host
+
+MAX_NAMED: Final = 6
+"""More processes than this share a segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A segment: of which process (its place, for a colour), or of what else."""
+
+    label: str
+    num_bytes: int
+    place: int = -1
+
+
+def gpu_pieces(gpu: Gpu) -> list[Piece]:
+    """Of what is taken on a GPU."""
+    taken = taken_bytes(gpu)
+    if taken is None:
+        return []
+    sized = [(f"{p.name or 'process'} ({p.pid})", p.used_bytes) for p in gpu.processes or () if p.used_bytes]
+    pieces = _named([(text, size) for text, size in sized if size is not None])
+    if gpu.memory_reserved_bytes:
+        pieces.append(Piece("reserved by the driver", gpu.memory_reserved_bytes))
+    return _filled_up(pieces, taken)
+
+
+def host_pieces(host: Host) -> list[Piece]:
+    """Of what is taken of the host's memory: what processes hold of their own, without files that they map."""
+    taken = host_taken_bytes(host)
+    if taken is None:
+        return []
+    own = [(f"{p.name} ({p.pid})", _sum(p.anonymous_bytes, p.shared_bytes)) for p in host.processes or ()]
+    return _filled_up(_named([(text, size) for text, size in own if size]), taken)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """A process on a device. None: not known."""
+
+    device: str
+    pid: int
+    name: str
+    num_bytes: int | None
+    cores: float | None = None
+    place: int = -1
+    """Which segment of the device's bar it is, for its colour."""
+
+
+def process_rows(devices: Devices) -> list[ProcessRow]:
+    """All that are told of: GPU by GPU, then the host's."""
+    rows = []
+    for gpu in devices.gpus:
+        places = _places([(process.pid, process.used_bytes) for process in gpu.processes or ()])
+        rows += [
+            ProcessRow(f"GPU {gpu.index}", p.pid, p.name, p.used_bytes, place=places.get(p.pid, -1))
+            for p in gpu.processes or ()
+        ]
+    host = devices.host.processes or () if devices.host is not None else ()
+    places = _places([(p.pid, _sum(p.anonymous_bytes, p.shared_bytes)) for p in host])
+    return rows + [ProcessRow("Host", p.pid, p.name, p.resident_bytes, p.cores, places.get(p.pid, -1)) for p in host]
+
+
+def _places(sized: list[tuple[int, int | None]]) -> dict[int, int]:
+    """Those that have a segment of their own."""
+    known = sorted(((size, pid) for pid, size in sized if size), key=lambda pair: -pair[0])
+    return {pid: place for place, (_, pid) in enumerate(known[:MAX_NAMED])}
+
+
+def _named(sized: list[tuple[str, int]]) -> list[Piece]:
+    sized = sorted(sized, key=lambda pair: -pair[1])
+    pieces = [Piece(text, size, place) for place, (text, size) in enumerate(sized[:MAX_NAMED])]
+    rest = sized[MAX_NAMED:]
+    if rest:
+        pieces.append(Piece(f"{len(rest)} more processes", sum(size for _, size in rest)))
+    return pieces
+
+
+def _filled_up(pieces: list[Piece], taken: int) -> list[Piece]:
+    """Never more than is taken: what two processes share is counted once."""
+    kept, left = [], taken
+    for piece in pieces:
+        size = min(piece.num_bytes, left)
+        left -= size
+        kept.append(Piece(piece.label, size, piece.place))
+    return [*kept, Piece("of no process that is told of", left)] if left else kept
+
+
+def _sum(*parts: int | None) -> int | None:
+    return None if None in parts else sum(part or 0 for part in parts)

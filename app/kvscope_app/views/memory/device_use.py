@@ -1,0 +1,83 @@
+"""Who has a device's memory, the engine, others, the driver, nobody: of the newest sample, so that it adds up. No Qt.
+
+Where all is told, `total = engine + others + reserved + free`, of one sample and to the byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvscope_telemetry.messages.devices import Devices, Gpu, Host
+from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Bytes, None where not known. `taken`: of the engine, and of others where these are not known."""
+
+    total: int | None = None
+    free: int | None = None
+    reserved: int | None = None
+    """By the driver and the firmware, for themselves."""
+    engine: int | None = None
+    others: int | None = None
+
+    @property
+    def taken(self) -> int | None:
+        """What the engine's own account has to explain."""
+        if self.engine is not None:
+            return self.engine
+        if self.total is None or self.free is None:
+            return None
+        return self.total - self.free - (self.reserved or 0)
+
+
+def device_use(hello: Hello | None, devices: Devices | None, sample: DeviceSample | None) -> DeviceUse:
+    """By the whole sample of the machine where there is one, else by what a glance needs."""
+    told = hello.device.total_bytes or None if hello is not None else None
+    if hello is not None and devices is not None:
+        gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus), None)
+        found = _of_gpu(gpu, hello.pid) if gpu is not None else None
+        if hello.device.kind != "cuda" and devices.host is not None:
+            found = _of_host(devices.host, hello.pid)
+        if found is not None:
+            return found
+    return _of_sample(sample, told)
+
+
+def _of_gpu(gpu: Gpu, pid: int) -> DeviceUse | None:
+    total, free, reserved = gpu.memory_total_bytes, gpu.memory_free_bytes, gpu.memory_reserved_bytes
+    if total is None or free is None:
+        return None
+    engine = next((process.used_bytes for process in gpu.processes or () if process.pid == pid), None)
+    others = total - free - (reserved or 0) - engine if engine is not None else None
+    return DeviceUse(total, free, reserved, engine, others)
+
+
+def _of_host(host: Host, pid: int) -> DeviceUse | None:
+    """Files that the engine maps can be had back, and the system counts them as available: here they are its own."""
+    total, available = host.memory_total_bytes, host.memory_available_bytes
+    process = next((process for process in host.processes or () if process.pid == pid), None)
+    if total is None or available is None or process is None or process.resident_bytes is None:
+        return None
+    files = min(process.file_bytes or 0, available)
+    free = available - files
+    return DeviceUse(total, free, None, process.resident_bytes, total - free - process.resident_bytes)
+
+
+def _of_sample(sample: DeviceSample | None, told_total: int | None) -> DeviceUse:
+    if sample is None:
+        return DeviceUse(total=told_total)
+    total = _known(sample.memory_total_bytes) or told_total
+    used, engine = _known(sample.memory_used_bytes), _known(sample.process_bytes)
+    return DeviceUse(
+        total=total,
+        free=total - used if total is not None and used is not None else None,
+        engine=engine,
+        others=used - engine if used is not None and engine is not None else None,
+    )
+
+
+def _known(value: int) -> int | None:
+    """-1 on the wire means unknown."""
+    return value if value >= 0 else None

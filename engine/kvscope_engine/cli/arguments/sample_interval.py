@@ -1,0 +1,28 @@
+"""How often devices are looked at: the option that an engine and the publisher without one share."""
+
+from __future__ import annotations
+
+import argparse
+
+from kvscope_engine.cli.parser import number
+from kvscope_engine.server.device_watch import LONGEST_SAMPLE_S, SAMPLE_S, SHORTEST_SAMPLE_S
+
+
+def add_interval(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add option `name`, in seconds."""
+    parser.add_argument(
+        name,
+        type=_interval,
+        default=SAMPLE_S,
+        metavar="SECONDS",
+        help=f"how often GPUs, memory and cores are looked at, {SHORTEST_SAMPLE_S:g} to {LONGEST_SAMPLE_S:g}",
+    )
+
+
+def _interval(text: str) -> float:
+    seconds = number(text)
+    if not SHORTEST_SAMPLE_S <= seconds <= LONGEST_SAMPLE_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not accepted: seconds from {SHORTEST_SAMPLE_S:g} to {LONGEST_SAMPLE_S:g}"
+        )
+    return seconds

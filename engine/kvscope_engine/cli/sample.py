@@ -1,0 +1,69 @@
+"""`kvscope-engine sample`: the devices of this machine on a socket, without an engine and without torch."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvscope_engine.cli.arguments.sample_interval import add_interval
+from kvscope_engine.cli.serve import default_endpoint
+from kvscope_engine.server.device_publisher import DevicePublisher
+from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "sample",
+        help="GPUs, memory and cores of this machine for the desktop, without an engine",
+        description="Tell how the GPUs, the memory and the cores of this machine are, until it is stopped: beside an"
+        " engine that tells nothing of them (vLLM, SGLang). `kvscope --attach ENDPOINT` shows it.",
+    )
+    parser.add_argument(
+        "--endpoint",
+        metavar="ENDPOINT",
+        help=f"where to listen: ipc:///DIR, or tcp://HOST:PORT, which uses PORT + 1 too (without it:"
+        f" {default_sample_endpoint()})",
+    )
+    access = parser.add_mutually_exclusive_group()
+    access.add_argument(
+        "--keys",
+        type=Path,
+        metavar="DIR",
+        help=f"on tcp: folder of the keys (without it: {default_keys_folder()}; see `kvscope-engine keys`)",
+    )
+    access.add_argument("--keyless", action="store_true", help="on tcp on loopback: no keys, everybody here may look")
+    add_interval(parser, "--interval")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tell until a signal."""
+    endpoint = args.endpoint or default_sample_endpoint()
+    keys = KeyRing(args.keys) if endpoint.startswith("tcp") and not args.keyless else None
+    with _ended_by_signals() as over, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:
+        print(f"listening on {publisher.telemetry_endpoint}", flush=True)
+        over.wait()
+    return 0
+
+
+def default_sample_endpoint() -> str:
+    """Beside an engine's, so that both run at once."""
+    return f"{default_endpoint()}/devices"
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[threading.Event]:
+    over = threading.Event()
+    before = {number: signal.signal(number, lambda *_: over.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield over
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

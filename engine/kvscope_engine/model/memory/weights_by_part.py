@@ -1,0 +1,44 @@
+"""Bytes of a model's weights by what they are of, told by the names that models give their parts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch import nn
+
+from kvscope_engine.model.joined.packed_linear import PackedLinear
+from kvscope_telemetry.messages.telemetry import ModuleBytes
+
+_PARTS: Final = (
+    ("Norms", ("norm", "layernorm", "ln_")),
+    ("Attention", ("attn", "attention")),
+    ("Experts", ("expert", "moe")),
+    ("MLP", ("mlp", "feed_forward", "ffn")),
+    ("Embeddings", ("embed", "wte", "wpe")),
+    ("Head", ("lm_head", "output_projection")),
+)
+"""Words in a name; the first that fits says what it is."""
+OTHERS: Final = "Others"
+
+
+def weights_by_part(module: nn.Module) -> tuple[ModuleBytes, ...]:
+    """Parameters, buffers and packed weights, largest part first; what is shared counts where it is met first, so that
+    the parts add up to all weights."""
+    sizes: dict[str, int] = {}
+    seen: set[int] = set()
+    for name, part in module.named_modules():
+        kind = part_of(name)
+        tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        for tensor in tensors:
+            if tensor.data_ptr() not in seen:
+                seen.add(tensor.data_ptr())
+                sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
+        if isinstance(part, PackedLinear):
+            sizes[kind] = sizes.get(kind, 0) + part.num_bytes
+    return tuple(ModuleBytes(name=kind, num_bytes=size) for kind, size in sorted(sizes.items(), key=lambda s: -s[1]))
+
+
+def part_of(name: str) -> str:
+    """What a module of this dotted name is."""
+    lower = name.lower()
+    return next((part for part, words in _PARTS if any(word in lower for word in words)), OTHERS)

@@ -1,0 +1,166 @@
+"""The devices of a machine on the sockets of an engine that is not there: for the machines of other engines.
+
+Owns the thread that samples. Says in its hello that it has neither blocks nor requests, and refuses all commands but
+those that ask how it is. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import threading
+import time
+from typing import Final, Self
+
+import msgspec
+
+from kvscope_engine.server.device_reader import device_sample
+from kvscope_engine.server.device_watch import SAMPLE_S, Sampler
+from kvscope_telemetry.about import program_version
+from kvscope_telemetry.devices.host import HostReader
+from kvscope_telemetry.devices.sampler import DevicesSampler
+from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.ledger import Ledger
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status, refuse
+from kvscope_telemetry.messages.devices import Devices
+from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.messages.telemetry import (
+    CacheInfo,
+    DeviceInfo,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelInfo,
+    Snapshot,
+)
+from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.sockets.server_sockets import ServerSockets
+
+DEVICES_ALONE: Final = Capabilities(
+    engine="devices",
+    commands=False,
+    completions=False,
+    physical_rows=False,
+    free_rows=False,
+    requests=False,
+    owners=False,
+    ref_counts=False,
+    filled=False,
+    prefix_hits=False,
+    last_used=False,
+    token_ids=False,
+    steps=False,
+    latencies=False,
+    blocks=False,
+)
+NO_ENGINE: Final = "this tells of devices alone: there is no engine behind it"
+
+
+class DevicePublisher:
+    """Up from construction to `close`, or as a context. Raises BadInput and EndpointInUse as `ServerSockets` does."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        keys: KeyRing | None = None,
+        sampler: Sampler | None = None,
+        interval_s: float = SAMPLE_S,
+    ) -> None:
+        self._sampler = sampler or DevicesSampler(host=HostReader(None))
+        self._interval_s = interval_s
+        first = self._sampler.sample(secrets.randbits(48))
+        self.hello = _hello(first)
+        self._ready = threading.Event()
+        self._sockets = ServerSockets(
+            endpoint, on_command=self._answer, heartbeat=self._heartbeat, keys=keys, keyless=Role.VIEWER
+        )
+        self._ready.set()
+        self._sockets.publish(self.hello)
+        self._tell(first)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvscope-sampling", daemon=True)
+        self._thread.start()
+
+    @property
+    def telemetry_endpoint(self) -> str:
+        """What a desktop attaches to."""
+        return self._sockets.telemetry_endpoint
+
+    def close(self) -> None:
+        """Say goodbye and end; a driver that hangs is left behind after a second."""
+        self._closing.set()
+        self._thread.join(timeout=1.0)
+        self._sockets.publish(Goodbye(epoch=self.hello.epoch))
+        self._sockets.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._interval_s):
+            self._tell(self._sampler.sample(self.hello.epoch))
+
+    def _tell(self, devices: Devices) -> None:
+        self._sockets.publish(devices)
+        spoken_of = msgspec.structs.replace(devices, used_gpus=tuple(gpu.index for gpu in devices.gpus[:1]))
+        self._sockets.publish(device_sample(spoken_of, self.hello.device.kind))
+
+    # The I/O thread.
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(epoch=self.hello.epoch, time_ns=time.monotonic_ns(), seq=0, step=0)
+
+    def _answer(self, client: bytes, command: Command) -> None:
+        self._ready.wait()
+        if isinstance(command, GetSnapshot):
+            self._sockets.reply(client, self._snapshot(command.tag))
+        elif isinstance(command, GetStatus):
+            self._sockets.reply(client, self._status(client, command.tag))
+        else:
+            self._sockets.reply(client, refuse(command, NO_ENGINE))
+
+    def _snapshot(self, tag: int) -> Snapshot:
+        rows = Ledger(self.hello.cache.num_rows).pack_all()
+        return Snapshot(hello=self.hello, seq=0, step=0, time_ns=time.monotonic_ns(), blocks=rows, tag=tag)
+
+    def _status(self, client: bytes, tag: int) -> Status:
+        caller = self._sockets.caller(client)
+        return Status(
+            phase="ready",
+            telemetry_endpoint=self._sockets.telemetry_endpoint,
+            hello=self.hello,
+            tag=tag,
+            role=caller.role if caller is not None else "",
+            name=caller.name if caller is not None else "",
+        )
+
+
+def _hello(devices: Devices) -> Hello:
+    """The pool is the smallest that can be spoken of: its one row stands for nothing."""
+    gpu = devices.gpus[0] if devices.gpus else None
+    host = devices.host
+    name = gpu.name if gpu is not None else host.name if host is not None else ""
+    total = gpu.memory_total_bytes if gpu is not None else host.memory_total_bytes if host is not None else None
+    return Hello(
+        epoch=devices.epoch,
+        time_ns=time.monotonic_ns(),
+        wall_time_ns=time.time_ns(),
+        model=ModelInfo(name=f"devices of {platform.node() or 'this machine'}"),
+        cache=CacheInfo(num_blocks=1, block_size=1),
+        device=DeviceInfo(
+            kind="cuda" if gpu is not None else "cpu",
+            name=name if len(devices.gpus) < 2 else f"{len(devices.gpus)} × {name}",
+            total_bytes=total or 0,
+            num_threads=os.cpu_count() or 0,
+        ),
+        engine_version=program_version(),
+        pid=os.getpid(),
+        host=host_id(),
+        capabilities=DEVICES_ALONE,
+    )

@@ -1,0 +1,181 @@
+"""The questions that one GPU is asked through NVML. Each is asked alone: one that fails spoils no other.
+
+Owns what changes between two samples of a GPU (counters become rates). Knows neither how GPUs are found nor lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_telemetry.devices.known import counted, known, measured
+from kvscope_telemetry.devices.throttling import names_of
+from kvscope_telemetry.messages.devices import MAX_PROCESSES, Gpu, GpuProcess
+
+_MEMORY_V2: Final = 0x2000028
+"""`nvmlMemory_v2`: the size of its struct and the version."""
+_TEMPERATURE_OF_GPU: Final = 0
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_PCIE_SENT, _PCIE_RECEIVED = 0, 1
+_ECC_CORRECTED, _ECC_UNCORRECTED, _ECC_VOLATILE = 0, 1, 0
+_FIELD_MEMORY_TEMPERATURE: Final = 82
+_FIELD_NVLINK_SENT, _FIELD_NVLINK_RECEIVED = 138, 139
+_ALL_LINKS: Final = 0xFFFFFFFF
+_KIB: Final = 1024
+_MAX_NAME: Final = 80
+
+
+class GpuQuestions:
+    """One GPU by its `handle`. Raises nothing but from `memory`, which tells whether it is there at all."""
+
+    def __init__(self, nvml: Any, handle: Any, index: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._clock_ns = clock_ns
+        self._nvlink: dict[int, tuple[int, int]] = {}  # field -> when, and KiB so far
+        self._names: dict[int, str] = {}
+        self.facts = self._facts(index)
+        """What stays: who it is, and its limits."""
+
+    def sample(self) -> Gpu:
+        """How it is now; raises what NVML raises where it does not even tell its memory for a fault of its own."""
+        memory = self._memory()
+        return msgspec.structs.replace(
+            self.facts,
+            memory_total_bytes=counted(lambda: memory.total),
+            memory_used_bytes=counted(lambda: memory.used),
+            memory_reserved_bytes=counted(lambda: memory.reserved),
+            memory_free_bytes=counted(lambda: memory.free),
+            processes=self._processes(),
+            **self._load(),
+            **self._power(),
+            **self._clocks(),
+            **self._health(),
+            **self._traffic(),
+        )
+
+    def _facts(self, index: int) -> Gpu:
+        return Gpu(
+            index=index,
+            name=_text(known(lambda: self._ask("nvmlDeviceGetName"))),
+            uuid=_text(known(lambda: self._ask("nvmlDeviceGetUUID"))),
+            max_sm_clock_mhz=counted(lambda: self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)),
+            max_memory_clock_mhz=counted(lambda: self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY)),
+        )
+
+    def _memory(self) -> Any:
+        """With what is reserved, where the driver is new enough to tell it apart."""
+        told = known(lambda: self._ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2))
+        if told is not None:
+            return told
+        try:
+            return self._ask("nvmlDeviceGetMemoryInfo")
+        except Exception as error:
+            if is_not_supported(self._nvml, error):
+                return None  # integrated GPUs have no memory of their own
+            raise
+
+    def _processes(self) -> tuple[GpuProcess, ...] | None:
+        lists = [known(partial(self._ask, name)) for name in _PROCESS_LISTS]
+        if all(found is None for found in lists):
+            return None
+        used = {int(p.pid): counted(partial(getattr, p, "usedGpuMemory")) for found in lists for p in found or ()}
+        self._names = {pid: self._names.get(pid) or self._name_of(pid) for pid in used}
+        told = [GpuProcess(pid=pid, name=self._names[pid], used_bytes=size) for pid, size in used.items() if pid >= 0]
+        return tuple(sorted(told, key=lambda process: (-(process.used_bytes or 0), process.pid))[:MAX_PROCESSES])
+
+    def _name_of(self, pid: int) -> str:
+        """By the driver, which tells a path, or by the system; empty in a container that sees neither."""
+        told = _text(known(lambda: self._nvml.nvmlSystemGetProcessName(pid)))
+        return Path(told).name[:_MAX_NAME] or _text(known(lambda: Path(f"/proc/{pid}/comm").read_text().strip()))
+
+    def _load(self) -> dict[str, Any]:
+        rates: Any = known(lambda: self._ask("nvmlDeviceGetUtilizationRates"))
+        return {
+            "utilization": measured(lambda: rates.gpu / 100),
+            "memory_utilization": measured(lambda: rates.memory / 100),
+        }
+
+    def _power(self) -> dict[str, Any]:
+        return {
+            "power_watts": measured(lambda: self._ask("nvmlDeviceGetPowerUsage") / 1000),
+            "power_limit_watts": measured(lambda: self._ask("nvmlDeviceGetEnforcedPowerLimit") / 1000),
+            "temperature_celsius": measured(lambda: self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_OF_GPU)),
+            "memory_temperature_celsius": measured(lambda: self._field(_FIELD_MEMORY_TEMPERATURE).uiVal) or None,
+            "fan": measured(lambda: self._ask("nvmlDeviceGetFanSpeed") / 100),
+        }
+
+    def _clocks(self) -> dict[str, Any]:
+        bits = counted(lambda: self._ask("nvmlDeviceGetCurrentClocksEventReasons"))
+        if bits is None:  # older drivers have its first name
+            bits = counted(lambda: self._ask("nvmlDeviceGetCurrentClocksThrottleReasons"))
+        return {
+            "sm_clock_mhz": counted(lambda: self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM)),
+            "memory_clock_mhz": counted(lambda: self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY)),
+            "throttled_by": names_of(bits) if bits is not None else None,
+        }
+
+    def _health(self) -> dict[str, Any]:
+        def errors(kind: int) -> int | None:
+            return counted(lambda: self._ask("nvmlDeviceGetTotalEccErrors", kind, _ECC_VOLATILE))
+
+        return {"ecc_corrected": errors(_ECC_CORRECTED), "ecc_uncorrected": errors(_ECC_UNCORRECTED)}
+
+    def _traffic(self) -> dict[str, Any]:
+        def pcie(counter: int) -> int | None:
+            return counted(lambda: self._ask("nvmlDeviceGetPcieThroughput", counter) * _KIB)
+
+        return {
+            "pcie_generation": counted(lambda: self._ask("nvmlDeviceGetCurrPcieLinkGeneration")),
+            "pcie_width": counted(lambda: self._ask("nvmlDeviceGetCurrPcieLinkWidth")),
+            "pcie_sent_bytes_s": pcie(_PCIE_SENT),
+            "pcie_received_bytes_s": pcie(_PCIE_RECEIVED),
+            "nvlink_sent_bytes_s": self._nvlink_rate(_FIELD_NVLINK_SENT),
+            "nvlink_received_bytes_s": self._nvlink_rate(_FIELD_NVLINK_RECEIVED),
+        }
+
+    def _nvlink_rate(self, field: int) -> int | None:
+        """Unknown at the first sample, and where a counter began anew."""
+        total = counted(lambda: self._field((field, _ALL_LINKS)).ullVal)
+        if total is None:
+            self._nvlink.pop(field, None)
+            return None
+        now_ns = self._clock_ns()
+        before_ns, before = self._nvlink.get(field, (now_ns, total))
+        self._nvlink[field] = now_ns, total
+        if now_ns <= before_ns or total < before:
+            return None
+        return (total - before) * _KIB * 1_000_000_000 // (now_ns - before_ns)
+
+    def _field(self, field: int | tuple[int, int]) -> Any:
+        found = self._nvml.nvmlDeviceGetFieldValues(self._handle, [field])[0]
+        if found.nvmlReturn != 0:
+            raise LookupError(f"field {field} is not told")
+        return found.value
+
+    def _ask(self, name: str, *arguments: int) -> Any:
+        return getattr(self._nvml, name)(self._handle, *arguments)
+
+
+_PROCESS_LISTS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+
+
+def is_not_supported(nvml: Any, error: Exception) -> bool:
+    """Whether NVML says that this GPU has no such thing: nothing is wrong with it."""
+    return getattr(error, "value", None) == getattr(nvml, "NVML_ERROR_NOT_SUPPORTED", 3)
+
+
+def words_of(error: BaseException | Iterable[object]) -> str:
+    """A driver's error on one line."""
+    return " ".join(f"{error}".split())[:160] or type(error).__name__
+
+
+def _text(told: Any) -> str:
+    if isinstance(told, bytes):
+        told = told.decode(errors="replace")
+    return told[:_MAX_NAME] if isinstance(told, str) else ""

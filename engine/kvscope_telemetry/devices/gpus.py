@@ -1,0 +1,98 @@
+"""Every GPU that NVML knows, sample after sample: those that answer, and those that were there and no longer do.
+
+Owns NVML's start and the handles. A driver that is not there, goes, or comes back, and a GPU that falls off the bus,
+are answers like any other: nothing raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_telemetry.devices.gpu_questions import GpuQuestions, words_of
+from kvscope_telemetry.messages.devices import MAX_GPUS, Gpu
+
+RETRY_NS: Final = 5_000_000_000
+"""How often a driver that is not there is looked for: the question is not free."""
+
+
+class Gpus:
+    """Asks NVML, through `pynvml` unless tests give another module."""
+
+    def __init__(
+        self,
+        import_module: Callable[[str], Any] = importlib.import_module,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._import_module = import_module
+        self._clock_ns = clock_ns
+        self._nvml: Any = None
+        self._tried_ns: int | None = None
+        self._asked: dict[int, GpuQuestions] = {}
+        self._seen: dict[str, Gpu] = {}
+        """By who they are: the facts of all that ever answered."""
+        self.fault = ""
+        """Why NVML tells nothing at all."""
+
+    def sample(self) -> tuple[Gpu, ...]:
+        """How each of them is now, in the driver's order."""
+        if self._nvml is None and not self._open():
+            return tuple(_lost(facts, self.fault) for facts in self._in_order())
+        try:
+            count = min(int(self._nvml.nvmlDeviceGetCount()), MAX_GPUS)
+        except Exception as error:
+            self._give_up(error)
+            return tuple(_lost(facts, self.fault) for facts in self._in_order())
+        self.fault = ""
+        there = [self._sample(index) for index in range(count)]
+        known = {_key(gpu) for gpu in there}
+        gone = [_lost(facts, "fell off the bus: the driver no longer knows it") for facts in self._in_order()]
+        return tuple(sorted([*there, *(gpu for gpu in gone if _key(gpu) not in known)], key=lambda gpu: gpu.index))
+
+    def _sample(self, index: int) -> Gpu:
+        try:
+            questions = self._asked.get(index)
+            if questions is None:
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                questions = GpuQuestions(self._nvml, handle, index, self._clock_ns)
+            gpu = questions.sample()
+        except Exception as error:
+            self._asked.pop(index, None)
+            facts = next((facts for facts in self._seen.values() if facts.index == index), Gpu(index=index))
+            return _lost(facts, words_of(error))
+        self._asked[index] = questions
+        self._seen[_key(gpu)] = questions.facts
+        return gpu
+
+    def _open(self) -> bool:
+        now_ns = self._clock_ns()
+        if self._tried_ns is not None and now_ns - self._tried_ns < RETRY_NS:
+            return False
+        self._tried_ns = now_ns
+        try:
+            nvml = self._import_module("pynvml")
+            nvml.nvmlInit()
+        except Exception as error:
+            self.fault = words_of(error)
+            return False
+        self._nvml = nvml
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        self.fault = words_of(error)
+        self._nvml, self._asked, self._tried_ns = None, {}, self._clock_ns()
+
+    def _in_order(self) -> list[Gpu]:
+        return sorted(self._seen.values(), key=lambda facts: facts.index)
+
+
+def _key(gpu: Gpu) -> str:
+    return gpu.uuid or f"{gpu.index}"
+
+
+def _lost(facts: Gpu, fault: str) -> Gpu:
+    return msgspec.structs.replace(facts, fault=fault)

@@ -1,0 +1,52 @@
+"""Why a GPU's clocks are below their highest: NVML's bits, their names on the wire, and words for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+_BITS: Final = {
+    0x001: "idle",
+    0x002: "application_clocks",
+    0x004: "power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "power_brake",
+    0x100: "display_clocks",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+WORDS: Final = {
+    "idle": "idle",
+    "application_clocks": "clocks set by a person",
+    "power_cap": "power limit reached",
+    "hw_slowdown": "slowed down by the hardware",
+    "sync_boost": "waits for other GPUs (sync boost)",
+    "sw_thermal": "too warm (driver)",
+    "hw_thermal": "too hot (hardware)",
+    "power_brake": "power brake of the machine",
+    "display_clocks": "clocks of its display",
+    "board_limit": "limit of the board",
+    "reliability": "voltage at its limit",
+}
+HARMLESS: Final = frozenset({"idle", "application_clocks", "display_clocks", "sync_boost"})
+"""Somebody wants it so, or there is nothing to do."""
+
+
+def names_of(bits: int) -> tuple[str, ...]:
+    """The names of all bits that are set; one that has no name here is called by its number."""
+    found = tuple(name for bit, name in _BITS.items() if bits & bit)
+    other = bits & ~sum(_BITS)
+    return (*found, f"reason {other:#x}") if other else found
+
+
+def in_words(names: Iterable[str]) -> str:
+    """What a person reads; empty where nothing holds the clocks."""
+    return ", ".join(WORDS.get(name, name) for name in names)
+
+
+def is_slowed(names: Iterable[str]) -> bool:
+    """Whether one of them costs speed that nobody gave up on purpose."""
+    return any(name not in HARMLESS for name in names)
