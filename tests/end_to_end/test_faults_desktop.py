@@ -29,7 +29,7 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def check_kills(kills: ModuleType, times: int) -> None:
     left, banner = kills.kill_often(times, seed=5, longest_s=1.0)
     assert len(left) == times  # each was opened and made whole; how much was lost is for a quiet machine to say
-    assert banner == "A session that ended unexpectedly can be looked at again"
+    assert "ended unexpectedly" in banner
 
 
 def test_a_killed_desktop_leaves_recordings_that_open(kills: ModuleType) -> None:
