@@ -172,8 +172,10 @@ class DeviceCharts(QWidget):
         self._place()
 
     def _shown(self) -> list[Quantity]:
-        """Those of which something was told."""
-        return [quantity for quantity in QUANTITIES if self._is_told(quantity)]
+        """Those of which something was told. None before `show_devices`: Qt may resize this first, and an error in
+        `resizeEvent` never comes out where Python called Qt: PySide loses it, and drops references that it never had.
+        """
+        return [quantity for quantity in QUANTITIES if quantity.title in self.panels and self._is_told(quantity)]
 
     def _is_told(self, quantity: Quantity) -> bool:
         keys = [HOST] if quantity.of_host else [key for key, _ in self._devices]
@@ -187,8 +189,6 @@ class DeviceCharts(QWidget):
         is_behind = first_s <= place_s < last_s - 1.5
         for quantity in quantities:
             panel = self.panels[quantity.title]
-            if panel.visibleRegion().isEmpty() and panel.isVisible():
-                continue  # scrolled away
             panel.show_time(first_s, last_s, last_s if self._fixed is None and not is_behind else None)
             panel.show_place(place_s if is_behind else None)
             self._draw_curves(quantity, panel, first_s, last_s)
@@ -218,12 +218,15 @@ class DeviceCharts(QWidget):
     def _show_values(self, at_s: float) -> None:
         at_s = at_s if self._hover_s is None else self._hover_s
         for quantity in QUANTITIES:
-            names = [curve.name for curve in self.panels[quantity.title].curves]
+            panel = self.panels.get(quantity.title)
+            if panel is None:
+                continue
+            names = [curve.name for curve in panel.curves]
             values = {
                 name: _value_at(*self._session.history.devices.curve(name, quantity.column), at_s) for name in names
             }
             texts = {n: NOTHING if v is None else quantity.value_text(v) for n, v in values.items()}
-            self.panels[quantity.title].legend.set_values(texts)
+            panel.legend.set_values(texts)
 
     def _on_hover(self, x: float | None) -> None:
         self._hover_s = x

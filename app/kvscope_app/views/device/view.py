@@ -54,12 +54,13 @@ class DeviceView(View):
 
     def refresh(self) -> None:
         devices = self.session.history.devices.newest
-        self._stack.setCurrentIndex(0 if devices is None else 1)
         if devices is None:
+            self._stack.setCurrentIndex(0)
             return
         if devices is not self._shown:
             self._shown = devices
             self._show(devices)
+        self._stack.setCurrentIndex(1)
         self.charts.refresh()
 
     def draw_all(self) -> None:

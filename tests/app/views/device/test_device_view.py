@@ -1,0 +1,237 @@
+"""Devices: each GPU with its memory by process, and what is unknown is said so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QGuiApplication, QKeySequence, QResizeEvent
+from PySide6.QtTest import QTest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
+from fake_nvml import GIB, LOST, NVMLError, liven, two_gpus
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.chart.time_bar import RANGES_S
+from kvscope_app.views.device.device_words import gpu_figures, gpu_state
+from kvscope_app.views.device.memory_parts import MAX_NAMED, gpu_pieces, host_pieces, process_rows
+from kvscope_app.views.device.view import EMPTY_TEXT, DeviceView
+from kvscope_telemetry.devices.gpus import Gpus
+from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess
+from kvscope_telemetry.source import Update
+
+PROCESS = HostProcess(pid=5, name="engine", anonymous_bytes=2 * GIB, file_bytes=GIB, shared_bytes=0, cores=1.5)
+HOST = Host(
+    name="A Processor",
+    memory_total_bytes=16 * GIB,
+    memory_available_bytes=10 * GIB,
+    cores=(0.25, 0.75),
+    swap_total_bytes=0,
+    swap_used_bytes=0,
+    processes=(PROCESS,),
+)
+
+
+@pytest.fixture
+def nvml():
+    return two_gpus()
+
+
+@pytest.fixture
+def tell(engine, session, poll, nvml):
+    gpus = Gpus(lambda name: nvml)
+
+    def tell(**fields):
+        devices = Devices(epoch=7, time_ns=1, gpus=gpus.sample(), host=HOST, **fields)
+        engine.source.updates.append(Update(devices=(devices,)))
+        poll(session)
+        return devices
+
+    return tell
+
+
+@pytest.fixture
+def tell_host(engine, session, poll):
+    def tell_host(**fields):
+        engine.source.updates.append(Update(devices=(Devices(epoch=7, time_ns=1, host=HOST, **fields),)))
+        poll(session)
+
+    return tell_host
+
+
+@pytest.fixture
+def view(session, qtbot):
+    view = DeviceView(session)
+    qtbot.addWidget(view)
+    view.resize(420, 900)
+    view.apply_theme(THEMES["dark"])
+    view.show()
+    return view
+
+
+def test_before_anything_is_told_there_is_a_sentence(view):
+    view.refresh()
+    assert view._stack.currentIndex() == 0
+    assert "kvscope-engine sample" in EMPTY_TEXT
+
+
+def test_every_gpu_has_a_card_and_so_has_the_machine(view, tell):
+    tell(used_gpus=(0,))
+    view.refresh()
+    first, second, machine = view.cards.values()
+    assert first.title.text() == "GPU 0 · NVIDIA H100 80GB HBM3 · the engine's"
+    assert first.state.text() == "Slowed down: power limit reached"
+    assert first.memory.text() == "Memory 31.0 GiB of 80.0 GiB"
+    assert (first.value("Power"), first.value("Temperature")) == ("420 W of 700 W", "66 °C, memory 74 °C")
+    assert first.value("NVLink") == "unknown"
+    assert second.state.text() == "Idle"
+    assert machine.title.text() == "Machine · A Processor"
+    assert machine.value("Cores busy") == "50 % of 2 cores"
+    assert machine.value("Swap used") == "none"
+
+
+def test_a_gpu_that_is_lost_says_so_and_comes_back(view, tell, nvml):
+    tell()
+    view.refresh()
+    nvml.gpus[0].broken = dict.fromkeys(
+        ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"), NVMLError(LOST)
+    )
+    tell()
+    view.refresh()
+    card = next(iter(view.cards.values()))
+    assert card.state.text() == "Does not answer: GPU is lost"
+    assert (card.memory.text(), card.value("Busy")) == ("Memory unknown", "unknown")
+    assert card.bar.accessibleDescription() == ""
+    nvml.gpus[0].broken = {}
+    tell()
+    view.refresh()
+    assert card.value("Busy") == "75 %"
+
+
+def test_a_machine_without_a_gpu_says_why(view, tell_host):
+    tell_host(fault="no library")
+    view.refresh()
+    assert view.note.isVisible()
+    assert view.note.text() == "No NVIDIA GPU is told of: no library"
+    assert list(view.cards) == ["host"]
+    assert [title for title, panel in view.charts.panels.items() if panel.isVisibleTo(view)] == [
+        "Cores busy",
+        "Memory of the machine",
+    ]
+
+
+def test_charts_are_resized_before_there_are_any(view, tell_host):
+    """Called by Qt, the error would be lost, and the next view would crash."""
+    tell_host()
+    view.charts.resizeEvent(QResizeEvent(QSize(300, 200), QSize(400, 200)))
+    assert view.charts.panels == {}
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_it_is_shown_and_closed_again_and_again(view, tell_host, attempt):
+    tell_host()
+    view.refresh()
+    assert list(view.cards) == ["host"]
+
+
+def test_a_range_is_shown_though_nothing_is_told(view, tell_host):
+    view.show_range(0, 10**10)
+    view.charts.show_last(RANGES_S["10 min"])
+    assert view.charts.panels == {}
+    tell_host()
+    view.charts.show_last(RANGES_S["30 s"])
+    view.refresh()
+    assert list(view.cards) == ["host"]
+
+
+def test_charts_of_what_was_told(view, tell, nvml, session):
+    for at_s in range(4):
+        liven(nvml, at_s)
+        tell()
+    view.draw_all()
+    shown = [title for title, panel in view.charts.panels.items() if panel.isVisibleTo(view)]
+    assert shown[:4] == ["GPU busy", "GPU memory", "Power", "Temperature"]
+    assert "Cores busy" in shown
+    busy = view.charts.panels["GPU busy"]
+    assert [curve.label for curve in busy.curves] == ["GPU 0", "GPU 1"]
+    assert busy.legend.values["GPU-aaaa"] == f"{nvml.gpus[0].busy} %"
+    view.charts.show_last(RANGES_S["All"])
+    (first, last), _ = busy.plot.viewRange()
+    assert last - first >= min(RANGES_S.values())
+    QTest.keyClick(busy.plot, Qt.Key.Key_Left)
+    assert not view.charts.bar.live.isChecked()
+
+
+def test_both_themes_and_every_width(view, tell):
+    tell()
+    for theme in THEMES.values():
+        view.apply_theme(theme)
+        for width in (300, 420, 900, 1600):
+            view.resize(width, 700)
+            view.draw_all()
+            assert not view.grab().isNull()
+    assert view.minimumSizeHint().width() < 300
+
+
+def test_what_is_as_before_is_not_shown_again(view, tell, monkeypatch):
+    tell()
+    view.refresh()
+    monkeypatch.setattr(view, "_show", lambda devices: pytest.fail("it was shown already"))
+    view.refresh()
+
+
+def test_the_segments_of_a_bar_add_up_to_what_is_taken():
+    processes = tuple(GpuProcess(pid=pid, used_bytes=pid * GIB) for pid in range(1, 10))
+    gpu = Gpu(
+        index=0,
+        memory_total_bytes=80 * GIB,
+        memory_free_bytes=20 * GIB,
+        memory_reserved_bytes=GIB,
+        processes=processes,
+    )
+    pieces = gpu_pieces(gpu)
+    assert sum(piece.num_bytes for piece in pieces) == 60 * GIB
+    assert [piece.place for piece in pieces[:MAX_NAMED]] == list(range(MAX_NAMED))
+    assert pieces[MAX_NAMED].label == "3 more processes"
+    assert pieces[-1].label == "of no process that is told of"
+    assert sum(piece.num_bytes for piece in host_pieces(HOST)) == 6 * GIB
+    assert gpu_pieces(Gpu(index=0)) == host_pieces(Host()) == []
+
+
+def test_processes_are_listed_sorted_and_copied(view, tell, nvml):
+    devices = tell()
+    view.refresh()
+    rows = process_rows(devices)
+    assert [(row.device, row.pid) for row in rows] == [
+        ("GPU 0", 4711),
+        ("GPU 0", 4712),
+        ("GPU 1", 4713),
+        ("Host", 5),
+    ]
+    table = view.processes
+    assert [table.model().index(row, 3).data() for row in range(4)] == ["24.0 GiB", "5.00 GiB", "unknown", "3.00 GiB"]
+    table.sortByColumn(3, Qt.SortOrder.AscendingOrder)
+    assert table.model().index(3, 1).data() == "4711"
+    table.setFocus()
+    QTest.keySequence(table, QKeySequence(QKeySequence.StandardKey.Copy))
+    assert "worker4711\t24.0 GiB" in QGuiApplication.clipboard().text()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "state"),
+    [
+        (Gpu(index=0), ("", "muted")),
+        (Gpu(index=0, throttled_by=()), ("At full clocks", "muted")),
+        (Gpu(index=0, throttled_by=("hw_thermal",)), ("Slowed down: too hot (hardware)", "warn")),
+        (Gpu(index=0, throttled_by=("news",)), ("Slowed down: news", "warn")),
+        (Gpu(index=0, ecc_uncorrected=2), ("2 errors in its memory could not be corrected", "bad")),
+    ],
+)
+def test_the_state_of_a_gpu_in_words(gpu, state):
+    assert gpu_state(gpu) == state
+
+
+def test_nothing_known_is_unknown_and_never_zero():
+    assert {told.value for told in gpu_figures(Gpu(index=0))} == {"unknown"}
