@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvscope_app.views.pool_use import PoolUse, pool_use
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceSample, MemoryBreakdown
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.pool_use import PoolUse, pool_use
 
 
 @dataclass(frozen=True, slots=True)
