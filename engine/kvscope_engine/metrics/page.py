@@ -12,7 +12,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -23,6 +24,7 @@ from kvscope_engine.metrics.families import Maker
 from kvscope_engine.metrics.tally import Tally
 
 PATH: Final = "/metrics"
+OPENMETRICS_TYPE: Final = "application/openmetrics-text"
 ENGINE: Final = "0"
 """vLLM numbers its engines; ours is the first and only."""
 
@@ -53,9 +55,15 @@ class MetricsPage:
         return []
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type, as `accept` (a header) asks: OpenMetrics, or Prometheus' text."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        """The page and its content type, as `accept` (a header) asks: OpenMetrics, or Prometheus' text.
+
+        All names are legal as they are: where told to escape, OpenMetrics' encoder would take colons out of samples.
+        """
+        _, content_type = choose_encoder(accept)
+        if not content_type.startswith(OPENMETRICS_TYPE):
+            return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+        page = openmetrics.generate_latest(self._registry, escaping=openmetrics.ALLOWUTF8)
+        return page, f"{OPENMETRICS_TYPE}; version=1.0.0; charset=utf-8"
 
     def routes(self) -> list[BaseRoute]:
         """To be mounted. Starlette runs what is no coroutine beside its loop."""
