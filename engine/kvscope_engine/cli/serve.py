@@ -168,8 +168,8 @@ def serve(
 def _http_child(args: argparse.Namespace) -> HttpChild | None:
     if args.http is None:
         if args.api_key is not None or args.served_model_name or args.no_metrics or args.metrics_open:
-            options = "--api-key, --served-model-name, --no-metrics and --metrics-open"
-            raise BadInput(f"{options} are for the OpenAI API and go with --http HOST:PORT")
+            names = "--api-key, --served-model-name, --no-metrics and --metrics-open"
+            raise BadInput(f"{names} are for the OpenAI API and go with --http HOST:PORT")
         return None
     if args.keyless == Role.VIEWER:
         raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, as operators do")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 FIRST_TOKEN_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -34,7 +37,8 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.sum = 0.0
-        self._counts = [0] * (len(self.bounds) + 1)
+        self._edges = np.array(self.bounds)
+        self._counts = np.zeros(len(self.bounds) + 1, np.int64)
 
     def add(self, value: float) -> None:
         """Count one; what is less than 0 (a clock of another machine) counts as 0."""
@@ -42,15 +46,13 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def add_all(self, values: Iterable[float]) -> None:
-        """Count each."""
-        for value in values:
-            self.add(value)
+    def add_all(self, values: npt.NDArray[np.float64]) -> None:
+        """Count each of `values`, shape (n,), none of them less than 0."""
+        if values.size:
+            self._counts += np.bincount(self._edges.searchsorted(values), minlength=self._counts.size)
+            self.sum += float(values.sum())
 
     def cumulative(self) -> list[int]:
         """One entry a bound, and one for all."""
-        total, totals = 0, []
-        for count in self._counts:
-            total += count
-            totals.append(total)
+        totals: list[int] = self._counts.cumsum().tolist()
         return totals

@@ -62,7 +62,9 @@ class MetricsPage:
         _, content_type = choose_encoder(accept)
         if not content_type.startswith(OPENMETRICS_TYPE):
             return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
-        page = openmetrics.generate_latest(self._registry, escaping=openmetrics.ALLOWUTF8)
+        page: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+            self._registry, escaping=openmetrics.ALLOWUTF8
+        )
         return page, f"{OPENMETRICS_TYPE}; version=1.0.0; charset=utf-8"
 
     def routes(self) -> list[BaseRoute]:

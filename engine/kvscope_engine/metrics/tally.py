@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvscope_engine.metrics.lives import Histograms, Lives
 from kvscope_telemetry.messages.telemetry import (
@@ -96,6 +97,6 @@ def _how(event: Event) -> str:
     return "swap" if event.data.is_swapped else "recompute"
 
 
-def _seconds(packed_ns: bytes) -> list[float]:
-    seconds: list[float] = (np.frombuffer(packed_ns, "<u8") / 1e9).tolist()
+def _seconds(packed_ns: bytes) -> npt.NDArray[np.float64]:
+    seconds: npt.NDArray[np.float64] = np.frombuffer(packed_ns, "<u8") / 1e9
     return seconds
