@@ -29,9 +29,9 @@ class LiveSource:
 
     `key` is the key file that the engine's operator made for this client, `NO_KEY` for none; without it the one
     remembered for the endpoint is taken, or on loopback that of an engine of the same user (`connections`). An
-    engine that is not there yet is waited for. `sink` is given all that is accepted (`set_sink`). The reading
-    thread naps for `nap_s` between frames: longer costs less, and tells later. Raises BadInput for
-    an endpoint or key that is not accepted.
+    engine that is not there yet is waited for. `sink` is given all that is accepted (`set_sink`). The reading thread
+    naps for `nap_s` between frames: longer costs less, and tells later. Raises BadInput for an endpoint or key that is
+    not accepted.
     """
 
     def __init__(
