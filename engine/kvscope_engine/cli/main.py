@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from kvscope_engine.cli import bench, doctor, generate, keys, plan, sample, serve, simulate, what_if
 from kvscope_engine.cli.parser import CommandParser
 from kvscope_engine.http import command as http
+from kvscope_engine.metrics import command as dashboard
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PROGRAM = "kvscope-engine"
-COMMANDS = (serve, http, keys, generate, bench, simulate, plan, what_if, sample, doctor)
+COMMANDS = (serve, http, dashboard, keys, generate, bench, simulate, plan, what_if, sample, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

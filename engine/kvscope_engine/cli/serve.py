@@ -174,12 +174,14 @@ def serve(
 
 def _http_child(args: argparse.Namespace) -> HttpChild | None:
     if args.http is None:
-        if args.api_key is not None or args.served_model_name:
-            raise BadInput("--api-key and --served-model-name are for the OpenAI API and go with --http HOST:PORT")
+        if args.api_key is not None or args.served_model_name or args.no_metrics or args.metrics_open:
+            names = "--api-key, --served-model-name, --no-metrics and --metrics-open"
+            raise BadInput(f"{names} are for the OpenAI API and go with --http HOST:PORT")
         return None
     if args.keyless == Role.VIEWER:
         raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, as operators do")
     options = ["--served-model-name", args.served_model_name] if args.served_model_name else []
+    options += [f"--{name.replace('_', '-')}" for name in ("no_metrics", "metrics_open") if getattr(args, name)]
     return HttpChild(args.http, api_key=api_key(args), options=options, tell=lambda line: tell_notes([line]))
 
 

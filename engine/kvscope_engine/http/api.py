@@ -50,6 +50,8 @@ class HttpSettings:
     tokenizer: Path | None = None
     """Its folder, where it cannot be found by the model's name."""
     limits: HttpLimits = HttpLimits()
+    open_paths: frozenset[str] = frozenset()
+    """Of mounted pages that are shown without the API key as well."""
 
 
 class Api:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.cli.parser import parse_size, whole_number
 from kvscope_engine.http.listening import listen, url
 from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from kvscope_engine.http.api import HttpSettings
 
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 MAX_API_KEY: Final = 4096
 ABOUT: Final = (
     "Serve OpenAI's API for the engine at ENDPOINT, from a process of its own: /v1/models, /v1/completions,"
     " /v1/chat/completions (streaming, usage, logprobs, tools, response_format), /tokenize, /detokenize, /health,"
-    " /version and /openapi.json. The engine may come later, go, and come back: meanwhile requests get a 503."
+    " /version, /metrics for Prometheus and /openapi.json. The engine may come later, go, and come back: meanwhile"
+    " requests get a 503."
     " `kvscope-engine serve --http HOST:PORT` starts the same beside its engine."
     " Tool calls are read in the forms of Hermes and Qwen (<tool_call>) and of Llama 3 and Mistral (JSON); others stay"
     " in the text. SIGTERM lets requests under way finish."
@@ -68,6 +76,13 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="what clients call the model (without it: as --model)"
     )
+    metrics = parser.add_mutually_exclusive_group()
+    metrics.add_argument("--no-metrics", action="store_true", help="no /metrics, and nothing is listened to for it")
+    metrics.add_argument(
+        "--metrics-open",
+        action="store_true",
+        help="/metrics without the API key: it tells the model's name, loads and latencies, no prompts",
+    )
 
 
 def api_key(args: argparse.Namespace) -> str:
@@ -84,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--max-requests and --drain-seconds are not accepted: whole numbers above 0, and from 0")
     from kvscope_engine.http.api import HttpLimits, HttpSettings
     from kvscope_engine.http.server import HttpServer
+    from kvscope_engine.metrics.page import PATH
     from kvscope_engine.server.parent_watch import watch_parent
 
     if args.exit_with_parent is not None:
@@ -97,10 +113,29 @@ def run(args: argparse.Namespace) -> int:
         limits=HttpLimits(
             max_requests=args.max_requests, max_body_bytes=args.max_body, drain_s=float(args.drain_seconds)
         ),
+        open_paths=frozenset((PATH,) if args.metrics_open else ()),
     )
     is_child = args.listen_fd is not None
-    with socket.socket(fileno=args.listen_fd) if is_child else listen(args.listen) as listener:
+    with (
+        socket.socket(fileno=args.listen_fd) if is_child else listen(args.listen) as listener,
+        _pages(args, settings) as pages,
+    ):
         if not is_child:
             print(f"listening on {url(listener)}", flush=True)
-        HttpServer(settings, listener).run()
+        HttpServer(settings, listener, pages).run()
     return 0
+
+
+@contextmanager
+def _pages(args: argparse.Namespace, settings: HttpSettings) -> Iterator[list[BaseRoute]]:
+    """Those of other rooms, while they live."""
+    if args.no_metrics:
+        yield []
+        return
+    from kvscope_engine.metrics.page import MetricsPage
+
+    page = MetricsPage(settings.endpoint, key=settings.key, served_name=settings.served_name)
+    try:
+        yield page.routes()
+    finally:
+        page.close()

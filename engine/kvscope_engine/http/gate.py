@@ -31,12 +31,15 @@ _Body = TypeVar("_Body")
 class Gate:
     """ASGI middleware. Without an API key only this machine's own names are believed as hosts."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str, limits: HttpLimits) -> None:
+    def __init__(
+        self, app: ASGIApp, *, api_key: str, limits: HttpLimits, open_paths: frozenset[str] = frozenset()
+    ) -> None:
         self.num_requests = 0
         self.num_body_bytes = 0
         self.limits = limits
         self._app = app
         self._api_key = api_key.encode()
+        self._open_paths = OPEN_PATHS | open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,7 +58,7 @@ class Gate:
     def _check(self, path: str, headers: Headers) -> None:
         if not self._api_key:
             _check_host(headers.get("host", ""))
-        elif path not in OPEN_PATHS:
+        elif path not in self._open_paths:
             scheme, _, token = headers.get("authorization", "").partition(" ")
             given = token.strip().encode("utf-8", "surrogateescape")
             if scheme.lower() != "bearer" or not hmac.compare_digest(given, self._api_key):

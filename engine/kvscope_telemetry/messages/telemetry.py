@@ -205,7 +205,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """
 
     kind: str
-    """"started" (admitted or resumed), "forked", "preempted", "asked" (preempted by a person) or "evicted"."""
+    """"started" (admitted or resumed), "forked", "preempted", "asked" (preempted by a person), "evicted" or "ended"
+    (finished)."""
     waited_ns: int = 0
     """started: since the request came, or was preempted."""
     num_known_tokens: int = 0
@@ -237,6 +238,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """evicted: how many of the blocks went to host memory."""
     by: str = ""
     """asked: who did; its costs are as in preempted."""
+    finish_reason: str = ""
+    """ended: a `FinishReason`, or a word of a later version."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -65,7 +65,7 @@ MAX_LATENCY_NS: Final = 3_600_000_000_000
 class LiveReader:
     """What the thread does, and what others may read of it. `run` is the thread's target."""
 
-    def __init__(self, sockets: ClientSockets, sink: Sink | None = None) -> None:
+    def __init__(self, sockets: ClientSockets, sink: Sink | None = None, nap_s: float = NAP_S) -> None:
         self.feed = SinkFeed(sink)
         self.pending = Pending()
         self.outgoing = Outgoing()
@@ -73,6 +73,7 @@ class LiveReader:
         self.changed = threading.Condition()
         """Notified after each pass in which something came."""
         self._sockets = sockets
+        self._nap_s = nap_s
         self._sync = Sync(self.feed.passed)
         self._awaited = AwaitedRequests()
         self._session = secrets.token_hex(16)
@@ -165,7 +166,7 @@ class LiveReader:
                 self.changed.notify_all()
             is_first, self._came_ns = now_ns - self._came_ns > NAP_AFTER_NS, now_ns
             if len(messages) < MAX_MESSAGES_A_PASS and not is_first:
-                time.sleep(NAP_S)
+                time.sleep(self._nap_s)
 
     @property
     def _is_calm(self) -> bool:

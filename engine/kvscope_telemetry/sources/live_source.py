@@ -17,7 +17,7 @@ from kvscope_telemetry.keys.connections import key_for
 from kvscope_telemetry.messages.commands import Command, Reply
 from kvscope_telemetry.sockets.client_sockets import ClientSockets
 from kvscope_telemetry.source import SourceStatus, Update
-from kvscope_telemetry.sources.live_reader import LiveReader
+from kvscope_telemetry.sources.live_reader import NAP_S, LiveReader
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -29,15 +29,18 @@ class LiveSource:
 
     `key` is the key file that the engine's operator made for this client, `NO_KEY` for none; without it the one
     remembered for the endpoint is taken, or on loopback that of an engine of the same user (`connections`). An
-    engine that is not there yet is waited for. `sink` is given all that is accepted (`set_sink`). Raises BadInput for
-    an endpoint or key that is not accepted.
+    engine that is not there yet is waited for. `sink` is given all that is accepted (`set_sink`). The reading thread
+    naps for `nap_s` between frames: longer costs less, and tells later. Raises BadInput for an endpoint or key that is
+    not accepted.
     """
 
-    def __init__(self, endpoint: str, *, key: Path | None = None, sink: Sink | None = None) -> None:
+    def __init__(
+        self, endpoint: str, *, key: Path | None = None, sink: Sink | None = None, nap_s: float = NAP_S
+    ) -> None:
         self.mirror = Mirror()
         """The state as of the last `update_mirror()`."""
         self._name = endpoint
-        self._reader = LiveReader(ClientSockets(endpoint, key=key_for(endpoint, key)), sink)
+        self._reader = LiveReader(ClientSockets(endpoint, key=key_for(endpoint, key)), sink, nap_s)
         self._is_closed = False
         self._thread = threading.Thread(target=self._reader.run, name="kvscope-reader", daemon=True)
         self._thread.start()

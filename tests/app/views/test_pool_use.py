@@ -8,10 +8,10 @@ import pytest
 from kvscope_app.views.memory.account import account, kv_detail
 from kvscope_app.views.memory.detail_rows import detail_rows
 from kvscope_app.views.page_map.view import summaries
-from kvscope_app.views.pool_use import pool_use
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.source import Update
+from kvscope_telemetry.state.pool_use import pool_use
 
 BLOCK = 368_640
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.engine.http.served import Served, wait_for
 
 from kvscope_engine import Engine, EngineConfig
+from kvscope_engine.metrics.page import MetricsPage
 
 CONFIG = EngineConfig(device="cpu", num_gpu_blocks_override=512, max_num_seqs=32)
 HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -148,3 +151,21 @@ def test_text_to_tokens_and_back(client: openai.OpenAI, served: Served) -> None:
     told = served.ask("/tokenize", {"prompt": "Grüße, 世界", "return_token_strs": True})[1]
     assert len(told["token_strs"]) == told["count"]
     assert served.ask("/detokenize", {"tokens": told["tokens"]})[1] == {"prompt": "Grüße, 世界"}
+
+
+def test_metrics_tell_what_the_engine_did(client: openai.OpenAI, served: Served) -> None:
+    with closing(MetricsPage(f"ipc://{served.folder}")) as page:
+        wait_for(lambda: b"kvscope:steps_total" in page.render("")[0], "an engine that is heard")
+
+        def counted() -> bool:  # what was told before the page subscribed is in the totals alone
+            client.chat.completions.create(model="default", messages=HELLO, temperature=0, max_tokens=2)
+            samples = [s for each in text_string_to_metric_families(page.render("")[0].decode()) for s in each.samples]
+            values = {(s.name, s.labels.get("finished_reason", "")): s.value for s in samples}
+            return (
+                values["vllm:time_to_first_token_seconds_count", ""] >= 1
+                and values["vllm:request_decode_time_seconds_count", ""] >= 1
+                and values["vllm:request_success_total", "length"] >= 1
+                and values["vllm:generation_tokens_total", ""] >= 2
+            )
+
+        wait_for(counted, "a request on the page")

@@ -103,7 +103,7 @@ def test_a_flood_is_bounded_in_bytes(
 
         assert source.wait(is_noticed, WAIT_S), source.status
         assert source.status.state is SourceState.CONNECTING
-        assert source.status.reason
+        assert source.wait(lambda: bool(source.status.reason), WAIT_S), "told a pass after it is counted"
     finally:
         flood.kill()
         flood.communicate()

@@ -14,11 +14,11 @@ from kvscope_app.look.number_text import num_bytes
 from kvscope_app.views.memory.device_use import device_use
 from kvscope_app.views.memory.part import Part
 from kvscope_app.views.memory.workspace import workspace_parts
-from kvscope_app.views.pool_use import PoolUse, pool_use
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceSample, MemoryBreakdown
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.pool_use import PoolUse, pool_use
 
 _COUNTED: Final = ("weights", "kv_active", "kv_cached", "kv_free")
 """Without these there is no account that something could be missing in."""

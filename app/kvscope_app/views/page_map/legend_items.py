@@ -11,9 +11,9 @@ from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.ink import age_stops, fill_stops, hollow, lower_cached, sharing_stops
 from kvscope_app.views.places import section_sizes
-from kvscope_app.views.pool_use import RESERVING
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.pool_use import RESERVING
 
 Scale = tuple[Callable[[Theme], tuple[str, ...]], str, str]
 """Stops, the word at the low end, the word at the high end."""

@@ -123,6 +123,7 @@ def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
         cause=f"{what} after {len(request.output_token_ids)} tokens; {_blocks(num_blocks)} released",
         num_blocks=num_blocks,
         num_tokens=len(request.output_token_ids),
+        data=EventData(kind="ended", finish_reason=str(request.finish_reason)),
     )
 
 

@@ -1,0 +1,46 @@
+"""Families of prometheus_client with an engine's labels: one a metric, whose samples know when counting began."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from kvscope_engine.metrics.histogram import Histogram
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes families whose samples all carry `labels`; counters began at `created_s`, Unix time in seconds."""
+
+    labels: Labels
+    created_s: float
+
+    def gauge(self, name: str, text: str, *values: tuple[Labels, float]) -> Metric:
+        """A sample for each of `values`, with labels of its own."""
+        family = GaugeMetricFamily(name, text)
+        for own, value in values:
+            family.add_sample(name, {**self.labels, **own}, value)
+        return family
+
+    def counter(self, name: str, text: str, *values: tuple[Labels, float]) -> Metric:
+        """The same; `name` is without `_total`."""
+        family = CounterMetricFamily(name, text)
+        for own, value in values:
+            labels = {**self.labels, **own}
+            family.add_sample(f"{name}_total", labels, value)
+            family.add_sample(f"{name}_created", labels, self.created_s)
+        return family
+
+    def histogram(self, name: str, text: str, histogram: Histogram, created_s: float) -> Metric:
+        """Counted from `created_s` on."""
+        family = HistogramMetricFamily(name, text, labels=tuple(self.labels))
+        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, histogram.cumulative()), strict=True))
+        family.add_metric(tuple(self.labels.values()), buckets, histogram.sum)
+        family.add_sample(f"{name}_created", dict(self.labels), created_s)
+        return family

@@ -1,0 +1,80 @@
+"""How the blocks stand, tier by tier, and what is lost to fragmentation: read from a mirror. O(blocks)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvscope_telemetry.ledger import BlockState, Tier
+from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.pool_use import PoolUse, pool_use
+
+
+@dataclass(frozen=True, slots=True)
+class TierFigures:
+    """Blocks of one tier; used, cached and free ones are apart from each other, shared ones are among the used."""
+
+    tier: str
+    """"hbm", "host" or "disk"."""
+    num_blocks: int
+    num_used: int
+    num_shared: int
+    num_cached: int
+    num_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """Of one moment of one engine start."""
+
+    epoch: int
+    tiers: tuple[TierFigures, ...]
+    """The pool first."""
+    slots: PoolUse
+    num_pinned: int
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool that requests hold, 0 to 1."""
+        pool = self.tiers[0]
+        return pool.num_used / pool.num_blocks if pool.num_blocks else 0.0
+
+
+def pool_figures(mirror: Mirror) -> PoolFigures:
+    """As `mirror` has it, which knows its engine."""
+    assert mirror.hello is not None, "an engine was heard of"
+    cache = mirror.hello.cache
+    first_disk = cache.num_blocks + cache.num_host_blocks
+    pool = TierFigures(
+        tier="hbm",
+        num_blocks=cache.num_physical_blocks or cache.num_blocks,
+        num_used=mirror.num_active,
+        num_shared=_num_shared(mirror, slice(cache.num_blocks)),
+        num_cached=mirror.num_cached,
+        num_free=mirror.num_room,
+    )
+    tiers = [pool]
+    if cache.num_host_blocks:
+        tiers.append(_lower(mirror, Tier.HOST, slice(cache.num_blocks, first_disk), cache.num_host_blocks))
+    if cache.num_disk_blocks:
+        tiers.append(_lower(mirror, Tier.DISK, slice(first_disk, cache.num_rows), cache.num_disk_blocks))
+    return PoolFigures(
+        epoch=mirror.hello.epoch, tiers=tuple(tiers), slots=pool_use(mirror), num_pinned=len(mirror.pinned)
+    )
+
+
+def _lower(mirror: Mirror, tier: Tier, rows: slice, num_blocks: int) -> TierFigures:
+    used, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
+    return TierFigures(
+        tier=tier.name.lower(),
+        num_blocks=num_blocks,
+        num_used=used,
+        num_shared=_num_shared(mirror, rows),
+        num_cached=cached,
+        num_free=max(0, num_blocks - used - cached),
+    )
+
+
+def _num_shared(mirror: Mirror, rows: slice) -> int:
+    return int(np.count_nonzero(mirror.ledger.ref_count[rows] > 1))

@@ -1,0 +1,78 @@
+"""What means the same as in vLLM, under vLLM's names, labels, types and bounds, so that its dashboards show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from kvscope_engine.metrics.families import Maker
+from kvscope_engine.metrics.pool_figures import PoolFigures
+from kvscope_engine.metrics.tally import Tally
+from kvscope_telemetry.messages.telemetry import CacheInfo
+
+HISTOGRAMS: Final = {
+    "time_to_first_token_seconds": "Time from a request's arrival to its first token.",
+    "inter_token_latency_seconds": "Time between two tokens of a request.",
+    "request_time_per_output_token_seconds": "Mean time per token after the first, of a request that ended by itself.",
+    "e2e_request_latency_seconds": "Time from arrival to end, of requests that ended by themselves; the next too.",
+    "request_queue_time_seconds": "Time from arrival to the first place in a step.",
+    "request_inference_time_seconds": "Time from the first place in a step to the end.",
+    "request_prefill_time_seconds": "Time from the first place in a step to the first token.",
+    "request_decode_time_seconds": "Time from the first token to the last.",
+    "iteration_tokens_total": "Tokens computed in a step, of prompts and of answers.",
+    "request_prompt_tokens": "Prompt tokens of a request that ended by itself.",
+    "request_generation_tokens": "Generated tokens of a request that ended by itself.",
+    "request_params_max_tokens": "Most new tokens that a request asked for.",
+}
+"""Each is an attribute of `Histograms`."""
+
+
+def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
+    """What was counted, also while the engine is away."""
+    totals, has_cache = tally.counters, tally.hello.cache.prefix_caching
+    num_prompt_tokens = totals.prompt_tokens + totals.cached_tokens
+    for name, text, value in (
+        (
+            "prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache, again after a preemption.",
+            num_prompt_tokens if has_cache else 0,
+        ),
+        ("prefix_cache_hits", "Tokens that were found in it.", totals.cached_tokens if has_cache else 0),
+        ("num_preemptions", "Times that a running request gave up its blocks.", totals.preemptions),
+        (
+            "prompt_tokens",
+            "Prompt tokens computed or found in the cache, again after a preemption.",
+            num_prompt_tokens,
+        ),
+        ("prompt_tokens_cached", "Prompt tokens found in the cache.", totals.cached_tokens),
+        ("generation_tokens", "Tokens generated.", totals.generation_tokens),
+    ):
+        yield make.counter(f"vllm:{name}", text, ({}, value))
+    text = "Requests that ended, by reason; unknown: while nobody listened here."
+    ends = [({"finished_reason": reason}, float(count)) for reason, count in tally.ends.counts.items()]
+    yield make.counter("vllm:request_success", text, *ends)
+    for name, text in HISTOGRAMS.items():
+        yield make.histogram(f"vllm:{name}", text, getattr(tally.histograms, name), tally.seen_s)
+
+
+def gauges(make: Maker, tally: Tally, pool: PoolFigures) -> Iterator[Metric]:
+    """How it is now."""
+    totals = tally.counters
+    yield make.gauge("vllm:num_requests_running", "Requests that have blocks and run.", ({}, totals.num_running))
+    yield make.gauge("vllm:num_requests_waiting", "Requests in the queue.", ({}, totals.num_waiting))
+    yield make.gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 1 is all of them.", ({}, pool.usage))
+    info = Maker({"engine": make.labels["engine"]}, make.created_s)
+    labels = _cache_config(tally.hello.cache)
+    yield info.gauge("vllm:cache_config_info", "The KV cache's configuration, as labels.", (labels, 1))
+
+
+def _cache_config(cache: CacheInfo) -> dict[str, str]:
+    return {
+        "block_size": str(cache.block_size),
+        "cache_dtype": cache.dtype,
+        "enable_prefix_caching": str(cache.prefix_caching),
+        "num_gpu_blocks": str(cache.num_blocks),
+        "num_cpu_blocks": str(cache.num_host_blocks),
+    }

@@ -1,0 +1,335 @@
+"""Writes the Grafana dashboard: its output is `resources/kvscope_resources/grafana/kvscope.json`.
+
+The panels are those of vLLM's "KV Cache" board under the same metrics, and after them what only kvscope tells.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+Panel = dict[str, Any]
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+OF_MODEL = '{instance=~"$instance",model_name=~"$model_name"}'
+OF_INSTANCE = '{instance=~"$instance"}'
+WIDTH = 24
+
+
+def main() -> None:
+    """To standard output."""
+    json.dump(dashboard(), sys.stdout, indent=1)
+    print()
+
+
+def dashboard() -> dict[str, Any]:
+    """As Grafana imports it."""
+    return {
+        "__inputs": [
+            {
+                "name": "DS_PROMETHEUS",
+                "label": "Prometheus",
+                "description": "Scrapes /metrics of kvscope-engine",
+                "type": "datasource",
+                "pluginId": "prometheus",
+                "pluginName": "Prometheus",
+            }
+        ],
+        "__elements": {},
+        "__requires": [
+            {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "10.0.0"},
+            {"type": "datasource", "id": "prometheus", "name": "Prometheus", "version": "1.0.0"},
+            *({"type": "panel", "id": kind, "name": kind, "version": ""} for kind in ("stat", "timeseries", "row")),
+        ],
+        "id": None,
+        "uid": "kvscope",
+        "title": "kvscope / KV cache",
+        "description": "The KV cache of a kvscope engine: use, prefix cache, fragmentation, evictions, latencies.",
+        "tags": ["kvscope", "vllm", "llm"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "timepicker": {},
+        "timezone": "browser",
+        "annotations": {"list": []},
+        "links": [],
+        "templating": {"list": variables()},
+        "panels": placed(),
+    }
+
+
+def variables() -> list[dict[str, Any]]:
+    """What is chosen above the panels."""
+    source = {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "current": {"text": "Prometheus", "value": "${DS_PROMETHEUS}"},
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "options": [],
+        "refresh": 1,
+        "regex": "",
+    }
+    return [
+        source,
+        labels_of("instance", "Instance", "label_values(kvscope:up, instance)"),
+        labels_of("model_name", "Model", 'label_values(kvscope:steps_total{instance=~"$instance"}, model_name)'),
+    ]
+
+
+def labels_of(name: str, label: str, query: str) -> dict[str, Any]:
+    """All of them until somebody chooses."""
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": name},
+        "current": {"text": "All", "value": "$__all"},
+        "hide": 0,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "options": [],
+        "refresh": 2,
+        "regex": "",
+        "sort": 1,
+    }
+
+
+def placed() -> list[Panel]:
+    """From left to right, row by row, each with its number."""
+    x = y = row_height = 0
+    panels = []
+    for number, panel in enumerate(all_panels(), 1):
+        width, height = panel.pop("size")
+        if x + width > WIDTH:
+            x, y, row_height = 0, y + row_height, 0
+        panels.append({"id": number, "gridPos": {"x": x, "y": y, "w": width, "h": height}, **panel})
+        x, row_height = x + width, max(row_height, height)
+    return panels
+
+
+def all_panels() -> list[Panel]:
+    """In the order in which they are read."""
+    return [*overview(), *prefixes(), *blocks(), *pressure(), *latencies(), *health()]
+
+
+def overview() -> list[Panel]:
+    """The head of vLLM's board."""
+    usage = f"vllm:kv_cache_usage_perc{OF_MODEL}"
+    return [
+        stat("Max KV cache usage", f"max({usage})", "percentunit", orange=0.9, red=0.98),
+        stat("Mean KV cache usage", f"avg({usage})", "percentunit", orange=0.9, red=0.98),
+        stat("Prefix cache hit rate", hit_rate(), "percentunit"),
+        stat("Cached prompt tokens", f"sum({increase('vllm:prompt_tokens_cached_total')})", "short"),
+        stat("Preemptions / s", f"sum({rate('vllm:num_preemptions_total')})", "short", orange=0.000001, red=1),
+        stat("Waiting requests", f"sum(vllm:num_requests_waiting{OF_MODEL})", "short", orange=1),
+        curves("KV cache usage by engine", "percentunit", (usage, "{{instance}} {{engine}}"), top=1),
+        curves(
+            "Scheduler queue",
+            "short",
+            (f"sum(vllm:num_requests_running{OF_MODEL})", "running"),
+            (f"sum(vllm:num_requests_waiting{OF_MODEL})", "waiting"),
+        ),
+    ]
+
+
+def prefixes() -> list[Panel]:
+    """The prefix cache."""
+    return [
+        row("Prefix cache"),
+        curves("Prefix cache hit rate", "percentunit", (hit_rate(), "hit rate"), top=1),
+        curves(
+            "Tokens looked up and found",
+            "short",
+            (f"sum({rate('vllm:prefix_cache_queries_total')})", "looked up / s"),
+            (f"sum({rate('vllm:prefix_cache_hits_total')})", "found / s"),
+        ),
+    ]
+
+
+def blocks() -> list[Panel]:
+    """What vLLM has no metric for."""
+    shared = total("kvscope:num_shared_blocks", tier="hbm")
+    return [
+        row("Blocks and fragmentation"),
+        curves(
+            "Blocks by state",
+            "short",
+            (f"{total('kvscope:num_used_blocks', tier='hbm')} - {shared}", "used by one"),
+            (shared, "shared"),
+            (total("kvscope:num_cached_blocks", tier="hbm"), "cached"),
+            (total("kvscope:num_free_blocks", tier="hbm"), "free"),
+            is_stacked=True,
+        ),
+        curves(
+            "Fragmentation",
+            "percentunit",
+            (f"max(kvscope:external_fragmentation_ratio{OF_MODEL})", "external: free blocks outside the longest run"),
+            (f"max(kvscope:internal_fragmentation_ratio{OF_MODEL})", "internal: held slots that are wasted"),
+            top=1,
+        ),
+        curves(
+            "Slots of the pool by use",
+            "short",
+            (f"sum by (use) (kvscope:num_slots{OF_MODEL})", "{{use}}"),
+            is_stacked=True,
+        ),
+        curves(
+            "Lower tiers",
+            "short",
+            (f"sum by (tier) (kvscope:num_used_blocks{with_label('tier', '!=', 'hbm')})", "{{tier}} swapped"),
+            (f"sum by (tier) (kvscope:num_cached_blocks{with_label('tier', '!=', 'hbm')})", "{{tier}} cached"),
+        ),
+        curves("Memory by kind", "bytes", (f"sum by (kind) (kvscope:memory_bytes{OF_MODEL})", "{{kind}}")),
+        curves("Device memory", "bytes", (f"sum by (part) (kvscope:device_memory_bytes{OF_MODEL})", "{{part}}")),
+    ]
+
+
+def pressure() -> list[Panel]:
+    """What happens when blocks are short."""
+    names = ("evicted", "copied", "swapped_out", "swapped_in", "sunk", "lost")
+    moves = [(f"sum({rate(f'kvscope:{name}_blocks_total')})", name.replace("_", " ")) for name in names]
+    return [
+        row("Evictions and preemptions"),
+        curves("Blocks evicted, copied and moved / s", "short", *moves),
+        curves(
+            "Preemptions / s by cause", "short", (f"sum by (cause) ({rate('kvscope:preemptions_total')})", "{{cause}}")
+        ),
+    ]
+
+
+def latencies() -> list[Panel]:
+    """Load and how long it takes."""
+    tokens = ("prompt", "generation")
+    seconds = (
+        ("Time to first token", "time_to_first_token_seconds"),
+        ("Time between tokens", "inter_token_latency_seconds"),
+        ("Request latency", "e2e_request_latency_seconds"),
+        ("Queue time", "request_queue_time_seconds"),
+        ("Prefill time", "request_prefill_time_seconds"),
+        ("Decode time", "request_decode_time_seconds"),
+    )
+    ends = f"sum by (finished_reason) ({rate('vllm:request_success_total')})"
+    return [
+        row("Load and latencies"),
+        curves("Tokens / s", "short", *[(f"sum({rate(f'vllm:{kind}_tokens_total')})", kind) for kind in tokens]),
+        curves("Requests that ended / s", "short", (ends, "{{finished_reason}}")),
+        *(curves(title, "s", *quantiles(f"vllm:{name}")) for title, name in seconds),
+        curves("Tokens in a step", "short", *quantiles("vllm:iteration_tokens_total")),
+        curves("Steps / s", "short", (f"sum({rate('kvscope:steps_total')})", "steps")),
+    ]
+
+
+def health() -> list[Panel]:
+    """Whether what is shown can be believed."""
+    lost = f"sum(rate(kvscope:reader_frames_lost_total{OF_INSTANCE}[$__rate_interval]))"
+    return [
+        row("Engine and reader"),
+        curves("Engine up", "short", (f"kvscope:up{OF_INSTANCE}", "{{instance}}"), top=1),
+        curves(
+            "Messages lost / s",
+            "short",
+            (lost, "frames that never came"),
+            (f"sum({rate('kvscope:messages_dropped_total')})", "dropped by the engine"),
+        ),
+    ]
+
+
+def hit_rate() -> str:
+    """Of the range of a rate."""
+    return f"sum({rate('vllm:prefix_cache_hits_total')}) / sum({rate('vllm:prefix_cache_queries_total')})"
+
+
+def rate(name: str) -> str:
+    """Of a counter, a second."""
+    return f"rate({name}{OF_MODEL}[$__rate_interval])"
+
+
+def increase(name: str) -> str:
+    """Of a counter, over all that is shown."""
+    return f"increase({name}{OF_MODEL}[$__range])"
+
+
+def total(name: str, *, tier: str) -> str:
+    """Of a gauge, over engines."""
+    return f"sum({name}{with_label('tier', '=', tier)})"
+
+
+def with_label(name: str, operator: str, value: str) -> str:
+    """The filter of a model with one more."""
+    return OF_MODEL.replace("}", f',{name}{operator}"{value}"}}')
+
+
+def quantiles(name: str) -> list[tuple[str, str]]:
+    """Of a histogram."""
+    buckets = f"sum by (le) ({rate(f'{name}_bucket')})"
+    return [(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99)]
+
+
+def row(title: str) -> Panel:
+    """A heading."""
+    return {"type": "row", "title": title, "collapsed": False, "panels": [], "size": (WIDTH, 1)}
+
+
+def stat(title: str, query: str, unit: str, *, orange: float | None = None, red: float | None = None) -> Panel:
+    """One large number; it changes colour from those values on."""
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+    steps += [
+        {"color": name, "value": value} for name, value in (("orange", orange), ("red", red)) if value is not None
+    ]
+    return {
+        "type": "stat",
+        "title": title,
+        "datasource": DATASOURCE,
+        "targets": targets((query, "")),
+        "fieldConfig": {
+            "defaults": {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}},
+            "overrides": [],
+        },
+        "options": {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "area"},
+        "size": (4, 4),
+    }
+
+
+def curves(
+    title: str, unit: str, *queries: tuple[str, str], is_stacked: bool = False, top: float | None = None
+) -> Panel:
+    """Over time, from 0 and up to `top`."""
+    custom = {
+        "drawStyle": "line",
+        "fillOpacity": 40 if is_stacked else 8,
+        "lineWidth": 1,
+        "showPoints": "never",
+        "stacking": {"mode": "normal" if is_stacked else "none", "group": "A"},
+    }
+    defaults = {"unit": unit, "min": 0, "custom": custom} | ({} if top is None else {"max": top})
+    return {
+        "type": "timeseries",
+        "title": title,
+        "datasource": DATASOURCE,
+        "targets": targets(*queries),
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "size": (12, 8),
+    }
+
+
+def targets(*queries: tuple[str, str]) -> list[dict[str, Any]]:
+    """Each query with the name of what it draws."""
+    return [
+        {"refId": chr(ord("A") + place), "datasource": DATASOURCE, "expr": expr, "legendFormat": legend, "range": True}
+        for place, (expr, legend) in enumerate(queries)
+    ]
+
+
+if __name__ == "__main__":
+    main()

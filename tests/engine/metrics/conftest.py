@@ -1,0 +1,34 @@
+"""Endpoints, scripted engines and pages, each ended with its test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+from tests.engine.metrics.scripted import ScriptedEngine
+
+from kvscope_engine.metrics.page import MetricsPage
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="kv-")
+    yield f"ipc://{folder}"
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start(endpoint: str) -> Iterator[Callable[..., ScriptedEngine]]:
+    """`start(epoch)`: an engine at the endpoint."""
+    with ExitStack() as stack:
+        yield lambda epoch=1: stack.enter_context(closing(ScriptedEngine(endpoint, epoch)))
+
+
+@pytest.fixture
+def page(endpoint: str) -> Iterator[MetricsPage]:
+    """Of whatever engine is at the endpoint."""
+    with closing(MetricsPage(endpoint)) as page:
+        yield page

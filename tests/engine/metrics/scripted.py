@@ -1,0 +1,179 @@
+"""An engine on real sockets that tells exactly what a test says, and the page of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvscope_engine.metrics.page import MetricsPage
+from kvscope_telemetry.ledger import Ledger
+from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status
+from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.messages.telemetry import (
+    CacheInfo,
+    Counters,
+    DeviceInfo,
+    Frame,
+    Heartbeat,
+    Hello,
+    MemoryBreakdown,
+    ModelInfo,
+    RequestRows,
+    Snapshot,
+)
+from kvscope_telemetry.sockets.server_sockets import ServerSockets
+
+WAIT_S = 60.0
+SECOND = 1_000_000_000
+STARTED_S = 1_700_000_000
+"""Of epoch 1, Unix time; each later one starts 1,000 s after the one before."""
+LABELS = {"model_name": "scripted", "engine": "0"}
+NUM_BLOCKS, NUM_HOST = 8, 2
+
+
+def wait_for(holds: Callable[[], Any], what: str) -> None:
+    """Until it holds."""
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"it never came to be: {what}"
+        time.sleep(0.01)
+
+
+def rows(**columns: Iterable[int]) -> RequestRows:
+    """Of requests, packed; what is not given is 0."""
+    dtypes = {"number": "<u4", "state": "u1", "num_preemptions": "<u2"}
+    count = len(list(columns["number"]))
+    names = [name for name in RequestRows.__struct_fields__ if name != "table_blocks"]
+    return RequestRows(
+        **{name: np.array(columns.get(name, [0] * count), dtypes.get(name, "<u4")).tobytes() for name in names}
+    )
+
+
+class ScriptedEngine:
+    """Up from here to `close`; its blocks are in `ledger`, and told by `tell`."""
+
+    def __init__(self, endpoint: str, epoch: int = 1) -> None:
+        self.ledger = Ledger(NUM_BLOCKS + NUM_HOST)
+        self.ledger.tier[NUM_BLOCKS:] = 1
+        hello = Hello(
+            epoch=epoch,
+            time_ns=0,
+            wall_time_ns=(STARTED_S + 1000 * (epoch - 1)) * SECOND,
+            model=ModelInfo(name="scripted", max_model_len=1000),
+            cache=CacheInfo(
+                num_blocks=NUM_BLOCKS,
+                num_host_blocks=NUM_HOST,
+                block_size=16,
+                block_bytes=100,
+                dtype="bfloat16",
+                prefix_caching=True,
+            ),
+            device=DeviceInfo(kind="cpu"),
+        )
+        self._state = Snapshot(hello=hello, seq=0, step=0, time_ns=0, blocks=self.ledger.pack_all())
+        self._lock = threading.Lock()
+        self.sockets = ServerSockets(
+            endpoint, on_command=self._answer, heartbeat=self._heartbeat, keyless=Role.OPERATOR
+        )
+
+    def say(self, message: Any) -> None:
+        """Publish what is no frame."""
+        self.sockets.publish(message)
+
+    @property
+    def epoch(self) -> int:
+        return self._state.hello.epoch
+
+    def tell(
+        self, seconds: float, *, blocks: Iterable[int] = (), counters: dict[str, int] | None = None, **fields: Any
+    ) -> None:
+        """The next step ended at `seconds`; counters go on from those before."""
+        frame = self._next(seconds, blocks, counters or {}, fields)
+        self.sockets.publish(frame)
+
+    def lose(self, seconds: float, *, counters: dict[str, int], **fields: Any) -> None:
+        """A step that nobody hears of."""
+        self._next(seconds, (), counters, fields)
+
+    def close(self) -> None:
+        self.sockets.close()
+
+    def _next(self, seconds: float, blocks: Iterable[int], counters: dict[str, int], fields: dict[str, Any]) -> Frame:
+        with self._lock:
+            before = self._state
+            totals: Counters = replace(before.counters, **counters)
+            seq, time_ns = before.seq + 1, round(seconds * SECOND)
+            infos = (*before.requests_info, *fields.get("new_requests", ()))
+            ended = {event.number for event in fields.get("events", ()) if event.kind in ("finished", "aborted")}
+            infos = tuple(info for info in infos if info.number not in ended)
+            self._state = replace(
+                before,
+                seq=seq,
+                step=seq,
+                time_ns=time_ns,
+                blocks=self.ledger.pack_all(),
+                requests_info=infos,
+                requests=rows(number=[info.number for info in infos], num_output_tokens=[1] * len(infos)),
+                counters=totals,
+            )
+            changed = self.ledger.pack(np.array(list(blocks), np.uint32))
+            epoch = before.hello.epoch
+        return Frame(epoch=epoch, seq=seq, step=seq, time_ns=time_ns, blocks=changed, counters=totals, **fields)
+
+    def _heartbeat(self) -> Heartbeat:
+        state = self._state
+        return Heartbeat(epoch=state.hello.epoch, time_ns=time.monotonic_ns(), seq=state.seq, step=state.step)
+
+    def _answer(self, client: bytes, command: Command) -> None:
+        with self._lock:
+            state = self._state
+        if isinstance(command, GetSnapshot):
+            self.sockets.reply(client, replace(state, tag=command.tag))
+        elif isinstance(command, GetStatus):
+            where = self.sockets.telemetry_endpoint
+            self.sockets.reply(
+                client, Status(phase="ready", telemetry_endpoint=where, hello=state.hello, tag=command.tag)
+            )
+
+
+class Scraped:
+    """One scrape, parsed as Prometheus' text."""
+
+    def __init__(self, page: MetricsPage) -> None:
+        self.text = page.render("text/plain")[0].decode()
+        self.families: dict[str, Metric] = {each.name: each for each in text_string_to_metric_families(self.text)}
+        self.samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Of the one sample of this name and, among its labels, these; None where there is none."""
+        found = [each.value for each in self.samples if each.name == name and labels.items() <= each.labels.items()]
+        assert len(found) <= 1, f"{name} {labels} is there {len(found)} times"
+        return found[0] if found else None
+
+    @property
+    def names(self) -> set[str]:
+        return {sample.name for sample in self.samples}
+
+
+def join(page: MetricsPage, engine: ScriptedEngine) -> None:
+    """Until the page hears everything that the engine says from here on."""
+
+    def is_heard() -> bool:
+        weights = 1000 + engine.epoch
+        engine.say(MemoryBreakdown(epoch=engine.epoch, time_ns=0, weights_bytes=weights, kv_bytes=800))
+        return Scraped(page).value("kvscope:memory_bytes", kind="weights") == weights
+
+    wait_for(is_heard, "an engine that is heard")
+
+
+def see(page: MetricsPage, num_steps: int) -> Scraped:
+    """A scrape once so many steps were counted; what is said of blocks may be a moment older."""
+    wait_for(lambda: Scraped(page).value("kvscope:steps_total") == num_steps, f"step {num_steps}")
+    return Scraped(page)

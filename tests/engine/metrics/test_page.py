@@ -1,0 +1,253 @@
+"""The page over real sockets: its values are what the engine told, over holes, restarts and while it is away."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from tests.engine.metrics.scripted import (
+    LABELS,
+    SECOND,
+    STARTED_S,
+    Scraped,
+    ScriptedEngine,
+    join,
+    rows,
+    see,
+    wait_for,
+)
+
+from kvscope_engine.metrics.page import MetricsPage
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.request_words import RequestState
+from kvscope_telemetry.messages.telemetry import Batch, DeviceSample, Event, EventData, RequestInfo
+
+Start = Callable[..., ScriptedEngine]
+
+
+def ns(*seconds: float) -> bytes:
+    """Packed as in frames."""
+    return b"".join(round(each * SECOND).to_bytes(8, "little") for each in seconds)
+
+
+def event(kind: str, seconds: float, number: int = 0, **fields: object) -> Event:
+    return Event(kind=kind, time_ns=round(seconds * SECOND), number=number, **fields)  # type: ignore[arg-type]
+
+
+def live(engine: ScriptedEngine) -> None:
+    """One request from 0.5 s to 1.3 s: 20 prompt tokens, 4 of them cached, and 3 new ones."""
+    info = RequestInfo(number=1, request_id="a", arrival_ns=SECOND // 2, num_prompt_tokens=20, max_tokens=3)
+    running = RequestState.RUNNING
+    engine.tell(
+        1.0,
+        counters={"prompt_tokens": 16, "cached_tokens": 4, "generation_tokens": 1, "admitted": 1, "num_running": 1},
+        new_requests=(info,),
+        requests=rows(number=[1], state=[running], num_output_tokens=[1]),
+        batch=Batch(num_prefill_tokens=16),
+        events=(event("admitted", 0.9, 1, data=EventData(kind="started", waited_ns=400_000_000)),),
+        first_token_ns=ns(0.5),
+    )
+    engine.tell(
+        1.1,
+        counters={"generation_tokens": 2},
+        requests=rows(number=[1], state=[running], num_output_tokens=[2]),
+        batch=Batch(num_decode_tokens=1),
+        inter_token_ns=ns(0.1),
+    )
+    engine.tell(
+        1.3,
+        counters={"generation_tokens": 3, "num_running": 0, "finished": 1},
+        requests=rows(number=[1], state=[RequestState.FINISHED], num_output_tokens=[3]),
+        batch=Batch(num_decode_tokens=1),
+        events=(event("finished", 1.3, 1, num_tokens=3, data=EventData(kind="ended", finish_reason="length")),),
+        inter_token_ns=ns(0.2),
+    )
+
+
+def test_a_request_s_life(page: MetricsPage, start: Start) -> None:
+    engine = start()
+    join(page, engine)
+    live(engine)
+    scraped = see(page, 3)
+    for name, count, total in (
+        ("time_to_first_token_seconds", 1, 0.5),
+        ("inter_token_latency_seconds", 2, 0.3),
+        ("request_time_per_output_token_seconds", 1, 0.15),
+        ("e2e_request_latency_seconds", 1, 0.8),
+        ("request_queue_time_seconds", 1, 0.4),
+        ("request_prefill_time_seconds", 1, 0.1),
+        ("request_decode_time_seconds", 1, 0.3),
+        ("request_inference_time_seconds", 1, 0.4),
+        ("request_prompt_tokens", 1, 20),
+        ("request_generation_tokens", 1, 3),
+        ("request_params_max_tokens", 1, 3),
+        ("iteration_tokens_total", 3, 18),
+    ):
+        assert scraped.value(f"vllm:{name}_count", **LABELS) == count, name
+        assert scraped.value(f"vllm:{name}_sum", **LABELS) == pytest.approx(total), name
+    bucket = "vllm:time_to_first_token_seconds_bucket"
+    assert scraped.value(bucket, le="0.25") == 0
+    assert scraped.value(bucket, le="0.5") == 1  # at most, not below
+    assert scraped.value(bucket, le="+Inf") == 1
+    for name, value in (
+        ("vllm:prompt_tokens", 20),
+        ("vllm:prompt_tokens_cached", 4),
+        ("vllm:prefix_cache_queries", 20),
+        ("vllm:prefix_cache_hits", 4),
+        ("vllm:generation_tokens", 3),
+        ("kvscope:requests_admitted", 1),
+    ):
+        assert scraped.value(f"{name}_total", **LABELS) == value, name
+        assert scraped.value(f"{name}_created", **LABELS) == STARTED_S
+    ends = {s.labels["finished_reason"]: s.value for s in scraped.samples if s.name == "vllm:request_success_total"}
+    assert ends == {"stop": 0, "length": 1, "abort": 0, "error": 0, "unknown": 0}
+
+
+def test_blocks_bytes_and_fragmentation(page: MetricsPage, start: Start) -> None:
+    engine = start()
+    join(page, engine)
+    ledger = engine.ledger
+    ledger.state[[0, 1, 4]] = BlockState.ACTIVE
+    ledger.ref_count[[0, 1, 4]] = [2, 1, 1]
+    ledger.filled[[0, 1, 4]] = [16, 16, 6]
+    ledger.state[[2, 8]] = BlockState.CACHED  # 8 is in host memory
+    ledger.filled[[2, 8]] = 16
+    sample = DeviceSample(epoch=1, time_ns=0, memory_total_bytes=10, process_bytes=4, utilization=0.5)
+    engine.say(sample)
+    moved = {"evicted_blocks": 5, "copied_blocks": 1, "swapped_blocks": 2, "loaded_blocks": 3, "num_waiting": 6}
+    engine.tell(1.0, blocks=[0, 1, 2, 4, 8], counters=moved)
+    wait_for(lambda: Scraped(page).value("kvscope:num_used_blocks", tier="hbm") == 3, "blocks in use")
+    scraped = Scraped(page)
+    of_tiers = {
+        name: [scraped.value(f"kvscope:{name}", tier=tier, **LABELS) for tier in ("hbm", "host")]
+        for name in ("num_blocks", "num_used_blocks", "num_shared_blocks", "num_cached_blocks", "num_free_blocks")
+    }
+    assert of_tiers == {
+        "num_blocks": [8, 2],
+        "num_used_blocks": [3, 0],
+        "num_shared_blocks": [1, 0],
+        "num_cached_blocks": [1, 1],
+        "num_free_blocks": [4, 1],
+    }
+    assert scraped.value("vllm:kv_cache_usage_perc", **LABELS) == 3 / 8
+    assert scraped.value("vllm:num_requests_waiting", **LABELS) == 6
+    assert scraped.value("kvscope:num_slots", use="wasted") == 10
+    assert scraped.value("kvscope:internal_fragmentation_ratio") == 10 / 48
+    assert scraped.value("kvscope:external_fragmentation_ratio") == 1 / 4  # 3, then 5, 6 and 7
+    for name, value in (("evicted", 5), ("copied", 1), ("swapped_out", 2), ("swapped_in", 3), ("sunk", 0)):
+        assert scraped.value(f"kvscope:{name}_blocks_total", **LABELS) == value
+    kinds = {s.labels["kind"]: s.value for s in scraped.samples if s.name == "kvscope:memory_bytes"}
+    assert kinds.items() >= {"weights": 1001, "kv": 800}.items()
+    assert not kinds.keys() & {"staging", "workspace"}  # unknown is never a number
+    assert scraped.value("kvscope:device_memory_bytes", part="process") == 4
+    assert scraped.value("kvscope:device_memory_bytes", part="used") is None
+    assert scraped.value("kvscope:device_power_watts") is None
+
+
+def test_causes_and_ends(page: MetricsPage, start: Start) -> None:
+    engine = start()
+    join(page, engine)
+    swapped = EventData(kind="preempted", is_swapped=True)
+    happened = (
+        event("preempted", 1, 1, data=swapped),
+        event("preempted", 1, 2, data=EventData(kind="preempted")),
+        event("preempted", 1, 3),  # of an engine that does not say
+        event("aborted", 1, 4),
+        event("finished", 1, 5, data=EventData(kind="ended", finish_reason="of_a_later_version")),
+    )
+    engine.tell(1.0, events=happened, counters={"preemptions": 3, "aborted": 1, "finished": 1})
+    scraped = see(page, 1)
+    causes = {s.labels["cause"]: s.value for s in scraped.samples if s.name == "kvscope:preemptions_total"}
+    assert causes == {"swap": 1, "recompute": 1, "unknown": 1}
+    assert scraped.value("vllm:num_preemptions_total") == 3
+    assert scraped.value("vllm:request_success_total", finished_reason="abort") == 1
+    assert scraped.value("vllm:request_success_total", finished_reason="unknown") == 1
+    assert scraped.value("vllm:e2e_request_latency_seconds_count") == 0
+
+
+def test_totals_survive_a_hole(page: MetricsPage, start: Start) -> None:
+    engine = start()
+    join(page, engine)
+    live(engine)
+    see(page, 3)
+    engine.lose(2.0, counters={"finished": 4, "generation_tokens": 100, "preemptions": 2})
+    engine.tell(3.0, counters={"generation_tokens": 101})
+    scraped = see(page, 5)
+    assert scraped.value("vllm:generation_tokens_total") == 101
+    assert scraped.value("vllm:request_success_total", finished_reason="unknown") == 3
+    assert scraped.value("vllm:request_success_total", finished_reason="length") == 1
+    assert scraped.value("kvscope:preemptions_total", cause="unknown") == 2
+    assert scraped.value("kvscope:reader_frames_lost_total")
+    assert scraped.value("vllm:time_to_first_token_seconds_count") == 1
+
+
+def test_a_restart_is_a_new_beginning_and_between_them_the_page_stays(page: MetricsPage, start: Start) -> None:
+    assert Scraped(page).value("kvscope:up") == 0
+    engine = start()
+    join(page, engine)
+    live(engine)
+    assert see(page, 3).value("kvscope:up") == 1
+    engine.close()
+    wait_for(lambda: Scraped(page).value("kvscope:up") == 0, "an engine that is away")
+    away = Scraped(page)
+    assert away.value("vllm:generation_tokens_total") == 3
+    assert away.value("vllm:num_requests_running") is None
+    assert away.value("kvscope:num_free_blocks", tier="hbm") is None
+    assert sum(s.value for s in away.samples if s.name == "kvscope:engine_state") == 1
+    engine = start(2)
+    join(page, engine)
+    again = Scraped(page)
+    assert again.value("kvscope:up") == 1
+    assert again.value("vllm:generation_tokens_total") == 0
+    assert again.value("vllm:generation_tokens_created") == STARTED_S + 1000
+    assert again.value("vllm:time_to_first_token_seconds_count") == 0
+    live(engine)
+    assert see(page, 3).value("vllm:generation_tokens_total") == 3
+
+
+def test_who_was_there_before_is_counted_as_far_as_it_is_known(endpoint: str, start: Start) -> None:
+    engine = start()
+    info = RequestInfo(number=1, request_id="a", arrival_ns=0, num_prompt_tokens=2)
+    engine.lose(1.0, counters={"finished": 7, "generation_tokens": 9}, new_requests=(info,))
+    with closing(MetricsPage(endpoint, served_name="other")) as page:
+        join(page, engine)
+        ended = event("finished", 2, 1, num_tokens=5, data=EventData(kind="ended", finish_reason="stop"))
+        engine.tell(2.0, counters={"finished": 8, "generation_tokens": 10}, events=(ended,))
+        scraped = see(page, 2)
+    assert scraped.value("vllm:generation_tokens_total", model_name="other") == 10
+    assert scraped.value("vllm:request_success_total", finished_reason="unknown") == 7
+    assert scraped.value("vllm:request_success_total", finished_reason="stop") == 1
+    assert scraped.value("vllm:e2e_request_latency_seconds_sum") == 2
+    for unseen in ("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"):
+        assert scraped.value(f"vllm:{unseen}_count") == 0
+
+
+def test_a_thousand_scrapes_leave_nothing(page: MetricsPage, start: Start) -> None:
+    engine = start()
+    join(page, engine)
+    live(engine)
+    see(page, 3)
+    page.render("")
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        return len(gc.get_objects()), len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = held()
+    for number in range(1000):
+        list(page.collect())
+        if not number % 10:
+            page.render("application/openmetrics-text; version=1.0.0")
+    after = held()
+    assert after[0] - before[0] < 900, "less than one object a scrape"
+    assert after[1:] == before[1:]
+
+
+def test_an_endpoint_that_is_none() -> None:
+    with pytest.raises(BadInput):
+        MetricsPage("nonsense")
