@@ -36,11 +36,18 @@ class Line:
         self._is_cut = False
 
     def ask(
-        self, path: str, body: bytes | None, accept: str, head: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: bytes | None,
+        accept: str,
+        head: Mapping[str, str] | None = None,
+        wait_s: float | None = None,
     ) -> http.client.HTTPResponse:
         """GET, or POST of `body` as JSON: the answer, whose content is still to be read. Raises OSError and
-        HTTPException."""
+        HTTPException. `wait_s` is how long any wait may take once there is a connection, where it is another."""
         self._connect()
+        if wait_s is not None:
+            self._connection.sock.settimeout(wait_s)
         address = self._address
         headers = {"Accept": accept, "User-Agent": _USER_AGENT, **(head or {})}
         if address.api_key:
@@ -50,12 +57,10 @@ class Line:
         self._connection.request("GET" if body is None else "POST", address.path + path, body, headers)
         return self._connection.getresponse()
 
-    def wait_at_most(self, timeout_s: float) -> None:
-        """From now on, for each piece of the answer."""
-        with self._lock:
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.settimeout(timeout_s)
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is somebody at the other end."""
+        return self._socket is not None
 
     def check(self) -> None:
         """Raise ConnectionAbortedError once it was cut."""
