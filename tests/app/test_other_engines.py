@@ -12,7 +12,7 @@ from kvscope_app.views.console.view import ConsoleView
 from kvscope_app.views.heatmap.view import HeatmapView
 from kvscope_app.views.memory.view import MemoryView
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_app.views.page_map.view import summary
+from kvscope_app.views.page_map.view import summaries
 from kvscope_app.views.requests.view import RequestsView
 from kvscope_app.views.throughput.panels import _range_text
 from kvscope_app.views.throughput.view import ThroughputView
@@ -87,7 +87,7 @@ def test_the_page_map_says_what_cells_are_and_disables_what_is_not_told(watched,
         action = window.actions_by_name[f"color_{mode}"]
         assert action.isEnabled() == is_possible
         assert ("does not tell" in action.toolTip()) != is_possible
-    words = summary(watched.mirror, watched.mirror.hello.cache)
+    words, *_ = summaries(watched.mirror, watched.mirror.hello.cache)
     assert "in use: 25.0 %" in words.replace("\u202f", " ").replace("\xa0", " ")
     assert "2 keep a prefix" in words
     assert "cells are slots that kvscope gives out" in words

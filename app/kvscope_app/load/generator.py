@@ -53,7 +53,7 @@ class LoadGenerator(QObject):
         """Why it is not running as asked, in one line; empty when all is well."""
         self._session = session
         self._settings = LoadSettings()
-        self._unfinished: set[str] = set()
+        self._unfinished: dict[str, int] = {}  # and how many tokens of it were told
         self._running = False
         self._epoch: int | None = None
         self._prompts: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class LoadGenerator(QObject):
         request_id = f"load-{secrets.token_hex(4)}"
         if not self._send(make_request(self._settings, self._prompts, request_id, self._chance)):
             return False
-        self._unfinished.add(request_id)
+        self._unfinished[request_id] = 0
         self.counts.sent += 1
         self._is_news = True
         return True
@@ -153,7 +153,7 @@ class LoadGenerator(QObject):
             if isinstance(reply, Tokens | Finished | Refused | Accepted) and reply.request_id in self._unfinished:
                 self._take(reply)
             elif isinstance(reply, Failed) and reply.request_id in self._unfinished:
-                self._unfinished.discard(reply.request_id)
+                del self._unfinished[reply.request_id]
                 self.counts.lost += 1
                 self.message, self._is_news = reply.reason, True
 
@@ -161,16 +161,17 @@ class LoadGenerator(QObject):
         self._is_news = True
         if isinstance(reply, Tokens):
             self.counts.tokens += len(reply.token_ids)
+            self._unfinished[reply.request_id] += len(reply.token_ids)
         elif isinstance(reply, Refused):
-            self._unfinished.discard(reply.request_id)
+            del self._unfinished[reply.request_id]
             self.counts.refused += 1
             self.message = f"refused: {reply.reason}"
             self._next_s = time.monotonic() + _PAUSE_AFTER_REFUSAL_S
         elif isinstance(reply, Finished):
-            self._unfinished.discard(reply.request_id)
-            self._count_end(reply)
+            self._count_end(reply, num_told=self._unfinished.pop(reply.request_id))
 
-    def _count_end(self, reply: Finished) -> None:
+    def _count_end(self, reply: Finished, num_told: int) -> None:
+        self.counts.tokens += max(reply.usage.completion_tokens - num_told, 0)  # not all engines tell token ids
         if reply.finish_reason == "abort":
             self.counts.aborted += 1
         elif reply.finish_reason == "error":

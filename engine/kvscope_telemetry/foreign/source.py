@@ -16,11 +16,12 @@ from kvscope_telemetry.foreign.address import ForeignAddress
 from kvscope_telemetry.foreign.block_contents import BlockContents
 from kvscope_telemetry.foreign.event_part import EventPart
 from kvscope_telemetry.foreign.hand_over import HandOver
+from kvscope_telemetry.foreign.prompting.prompter import Prompter
 from kvscope_telemetry.foreign.scrape import Scraper
 from kvscope_telemetry.foreign.standing import Parts, standing
 from kvscope_telemetry.foreign.translator import Translator
 from kvscope_telemetry.kv_events.stream_items import StreamStatus
-from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.commands import BlockContent, Command, Reply
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.state.mirror import Mirror
@@ -62,6 +63,7 @@ class ForeignSource:
         self._failure = ""
         self._changed = threading.Condition()
         self._end = threading.Event()
+        self._prompter = Prompter(address)
         self._scraper = scraper(address)
         self._events = EventPart(address)
         self._thread = threading.Thread(target=self._run, name="kvscope-foreign", daemon=True)
@@ -121,6 +123,17 @@ class ForeignSource:
         """
         return self._contents.of_rows(rows, self._translator.model)
 
+    def send(self, command: Command) -> None:
+        """Send a prompt through its OpenAI API, or hang up on one. From any thread; never waits.
+
+        All else is refused. Raises BadInput for one that is too large, EngineDead after `close`.
+        """
+        self._prompter.send(command)
+
+    def take_replies(self) -> list[Reply]:
+        """Answers to what was sent since the last call, oldest first."""
+        return self._prompter.take_replies()
+
     def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until `predicate()` holds, looking again whenever something came; whether it did in time."""
         deadline = time.monotonic() + timeout_s
@@ -135,6 +148,7 @@ class ForeignSource:
     def close(self) -> None:
         """End the threads and free the sockets. Idempotent."""
         self._end.set()
+        self._prompter.close()
         self._thread.join()
 
     def __enter__(self) -> Self:

@@ -50,6 +50,15 @@ def test_holds_the_number_of_requests(engine, session, generator):
     assert (generator.counts.sent, generator.counts.finished, generator.counts.tokens) == (4, 1, 2)
 
 
+def test_tokens_of_an_engine_that_tells_text_alone_are_counted_at_the_end(engine, session, generator):
+    generator.start(LoadSettings(concurrency=1))
+    (first,) = submitted(engine)
+    engine.source.replies.append(Tokens(request_id=first, token_ids=(), text="a b"))
+    finish(engine, first)
+    session.poll()
+    assert generator.counts.tokens == 2
+
+
 def test_replies_of_others_are_not_counted(engine, session, generator):
     generator.start(LoadSettings(concurrency=1))
     finish(engine, "chat-1")

@@ -1,0 +1,46 @@
+"""What a person reads where an engine's HTTP server gave no answer, in one sentence each. Knows no sockets."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+from typing import Final
+
+REFUSALS: Final = (401, 403)
+"""There is a server, and it does not let us in."""
+_REDIRECTS: Final = range(300, 400)
+
+
+def why_refused(url: str, status: int, *, has_key: bool) -> str:
+    """By HTTP's status, which is none of a success."""
+    if status in REFUSALS:
+        asked = "does not accept the API key" if has_key else "wants an API key: give it by --api-key-file"
+        return f"{url} {asked} (HTTP {status})"
+    if status in _REDIRECTS:
+        return f"{url} sends us elsewhere (HTTP {status}), which is not followed: give the address of the server itself"
+    if status == http.client.NOT_FOUND:
+        return f"{url} is not there (HTTP 404)"
+    return f"{url} answers with HTTP {status}"
+
+
+def why_late(url: str, timeout_s: float) -> str:
+    """It took longer than that."""
+    return f"{url} did not answer within {timeout_s:g} s"
+
+
+def why_broken(url: str, error: Exception) -> str:
+    """By what went wrong with the connection."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{url}: its certificate is not trusted ({error.verify_message}); --tls-ca FILE names who signed it"
+    if isinstance(error, ssl.SSLError):
+        return f"{url} does not speak TLS as we do ({error.reason or 'the connection broke'}): is --tls right there?"
+    if isinstance(error, ConnectionRefusedError):
+        return f"nobody listens at {url}"
+    if isinstance(error, socket.gaierror):
+        return f"{url}: there is no such host"
+    if isinstance(error, http.client.RemoteDisconnected | http.client.IncompleteRead | ConnectionError):
+        return f"{url} hung up before its answer was whole"
+    if isinstance(error, http.client.HTTPException):
+        return f"{url} does not speak HTTP ({type(error).__name__}): is it another port?"
+    return f"{url} cannot be reached ({getattr(error, 'strerror', None) or type(error).__name__})"

@@ -1,0 +1,1 @@
+"""Prompts sent to another engine through its OpenAI API, answered in our own messages. Knows no Qt."""
