@@ -258,6 +258,9 @@ class Marks:
     def detokenizer(self, stop: Sequence[str], context: Sequence[int]) -> Detokenizer:
         return Detokenizer(lambda ids: "".join(f" {token}" for token in ids)[1:], stop, context)
 
+    def token_text(self, token_id: int) -> str:
+        return f" {token_id}"
+
 
 @pytest.mark.parametrize(("raw", "beginning"), [(True, " "), (False, "")], ids=["raw", "an answer"])
 def test_a_raw_completion_goes_on_from_its_prompt(make_engine: Make, raw: bool, beginning: str) -> None:

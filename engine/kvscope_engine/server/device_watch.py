@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -61,7 +62,7 @@ class DeviceWatch:
             with contextlib.suppress(Exception):  # a device that fails here is told of by the step
                 memory = self._memory()
             self._publish(devices)
-            self._publish(device_sample(devices, self._hello.device.kind, self._hello.pid))
+            self._publish(device_sample(devices, self._hello.device.kind))
             if memory is not None:
                 self._publish(self._with_context(memory, devices))
             if self._closing.wait(self._sample_s):
@@ -71,7 +72,7 @@ class DeviceWatch:
         """What the process had beside torch's memory when that was first known: later, more than that is a finding."""
         if self._context_bytes is None:
             gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus), None)
-            process = gpu_process_bytes(gpu, self._hello.pid) if gpu is not None else None
+            process = gpu_process_bytes(gpu, os.getpid()) if gpu is not None else None
             if process is None or memory.reserved_bytes < 0:
                 return memory
             self._context_bytes = max(0, process - memory.reserved_bytes - max(0, memory.kv_resident_bytes))
