@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 
-from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
 
 WARM_S = 5.0

@@ -59,9 +59,7 @@ class OwnMember:
         row = FleetRow(self._entry, status.state, status.reason)
         if hello is None:
             return row
-        row = replace(
-            row, engine=hello.capabilities.engine, version=hello.engine_version, model=hello.model.name
-        )
+        row = replace(row, engine=hello.capabilities.engine, version=hello.engine_version, model=hello.model.name)
         if status.state not in TELLING or self._counters is None:
             return row
         self._summarize(hello)
