@@ -6,10 +6,10 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Final
 
-from kvscope_app.look.model_name import model_name
 from kvscope_app.look.number_text import NOTHING, count, percent, plural, seconds
 from kvscope_app.session.state_words import STATE_WORDS
 from kvscope_telemetry.fleet.row import FleetRow
+from kvscope_telemetry.messages.model_words import short_name
 from kvscope_telemetry.source import SourceState
 
 ENGINE_NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -22,15 +22,15 @@ class Column(IntEnum):
     MAP = 0
     NAME = 1
     STATE = 2
-    USAGE = 3
-    RUNNING = 4
-    WAITING = 5
-    FIRST_TOKEN = 6
-    HIT_RATE = 7
-    PREEMPTIONS = 8
-    ENGINE = 9
-    VERSION = 10
-    MODEL = 11
+    ENGINE = 3
+    VERSION = 4
+    MODEL = 5
+    USAGE = 6
+    RUNNING = 7
+    WAITING = 8
+    FIRST_TOKEN = 9
+    HIT_RATE = 10
+    PREEMPTIONS = 11
 
 
 TITLES: Final = {
@@ -56,7 +56,7 @@ TIPS: Final = {
     Column.HIT_RATE: "Of the last minute's prompt tokens, those that were in the prefix cache",
     Column.PREEMPTIONS: "Requests sent back to make room, a second, over the last minute",
 }
-NUMBERS: Final = range(Column.USAGE, Column.ENGINE)
+NUMBERS: Final = range(Column.USAGE, len(Column))
 
 Key = tuple[float, str]
 _KEYS: Final[dict[Column, Callable[[FleetRow], float | None]]] = {
@@ -104,7 +104,7 @@ def text_of(row: FleetRow, column: Column) -> str:
         return ENGINE_NAMES.get(row.engine, row.engine) or NOTHING
     if column is Column.VERSION:
         return row.version or NOTHING
-    return model_name(row.model) if row.model else NOTHING
+    return short_name(row.model) if row.model else NOTHING
 
 
 def state_text(row: FleetRow) -> str:

@@ -51,6 +51,7 @@ class FleetWindow(QMainWindow):
         self.trouble = ""
         """Of a list that nobody reads again."""
         self._settled_s = 0.0
+        self._waits_for_rows = True  # the keys are the table's as soon as there is one
         self._complaint = ""
         self.setWindowTitle("Fleet – kvscope")
         self.search = QLineEdit()
@@ -59,7 +60,7 @@ class FleetWindow(QMainWindow):
         self.search.setAccessibleName("Search engines")
         self.table = FleetTable()
         self.order = OrderBox(self.table.horizontalHeader())
-        self.counts = label("", "muted", elastic=True)
+        self.counts = label("", elastic=True)
         self.told = label("", "muted", wraps=True)
         self.open_button = QPushButton("Open")
         self.again = QPushButton("Read the list again")
@@ -99,7 +100,7 @@ class FleetWindow(QMainWindow):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.table.setFocus()
+        self._show_middle()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self._timer.stop()
@@ -119,6 +120,9 @@ class FleetWindow(QMainWindow):
         else:
             self._empty.setText(NOTHING_KNOWN if self._reader is None else NOTHING_LISTED)
         self._middle.setCurrentIndex(0 if self.table.proxy.rowCount() else 1)
+        if self._waits_for_rows and self.table.isVisible():
+            self._waits_for_rows = False
+            self.table.setFocus()
 
     def _show_buttons(self) -> None:
         self.open_button.setEnabled(self.table.selectionModel().hasSelection())
@@ -170,8 +174,7 @@ class FleetWindow(QMainWindow):
         middle.setLayout(self._middle)
         self._middle.addWidget(self.table)
         self._middle.addWidget(self._empty)
-        head.addWidget(self.search, 2)
-        head.addWidget(self.counts, 1)
+        head.addWidget(self.search, 1)
         head.addWidget(self.order)
         self.open_button.setProperty("look", "primary")
         self.open_button.setToolTip("Watch it in a window of its own (Enter)")
@@ -183,6 +186,7 @@ class FleetWindow(QMainWindow):
         column = QVBoxLayout(body)
         column.setContentsMargins(12, 12, 12, 12)
         column.addLayout(head)
+        column.addWidget(self.counts)
         column.addWidget(middle, 1)
         column.addLayout(foot)
         self.setCentralWidget(body)

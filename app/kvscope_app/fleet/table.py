@@ -16,18 +16,19 @@ from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.row import FleetRow
 
 _PADDING: Final = 14
+_NARROWEST: Final = 56
 _WIDTHS: Final = {
     Column.MAP: SIZE[0] + _PADDING,
-    Column.NAME: 210,
     Column.STATE: 150,
+    Column.ENGINE: 76,
+    Column.VERSION: 90,
+    Column.MODEL: 130,
     Column.USAGE: 84,
     Column.RUNNING: 76,
     Column.WAITING: 76,
     Column.FIRST_TOKEN: 92,
     Column.HIT_RATE: 76,
-    Column.PREEMPTIONS: 100,
-    Column.ENGINE: 76,
-    Column.VERSION: 90,
+    Column.PREEMPTIONS: 104,
 }
 
 
@@ -58,10 +59,11 @@ class FleetTable(QTableView):
         self.verticalHeader().setDefaultSectionSize(SIZE[1] + _PADDING)
         header = self.horizontalHeader()
         header.setHighlightSections(False)
-        header.setStretchLastSection(True)
+        header.setMinimumSectionSize(_NARROWEST)
         for column, width in _WIDTHS.items():
             self.setColumnWidth(column, width)
         header.setSectionResizeMode(Column.MAP, QHeaderView.ResizeMode.Fixed)
+        header.setSectionResizeMode(Column.NAME, QHeaderView.ResizeMode.Stretch)
         self.doubleClicked.connect(self.open_wanted)
 
     @property

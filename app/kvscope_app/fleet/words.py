@@ -33,7 +33,12 @@ def list_text(name: str, told: Listed, now_ns: int) -> str:
         return f"Reading {name} …"
     if not told.read_ns:
         return f"The list could not be read: {told.trouble}"
-    age = seconds((now_ns - told.read_ns) // 1_000_000_000)
+    age = _age(now_ns - told.read_ns)
     if told.is_old:
         return f"The list is {age} old: {told.trouble}"
     return f"List: {name}, read {age} ago" + (f"; {told.trouble}" if told.trouble else "")
+
+
+def _age(age_ns: int) -> str:
+    whole_s = max(0, age_ns) // 1_000_000_000
+    return f"{whole_s} s" if whole_s < 60 else seconds(whole_s)

@@ -31,6 +31,6 @@ def pool_bins(state: npt.NDArray[np.uint8]) -> PoolBins | None:
 
     def share(of: BlockState) -> bytes:
         counts = np.add.reduceat(state == of, edges[:-1], dtype=np.int64)
-        return np.maximum(counts * 255 // sizes, counts > 0).astype(np.uint8).tobytes()
+        return bytes(np.maximum(counts * 255 // sizes, counts > 0).astype(np.uint8).tobytes())
 
     return PoolBins(share(BlockState.ACTIVE), share(BlockState.CACHED))

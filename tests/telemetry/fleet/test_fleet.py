@@ -69,9 +69,7 @@ def test_the_list_is_followed_and_who_stays_is_not_opened_again():
 
 
 def test_three_engines_over_real_sockets(tmp_path):
-    engines = [
-        SyntheticEngine(num_blocks=200 + 2000 * number, num_running=4, epoch=number + 1) for number in range(3)
-    ]
+    engines = [SyntheticEngine(num_blocks=200 + 2000 * number, num_running=4, epoch=number + 1) for number in range(3)]
     where = [f"ipc://{tmp_path}/{number}/telemetry" for number in range(3)]
     servers = [SyntheticServer(engine, at, rate=20.0) for engine, at in zip(engines, where, strict=True)]
     num_threads = threading.active_count()
