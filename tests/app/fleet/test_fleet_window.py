@@ -199,3 +199,51 @@ def test_threads_end_with_the_window(qtbot, tmp_path):
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("kvscope-fleet")]
     desktop.deleteLater()
+
+
+def test_three_engines_of_a_file_and_one_opens(qtbot, tmp_path, monkeypatch):
+    """Over real sockets; the window that opens is another test's."""
+    from kvscope_app.command_line import Options, parse
+    from kvscope_app.desktop import Desktop
+    from kvscope_app.main import COMMANDS
+    from kvscope_telemetry.synthetic.engine import SyntheticEngine
+    from kvscope_telemetry.synthetic.server import SyntheticServer
+
+    where = [f"ipc://{tmp_path}/{number}/telemetry" for number in range(3)]
+    (tmp_path / "list").write_text("".join(f"{at} engine {number}\n" for number, at in enumerate(where)))
+    options = parse(["fleet", "--file", str(tmp_path / "list"), "--every", "60"], COMMANDS)().fleet
+    engines = [SyntheticEngine(num_blocks=200, num_running=4, epoch=number + 1) for number in range(3)]
+    servers = [SyntheticServer(engine, at, rate=10.0) for engine, at in zip(engines, where, strict=True)]
+    settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
+    desktop = Desktop(QApplication.instance(), Options(theme="dark"), settings)
+    opened = []
+    monkeypatch.setattr(desktop, "open_window", opened.append)
+    try:
+        window = desktop.fleets.open_list(options.text, options.every_s, options.api_key)
+        qtbot.waitUntil(lambda: shown(window, Column.STATE) == ["Live"] * 3, timeout=120_000)
+        assert shown(window) == ["engine 0", "engine 1", "engine 2"]
+        assert window.table.fleet.data(window.table.fleet.index(0, Column.MAP), Qt.ItemDataRole.DecorationRole)
+        window.table.selectRow(2)
+        qtbot.keyClick(window.table, Qt.Key.Key_Return)
+        assert [address.text for address in opened] == [where[2]]
+    finally:
+        desktop.close()
+        for server in servers:
+            server.close()
+        desktop.deleteLater()
+
+
+def test_lists_that_cannot_be_read_end_the_command(tmp_path):
+    from kvscope_app.command_line import parse
+    from kvscope_app.main import COMMANDS
+
+    (tmp_path / "page").write_text("<html>\n")
+    for arguments, word in (
+        (["--file", str(tmp_path / "none")], "--file: .*No such file"),
+        (["--file", str(tmp_path / "page")], "--file: there is no address in it"),
+        (["--command", "'"], "No closing quotation"),
+        (["--command", "ls", "--every", "0"], "seconds, more than 0"),
+        ([], "one of the arguments --file --command is required"),
+    ):
+        with pytest.raises(BadInput, match=word):
+            parse(["fleet", *arguments], COMMANDS)()
