@@ -137,7 +137,7 @@ class Fleet:
         _close_all([member for entry, member in self._members.items() if entry not in wanted])
         before, self._members = self._members, {}
         for entry in wanted:
-            self._members[entry] = before.pop(entry, None) or self._opener(entry, context)
+            self._members[entry] = before[entry] if entry in before else self._opener(entry, context)
         return True
 
 

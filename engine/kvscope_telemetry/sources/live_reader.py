@@ -97,7 +97,7 @@ class LiveReader:
         self._unknowns = Unknowns()
         self._latency_ns = -1
         self._connected_ns = 0
-        self._came_ns = 0
+        self._looked_ns = self._came_ns = 0
         self._asked_status_ns = 0
         self._failure = ""
         self._num_cut = 0
@@ -166,7 +166,7 @@ class LiveReader:
     def look(self, wait_ms: int = 0) -> tuple[int, int]:
         """Read what waits, or comes within `wait_ms`, and do what is due; how many messages and replies there were."""
         self._sockets.wait(wait_ms, replies=self.replies.room > 0)
-        now_ns = time.monotonic_ns()
+        now_ns = self._looked_ns = time.monotonic_ns()
         self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
         # As many as there is room for: what is unread when a connection ends goes with it when it is next looked at.
@@ -182,8 +182,7 @@ class LiveReader:
         if num_messages or num_replies:
             with self.changed:
                 self.changed.notify_all()
-            now_ns = time.monotonic_ns()
-            is_first, self._came_ns = now_ns - self._came_ns > NAP_AFTER_NS, now_ns
+            is_first, self._came_ns = self._looked_ns - self._came_ns > NAP_AFTER_NS, self._looked_ns
             if num_messages < MAX_MESSAGES_A_PASS and not is_first:
                 time.sleep(NAP_S)
 
