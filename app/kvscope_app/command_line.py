@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.own_engine.engine_options import add_engine_options, engine_arguments
 from kvscope_telemetry.addresses import ACCEPTED, Address
 from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.fleet.list_texts import ListText
 
 PROGRAM: Final = "kvscope"
 THEME_CHOICES: Final = ("auto", "dark", "light")
@@ -24,6 +27,16 @@ Command = Callable[[], "int | Options"]
 """Runs it; gives the exit code, or what the desktop is to open."""
 AddParser = Callable[["argparse._SubParsersAction[Any]"], argparse.ArgumentParser]
 """Adds a command. Its parser sets `run`: arguments in, exit code out."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """Which list of engines is watched."""
+
+    text: ListText
+    every_s: float
+    api_key: str = field(default="", repr=False)
+    """For other engines for which none is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,8 @@ class Options:
     """Files to play instead of watching an engine."""
     compares: bool = False
     """Whether the two recordings are shown side by side."""
+    fleet: FleetOptions | None = None
+    """A table of many engines instead of a window on one."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from kvscope_telemetry.source import Source
 
 if TYPE_CHECKING:
     from kvscope_app.compare.compare_window import CompareWindow
+    from kvscope_app.fleet.fleet_keeper import FleetKeeper
     from kvscope_app.playback.recording_opening import RecordingOpening
     from kvscope_telemetry.recorded import Recorded
 
@@ -70,6 +72,9 @@ class Desktop(QObject):
         self.sessions = SessionGroup(self)
         self._library = Library(library_folder(), self)
         self._left_rings: LeftRings | None = None
+        self._fleets: FleetKeeper | None = None
+        self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
+        """Of what is watched: a source's name is not all of it."""
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
         self._forgetting.timeout.connect(partial(give_back, app))
 
@@ -77,7 +82,9 @@ class Desktop(QObject):
         self, address: Address | str, engine: EngineProcess | None = None, key: Path | None = None
     ) -> MainWindow:
         """Watch the engine at `address`, one of our own with `key`; `engine` is its process when we started it."""
-        source = (address if isinstance(address, Address) else Address(address, key)).open()
+        address = address if isinstance(address, Address) else Address(address, key)
+        source = address.open()
+        self._addresses[source] = address
         window = self._open(source, None if engine is None else EngineKeeper(engine, self))
         # After the first paint: nobody waits for a disk to see a window.
         QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._keep, source))
@@ -171,8 +178,34 @@ class Desktop(QObject):
         """Another window on another engine. Raises BadInput for what is not accepted."""
         self.open_window(address)
 
+    @property
+    def fleets(self) -> FleetKeeper:
+        """Windows of many engines."""
+        if self._fleets is None:
+            from kvscope_app.fleet.fleet_keeper import FleetKeeper  # most desktops have none
+
+            self._fleets = FleetKeeper(self._themes, self._settings, self._slots, self.show_engine, self)
+        return self._fleets
+
+    def open_fleet(self) -> None:
+        """A table of the engines that are watched now, and of those remembered."""
+        watched = (self._addresses.get(session.source) for session in self.sessions)
+        self.fleets.open_known(tuple(address for address in watched if address is not None))
+
+    def show_engine(self, address: Address) -> None:
+        """The window on `address`: brought up where there is one, else opened. Raises BadInput as `attach` does."""
+        for window in self.windows:
+            if self._addresses.get(window.session.source) == address:
+                window.show()
+                window.raise_()
+                window.activateWindow()
+                return
+        self.attach(address)
+
     def close(self) -> None:
         """End all sessions."""
+        if self._fleets is not None:
+            self._fleets.close()
         if self._left_rings is not None:
             self._left_rings.end()
         for comparison in list(self.comparisons):
@@ -187,6 +220,7 @@ class Desktop(QObject):
         window = MainWindow(session, self._themes, self._settings, keeper, self.attach, self.open_recording, slot)
         window.compare = partial(self.compare, beside=window)
         window.library = self._library
+        window.open_fleet = self.open_fleet
         layout.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
@@ -237,6 +271,8 @@ def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequen
     desktop = Desktop(app, options, QSettings())
     for address in options.attach or ((engine.endpoint,) if engine is not None else ()):
         desktop.open_window(address, engine)
+    if options.fleet is not None:
+        desktop.fleets.open_list(options.fleet.text, options.fleet.every_s, options.fleet.api_key)
     if options.compares:
         desktop.compare_when_ready(openings)
     else:

@@ -18,6 +18,7 @@ from kvscope_app.command_line import PROGRAM, Options, parse
 from kvscope_app.commands.compare import add_compare_parser
 from kvscope_app.commands.desktop_files import add_desktop_files_parser
 from kvscope_app.commands.export import add_export_parser
+from kvscope_app.commands.fleet import add_fleet_parser
 from kvscope_app.commands.info import add_info_parser
 from kvscope_app.commands.record import add_record_parser
 from kvscope_app.commands.recover import add_recover_parser
@@ -36,6 +37,7 @@ COMMANDS: Final = (
     add_export_parser,
     add_recover_parser,
     add_compare_parser,
+    add_fleet_parser,
     add_desktop_files_parser,
     add_bench_parser,
 )
@@ -63,7 +65,7 @@ def run(options: Options) -> int:
     require_display(os.environ)
     openings = _begin_to_open(options.recordings)
     engine = None
-    if not options.attach and not options.recordings:
+    if not options.attach and not options.recordings and options.fleet is None:
         from kvscope_app.own_engine.engine_process import EngineProcess
 
         engine = EngineProcess(options.engine, options.keep_engine)

@@ -103,6 +103,8 @@ def _close_what_was_opened(app, window):
 
     for widget in app.topLevelWidgets():
         is_dialog = isinstance(widget, QDialog) or widget.metaObject().className() == "CommandPalette"
+        if widget.metaObject().className() == "FleetWindow" and widget.isVisible():
+            widget.close()
         if is_dialog and widget.isVisible():
             widget.grab()
             widget.reject() if isinstance(widget, QDialog) else widget.close()

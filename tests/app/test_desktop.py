@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from PySide6.QtCore import QSettings
+from tests.app.conftest import FakeSource
 
 from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options
@@ -114,7 +115,7 @@ def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, t
     monkeypatch.setattr(desktop_module, "_quit_on_signals", lambda app: None)
     monkeypatch.setattr(desktop_module, "_probe_startup", lambda app, window: None)
     monkeypatch.setattr(desktop_module, "_tell_exceptions_in_one_line", lambda debug: None)
-    monkeypatch.setattr(Address, "open", lambda self: opened.append(self))
+    monkeypatch.setattr(Address, "open", lambda self: opened.append(self) or FakeSource())
     monkeypatch.setattr(Desktop, "_open", lambda self, source, keeper: self.windows.append(source))
     monkeypatch.setattr(qapp, "exec", lambda: 0)
     key = tmp_path / "mine.key"

@@ -123,6 +123,35 @@ def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
     leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(3, 100), qtbot)
 
 
+def open_and_close_fleet(desktop, qtbot):
+    desktop.open_fleet()
+    window = desktop.fleets.windows[-1]
+    qtbot.waitUntil(lambda: any(row.state == "live" for row in window.fleet.rows), timeout=120_000)
+    window.refresh()
+    gone = [weakref.ref(thing) for thing in (window, window.table, window.table.fleet, window.fleet)]
+    window.close()
+    return gone
+
+
+def test_windows_of_fleets_leave_nothing(desktop, endpoint, amount, qtbot):
+    desktop.attach(endpoint)
+    watched = desktop.windows[-1]
+    with qtbot.waitSignal(watched.views_loaded, timeout=120_000):
+        pass
+    qtbot.waitUntil(lambda: len(watched.session.course) >= 1, timeout=120_000)
+    gone = open_and_close_fleet(desktop, qtbot)
+    wait_until_gone(gone, qtbot)
+    before = standing()
+    for _ in range(amount(3, 100)):
+        gone += open_and_close_fleet(desktop, qtbot)
+    wait_until_gone(gone, qtbot)
+    deadline = time.monotonic() + WAIT_S
+    while left := left_since(before):
+        assert time.monotonic() < deadline, left
+        qtbot.wait(50)
+    watched.close()
+
+
 def test_windows_that_close_while_they_load_leave_nothing(desktop, recording, qtbot):
     """What waits for its turn when a window goes must not hold it."""
     gone = []

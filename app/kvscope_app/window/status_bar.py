@@ -15,31 +15,10 @@ from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.steady_label import SteadyLabel
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
+from kvscope_app.session.state_words import STATE_COLORS, STATE_WORDS
 from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus
 
-_WORDS: Final = {
-    SourceState.CONNECTING: "Connecting",
-    SourceState.LOADING: "Loading",
-    SourceState.LIVE: "Live",
-    SourceState.PAUSED: "Engine held",
-    SourceState.REFUSED: "Not let in",
-    SourceState.STUCK: "Stuck",
-    SourceState.STALE: "No word",
-    SourceState.ENDED: "Ended",
-    SourceState.PLAYBACK: "Playback",
-}
-_COLORS: Final = {
-    SourceState.CONNECTING: "muted",
-    SourceState.LOADING: "accent",
-    SourceState.LIVE: "good",
-    SourceState.PAUSED: "warn",
-    SourceState.REFUSED: "bad",
-    SourceState.STUCK: "warn",
-    SourceState.STALE: "warn",
-    SourceState.ENDED: "bad",
-    SourceState.PLAYBACK: "accent",
-}
 _MAX_STATE: Final = 80
 """Letters of the state and its reason; the tooltip has all."""
 _CHANGING: Final = ("recording", "device", "rate", "frames", "latency", "display")
@@ -148,9 +127,9 @@ class StatusBar(QStatusBar):
         self._set("course", "" if share is None else f"Reading its course {percent(share, 0)}")
         reason = _reason(status, self._session.failure)
         is_doubtful = status.state is SourceState.LIVE and reason
-        self._dot.set_color(self._theme.color("warn" if is_doubtful else _COLORS[status.state]))
+        self._dot.set_color(self._theme.color("warn" if is_doubtful else STATE_COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
-        words = _WORDS[status.state] + reason
+        words = STATE_WORDS[status.state] + reason
         self._set(
             "state", "Ready" if is_ready else words if len(words) <= _MAX_STATE else words[: _MAX_STATE - 1] + "…"
         )

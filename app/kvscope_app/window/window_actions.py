@@ -144,7 +144,8 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
     attach = [
         ActionSpec(
             "attach", "Attach to an engine…", ENGINE, partial(_ask_endpoint, window), ("Ctrl+Shift+A",), "attach"
-        )
+        ),
+        ActionSpec("fleet", "Fleet…", ENGINE, partial(_open_fleet, window)),
     ]
     recording = [ActionSpec("open", "Open recording…", ENGINE, partial(ask_file, window), ("Ctrl+O",), "open")]
     end = [
@@ -162,6 +163,11 @@ def _plan(window: WindowBody) -> None:
     sheet = PlanSheet(window, window.themes.theme, "default" if hello is None else hello.model.name)
     window.closing.connect(sheet.end)
     sheet.show()
+
+
+def _open_fleet(window: WindowBody) -> None:
+    if window.open_fleet is not None:
+        window.open_fleet()
 
 
 def _view(window: WindowBody) -> list[ActionSpec]:

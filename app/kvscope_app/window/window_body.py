@@ -59,6 +59,8 @@ class WindowBody(QMainWindow):
     alarms: AlarmWatch
     compare: Callable[[Recorded, Recorded], object] | None = None
     """Opens a window on two timelines side by side."""
+    open_fleet: Callable[[], object] | None = None
+    """Opens a table of all engines that are attached or remembered."""
 
     def __init__(
         self,

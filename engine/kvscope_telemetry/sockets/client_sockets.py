@@ -36,16 +36,26 @@ class ClientSockets:
     """Sockets to the engine at `endpoint`, connecting from construction to `close`.
 
     `key` says who the client is, and which engine it expects; who does not subscribe has the command socket alone to
-    listen to. Raises BadInput for an endpoint that is not accepted, also one outside loopback without a key.
+    listen to. Whoever watches many engines gives one `context` to all, and ends it after them: each context has threads
+    of its own. Raises BadInput for an endpoint that is not accepted, also one outside loopback without a key.
     """
 
-    def __init__(self, endpoint: str, *, key: ClientKey | None = None, subscribes: bool = True) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        key: ClientKey | None = None,
+        subscribes: bool = True,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
         addresses = endpoints(endpoint)
         require_curve(endpoint, has_keys=key is not None)
         self._wakeup = Wakeup()
-        self._context = zmq.Context()
-        self._command = self._context.socket(zmq.DEALER)
-        telemetry = self._context.socket(zmq.SUB)
+        self._own_context = zmq.Context() if context is None else None
+        context = self._own_context or context
+        assert context is not None
+        self._command = context.socket(zmq.DEALER)
+        telemetry = context.socket(zmq.SUB)
         _configure(telemetry, key, endpoint, MAX_TELEMETRY_BYTES)
         _configure(self._command, key, endpoint, MAX_MESSAGE_BYTES)
         if subscribes:
@@ -124,10 +134,11 @@ class ClientSockets:
         return bool(int(self._command.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def close(self) -> None:
-        """Close both sockets and the context; returns within `LINGER_MS` and a little."""
+        """Close both sockets, and the context where it is ours; returns within `LINGER_MS` and a little."""
         self._telemetry_line.close(linger_ms=0)
         self._command_line.close(linger_ms=LINGER_MS)
-        self._context.term()
+        if self._own_context is not None:
+            self._own_context.term()
         self._wakeup.close()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
@@ -41,7 +42,7 @@ from kvscope_telemetry.sources.reply_queue import ReplyQueue
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.extras import Extras
-from kvscope_telemetry.state.sync import FIRST_TAG, Sync
+from kvscope_telemetry.state.sync import FIRST_TAG, Run, Sync
 
 MAX_MESSAGES_A_PASS: Final = 512
 NAP_S: Final = 0.004
@@ -62,10 +63,21 @@ MAX_LATENCY_NS: Final = 3_600_000_000_000
 """More than this is not latency but another clock."""
 
 
-class LiveReader:
-    """What the thread does, and what others may read of it. `run` is the thread's target."""
+Taker = Callable[[list[Run]], None]
+"""Given snapshots and the frames that follow them, in order, on the thread that reads."""
 
-    def __init__(self, sockets: ClientSockets, sink: Sink | None = None, nap_s: float = NAP_S) -> None:
+
+class LiveReader:
+    """What the thread does, and what others may read of it. `run` is the thread's target.
+
+    With a `taker` it is given what would wait in `pending`, and nothing is coalesced; the thread of whoever has many
+    of them calls `look` then, and `finish` at the end, instead of `run`.
+    """
+
+    def __init__(
+        self, sockets: ClientSockets, sink: Sink | None = None, nap_s: float = NAP_S, taker: Taker | None = None
+    ) -> None:
+        self._taker = taker
         self.feed = SinkFeed(sink)
         self.pending = Pending()
         self.outgoing = Outgoing()
@@ -88,7 +100,7 @@ class LiveReader:
         self._unknowns = Unknowns()
         self._latency_ns = -1
         self._connected_ns = 0
-        self._came_ns = 0
+        self._looked_ns = self._came_ns = 0
         self._asked_status_ns = 0
         self._failure = ""
         self._num_cut = 0
@@ -146,13 +158,18 @@ class LiveReader:
             self._failure = f"reading failed: {error!r:.200}"
             raise
         finally:
-            self._send_waiting()
-            self._withdraw()
-            self._sockets.close()
+            self.finish()
 
-    def _pass(self) -> None:
-        self._sockets.wait(CALM_TICK_MS if self._is_calm else TICK_MS, replies=self.replies.room > 0)
-        now_ns = time.monotonic_ns()
+    def finish(self) -> None:
+        """Send what is left to say; close the sockets."""
+        self._send_waiting()
+        self._withdraw()
+        self._sockets.close()
+
+    def look(self, wait_ms: int = 0) -> tuple[int, int]:
+        """Read what waits, or comes within `wait_ms`, and do what is due; how many messages and replies there were."""
+        self._sockets.wait(wait_ms, replies=self.replies.room > 0)
+        now_ns = self._looked_ns = time.monotonic_ns()
         self.feed.begin_pass()
         messages = self._sockets.receive_telemetry(MAX_MESSAGES_A_PASS)
         # As many as there is room for: what is unread when a connection ends goes with it when it is next looked at.
@@ -161,11 +178,15 @@ class LiveReader:
             self._read_telemetry(data, now_ns)
         self._tick(now_ns)
         self._hand_over(sum(map(len, messages)))
-        if messages or num_replies:
+        return len(messages), num_replies
+
+    def _pass(self) -> None:
+        num_messages, num_replies = self.look(CALM_TICK_MS if self._is_calm else TICK_MS)
+        if num_messages or num_replies:
             with self.changed:
                 self.changed.notify_all()
-            is_first, self._came_ns = now_ns - self._came_ns > NAP_AFTER_NS, now_ns
-            if len(messages) < MAX_MESSAGES_A_PASS and not is_first:
+            is_first, self._came_ns = self._looked_ns - self._came_ns > NAP_AFTER_NS, self._looked_ns
+            if num_messages < MAX_MESSAGES_A_PASS and not is_first:
                 time.sleep(self._nap_s)
 
     @property
@@ -337,6 +358,10 @@ class LiveReader:
             self._sync.sent(tag, now_ns)
 
     def _hand_over(self, num_bytes: int) -> None:
+        if self._taker is not None:
+            self._taker(self._sync.take())
+            self._extras = Extras()
+            return
         for run in self._sync.take():
             self.pending.put(coalesce(run.frames, snapshot=run.snapshot), num_bytes)
             num_bytes = 0

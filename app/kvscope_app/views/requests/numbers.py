@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.makers import label
 from kvscope_app.look.number_text import count
+from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.told import why_no_requests
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -28,8 +29,8 @@ _NUMBERS: Final = (
 """Fields of `Counters`, their names and what they mean."""
 
 
-class RequestNumbers(QWidget):
-    """A number a fact, and the reason why there are no rows."""
+class RequestNumbers(QScrollArea):
+    """A number a fact, and the reason why there are no rows. As small as it must be."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +41,13 @@ class RequestNumbers(QWidget):
         grid.setVerticalSpacing(14)
         for place, (name, words, meaning) in enumerate(_NUMBERS):
             grid.addWidget(self._cell(name, words, meaning), place // _COLUMNS, place % _COLUMNS)
-        grid.setColumnStretch(_COLUMNS, 1)
-        column = QVBoxLayout(self)
+        for place in range(_COLUMNS):
+            grid.setColumnStretch(place, 1)
+        page = QWidget()
+        self.setWidget(page)
+        self.setWidgetResizable(True)
+        self.setFrameShape(QScrollArea.Shape.NoFrame)
+        column = QVBoxLayout(page)
         column.setContentsMargins(16, 14, 16, 14)
         column.setSpacing(16)
         column.addWidget(self._why)
@@ -61,7 +67,8 @@ class RequestNumbers(QWidget):
         return self._values[name].text()
 
     def _cell(self, name: str, words: str, meaning: str) -> QWidget:
-        cell, value, what = QWidget(), label(), label(words, "muted")
+        cell, value, what = QWidget(), label(), ElidedLabel(words)
+        what.setProperty("look", "muted")
         value.setFont(sans(_LARGER))
         value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         value.setAccessibleName(words)

@@ -1,0 +1,67 @@
+"""`kvscope fleet`: many engines in one window, from a list that is read again."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from pathlib import Path
+from typing import Any
+
+from kvscope_app.command_line import FleetOptions, Options
+from kvscope_app.commands.values import span
+from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.entries import MAX_ENTRIES, parse_list
+from kvscope_telemetry.fleet.list_texts import COMMAND_S, CommandText, FileText, ListText
+
+EVERY_S = 10.0
+
+
+def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "fleet",
+        help="many engines in one window, a row each",
+        description=f"A table of up to {MAX_ENTRIES} engines, or ranks of them, a row each; a double click opens one in"
+        " a window of its own. The list has an address a line, as --attach takes it, and a name after it if one likes;"
+        " # begins a comment.",
+        allow_abbrev=False,
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--file", metavar="ADDRESSES.txt", type=Path, help="the list; it is read again as well")
+    where.add_argument(
+        "--command",
+        metavar='"CMD"',
+        dest="list_command",
+        help="a command that prints the list; run without a shell (sh -c '…' gives it one), and ended after"
+        f" {COMMAND_S:g} s. One that fails leaves the list as it was",
+    )
+    parser.add_argument(
+        "--every", metavar="N", type=span, default=EVERY_S, help=f"seconds between readings (default: {EVERY_S:g})"
+    )
+    parser.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        type=Path,
+        help="API key of the vLLM and SGLang servers for which none is kept, in a file (without it:"
+        f" ${API_KEY_VARIABLE}; none if not set)",
+    )
+    parser.add_argument("--theme", choices=("auto", "dark", "light"), help="colours (default: as last time)")
+    parser.set_defaults(run=fleet)
+    return parser
+
+
+def fleet(args: argparse.Namespace) -> Options:
+    """What the desktop is to open. Raises BadInput for a list that cannot be read now."""
+    api_key = read_api_key(args.api_key_file)
+    text: ListText
+    if args.file is not None:
+        text = FileText(args.file)
+        try:
+            parse_list(text.read(threading.Event()), api_key)
+        except BadInput as error:
+            raise BadInput(f"--file: {error}") from None
+    else:
+        text = CommandText(args.list_command)
+    debug = bool(getattr(args, "debug", False))
+    return Options(theme=args.theme, debug=debug, fleet=FleetOptions(text, args.every, api_key))

@@ -1,0 +1,101 @@
+"""The windows of fleets that are open, what they watch with, and their orderly end.
+
+Owns fleets and the readers of their lists. A server that does not answer keeps nobody waiting: they end on a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QObject, QSettings
+
+from kvscope_app.compare.kept_place import restore_place, save_place
+from kvscope_app.fleet.fleet_window import FleetWindow
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.setting_names import window_group
+from kvscope_app.window.window_slots import WindowSlots
+from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.known import remembered
+from kvscope_telemetry.fleet.list_reader import ListReader
+from kvscope_telemetry.fleet.list_texts import ListText
+
+KIND: Final = "fleet"
+"""Of its place among the windows; see `window_slots`."""
+Attach = Callable[[Address], object]
+
+
+class FleetKeeper(QObject):
+    """`attach` opens a window on an engine."""
+
+    def __init__(
+        self, themes: ThemeKeeper, settings: QSettings, slots: WindowSlots, attach: Attach, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._themes, self._settings, self._slots, self._attach = themes, settings, slots, attach
+        self.windows: list[FleetWindow] = []
+        self._known: FleetWindow | None = None
+        """That of the engines attached and remembered: there is one at most."""
+        self._ending: list[threading.Thread] = []
+
+    def open_list(self, text: ListText, every_s: float, api_key: str = "") -> FleetWindow:
+        """Watch what is listed in `text`, which is read again every `every_s` seconds."""
+        fleet = Fleet()
+        return self._open(fleet, ListReader(text, every_s, fleet.watch, api_key))
+
+    def open_known(self, attached: tuple[Address, ...]) -> FleetWindow:
+        """Watch the engines `attached` to, and those remembered; one window, brought up where it is open."""
+        known, trouble = remembered()
+        names = {entry.address.text: entry.name for entry in known}
+        entries = {address.text: FleetEntry(address, names.get(address.text, "")) for address in attached}
+        entries = {entry.address.text: entry for entry in known} | entries
+        window = self._known or self._open(Fleet(), None)
+        self._known = window
+        window.fleet.watch(tuple(entries.values()))
+        window.trouble = trouble
+        window.show()
+        window.raise_()
+        window.activateWindow()
+        return window
+
+    def close(self) -> None:
+        """Close all, and wait for what they watch with. Idempotent."""
+        for window in list(self.windows):
+            window.close()
+        for thread in self._ending:
+            thread.join()
+        self._ending.clear()
+
+    def _open(self, fleet: Fleet, reader: ListReader | None) -> FleetWindow:
+        window = FleetWindow(fleet, self._themes, self._attach, reader)
+        slot = self._slots.take(KIND)
+        group = window_group(KIND, slot)
+        restore_place(window, self._settings, group)
+        window.closing.connect(partial(save_place, settings=self._settings, group=group))
+        window.closing.connect(partial(self._closed, fleet=fleet, reader=reader, slot=slot))
+        self.windows.append(window)
+        window.show()
+        return window
+
+    def _closed(self, window: FleetWindow, fleet: Fleet, reader: ListReader | None, slot: int) -> None:
+        if window not in self.windows:
+            return
+        self.windows.remove(window)
+        if window is self._known:
+            self._known = None
+        self._slots.give_back(KIND, slot)
+        self._ending = [thread for thread in self._ending if thread.is_alive()]
+        self._ending.append(threading.Thread(target=_end, args=(fleet, reader), name="kvscope-fleet-end"))
+        self._ending[-1].start()
+        window.deleteLater()
+
+
+def _end(fleet: Fleet, reader: ListReader | None) -> None:
+    fleet.stop()
+    if reader is not None:
+        reader.close()
+    fleet.close()

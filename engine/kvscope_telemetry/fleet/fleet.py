@@ -1,0 +1,153 @@
+"""Up to 512 engines watched by one thread.
+
+Our own share a ZeroMQ context and are looked at in turn, five times a second: a thread, a context and a mirror each
+cost more than what is shown of them. Other engines bring the threads of their sources.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, Protocol
+
+import zmq
+
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
+from kvscope_telemetry.fleet.foreign_member import ForeignMember
+from kvscope_telemetry.fleet.own_member import Context, OwnMember
+from kvscope_telemetry.fleet.row import FleetRow
+from kvscope_telemetry.sockets.file_limit import raise_file_limit
+from kvscope_telemetry.source import SourceState
+
+PASS_S: Final = 0.2
+ROWS_S: Final = 0.5
+_SOCKETS_EACH: Final = 8
+
+
+class Member(Protocol):
+    """One engine. Used by one thread."""
+
+    def look(self) -> None:
+        """Take what waits; never blocks."""
+
+    def row(self) -> FleetRow:
+        """As it is now."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+class Refused:
+    """An engine that cannot even be tried: its key cannot be read, say."""
+
+    def __init__(self, entry: FleetEntry, reason: str) -> None:
+        self._row = FleetRow(entry, SourceState.REFUSED, reason)
+
+    def look(self) -> None:
+        """There is nothing."""
+
+    def row(self) -> FleetRow:
+        """Why."""
+        return self._row
+
+    def close(self) -> None:
+        """There is nothing."""
+
+
+Open = Callable[[FleetEntry, Context], Member]
+
+
+def open_member(entry: FleetEntry, context: Context) -> Member:
+    """What reads the engine at the entry's address."""
+    try:
+        if entry.address.is_foreign:
+            return ForeignMember(entry, entry.address.open())
+        return OwnMember(entry, context)
+    except BadInput as error:
+        return Refused(entry, str(error))
+
+
+class Fleet:
+    """Watches what `watch` was given last, until `close`."""
+
+    def __init__(self, opener: Open = open_member) -> None:
+        self.rows: tuple[FleetRow, ...] = ()
+        """The newest of each, in the order of the list. From any thread."""
+        self.failure = ""
+        """Why nothing is read any more; empty: it is."""
+        self._opener = opener
+        self._wanted: tuple[FleetEntry, ...] = ()
+        self._members: dict[FleetEntry, Member] = {}
+        self._stopped, self._news = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvscope-fleet", daemon=True)
+        self._thread.start()
+
+    def watch(self, entries: Sequence[FleetEntry]) -> None:
+        """From now on these; those that were watched already go on. From any thread."""
+        self._wanted = tuple(dict.fromkeys(entries))[:MAX_ENTRIES]
+        self._news.set()
+
+    def stop(self) -> None:
+        """End soon; `close` waits for it."""
+        self._stopped.set()
+        self._news.set()
+
+    def close(self) -> None:
+        """End the thread and free all sockets. Idempotent."""
+        self.stop()
+        self._thread.join()
+
+    # The thread.
+
+    def _run(self) -> None:
+        with suppress(KvscopeError):  # fewer engines are watched then
+            raise_file_limit()
+        context: Context = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, MAX_ENTRIES * _SOCKETS_EACH)
+        try:
+            self._read(context)
+        except Exception as error:  # told: a table that stands still looks like quiet engines
+            self.failure = f"reading failed: {error!r:.200}"
+            raise
+        finally:
+            _close_all(list(self._members.values()))
+            context.term()
+
+    def _read(self, context: Context) -> None:
+        told_s = 0.0
+        while not self._stopped.is_set():
+            self._news.clear()
+            has_changed = self._follow(self._wanted, context)
+            for member in self._members.values():
+                member.look()
+            now_s = time.monotonic()
+            if has_changed or now_s - told_s >= ROWS_S:
+                told_s = now_s
+                self.rows = tuple(member.row() for member in self._members.values())
+            if not self._stopped.is_set():
+                self._news.wait(PASS_S)
+
+    def _follow(self, wanted: tuple[FleetEntry, ...], context: Context) -> bool:
+        """Let go what is not on the list any more, open what is new; whether anything was."""
+        if wanted == tuple(self._members):
+            return False
+        _close_all([member for entry, member in self._members.items() if entry not in wanted])
+        before, self._members = self._members, {}
+        for entry in wanted:
+            self._members[entry] = before[entry] if entry in before else self._opener(entry, context)
+        return True
+
+
+def _close_all(members: list[Member]) -> None:
+    """At once: a source may have to wait for a server that does not answer."""
+    slow = [threading.Thread(target=m.close, name="kvscope-fleet-end") for m in members if isinstance(m, ForeignMember)]
+    for thread in slow:
+        thread.start()
+    for member in members:
+        if not isinstance(member, ForeignMember):
+            member.close()
+    for thread in slow:
+        thread.join()

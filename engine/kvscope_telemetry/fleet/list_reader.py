@@ -1,0 +1,81 @@
+"""Reads a list again and again, and keeps the last good one where that fails. Owns the thread that does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.entries import FleetEntry, parse_list
+from kvscope_telemetry.fleet.list_texts import ListText
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """How the list is now."""
+
+    entries: tuple[FleetEntry, ...] = ()
+    trouble: str = ""
+    """What is wrong with it, in one line."""
+    is_old: bool = False
+    """Whether it could not be read again, so that it is the last that could."""
+    read_ns: int = 0
+    """When it was read, this machine's monotonic clock; 0: never."""
+    num_tries: int = 0
+
+
+class ListReader:
+    """Reads `text` at once and then every `every_s` seconds. `changed` is called with what is new, on its thread."""
+
+    def __init__(
+        self,
+        text: ListText,
+        every_s: float,
+        changed: Callable[[tuple[FleetEntry, ...]], None],
+        api_key: str = "",
+    ) -> None:
+        self.told = Listed()
+        self._text, self._every_s, self._changed, self._api_key = text, every_s, changed, api_key
+        self._stopped, self._wanted = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvscope-fleet-list", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Where the list is."""
+        return self._text.name
+
+    def read_now(self) -> None:
+        """Soon, not only when it is time."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """End soon; `close` waits for it."""
+        self._stopped.set()
+        self._wanted.set()
+
+    def close(self) -> None:
+        """End, and a command that runs with it. Idempotent."""
+        self.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wanted.clear()
+            self._read()
+            if not self._stopped.is_set():
+                self._wanted.wait(self._every_s)
+
+    def _read(self) -> None:
+        before = self.told
+        try:
+            read = parse_list(self._text.read(self._stopped), self._api_key)
+        except BadInput as error:
+            is_old = before.read_ns > 0
+            self.told = Listed(before.entries, str(error), is_old, before.read_ns, before.num_tries + 1)
+            return
+        self.told = Listed(read.entries, read.trouble, False, time.monotonic_ns(), before.num_tries + 1)
+        if read.entries != before.entries and not self._stopped.is_set():
+            self._changed(read.entries)

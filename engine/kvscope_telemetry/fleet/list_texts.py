@@ -1,0 +1,152 @@
+"""Where a list of addresses is read: a file, or what a command prints. Bounded in bytes and in time.
+
+A command is run without a shell; who wants one says `sh -c '…'`. Raises BadInput, in words, for what could not be read.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import signal
+import stat
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from kvscope_telemetry.errors import BadInput
+
+MAX_LIST_BYTES: Final = 1 << 20
+COMMAND_S: Final = 30.0
+"""A command that has not ended by then is ended."""
+_LOOK_S: Final = 0.1
+_KEPT_ERROR_BYTES: Final = 2_000
+_PIECE_BYTES: Final = 1 << 16
+
+
+class ListText(Protocol):
+    """Reads once, again each time; `stopped` is set when nobody wants it any more."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+
+    def read(self, stopped: threading.Event) -> str:
+        """All of it. Raises BadInput."""
+
+
+class FileText:
+    """The file at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        """The path, as it was given."""
+        return str(self._path)
+
+    def read(self, stopped: threading.Event) -> str:
+        """As it is now."""
+        try:
+            path = self._path.expanduser()
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise BadInput(f"{str(self._path)!r} is not a file")
+            with path.open("rb") as file:
+                data = file.read(MAX_LIST_BYTES + 1)
+        except OSError as error:
+            raise BadInput(f"{str(self._path)!r} cannot be read: {error.strerror}") from None
+        return _decoded(data, repr(str(self._path)))
+
+
+class CommandText:
+    """What `command` prints. Raises BadInput for one that cannot be split into words."""
+
+    def __init__(self, command: str, limit_s: float = COMMAND_S) -> None:
+        self._command, self._limit_s = command, limit_s
+        try:
+            self._words = shlex.split(command)
+        except ValueError as error:
+            raise BadInput(f"command {command!r} is not accepted: {error}") from None
+        if not self._words:
+            raise BadInput(f"command {command!r} is not accepted: there is no word in it")
+
+    @property
+    def name(self) -> str:
+        """As it was given."""
+        return self._command
+
+    def read(self, stopped: threading.Event) -> str:
+        """Run it once, and whatever it started ends with it."""
+        try:
+            process = subprocess.Popen(
+                self._words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise BadInput(f"{self._words[0]!r} cannot be run: {reason}") from None
+        with process:
+            try:
+                told, errors = self._output(process, stopped)
+                code = self._end(process, stopped)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if code:
+            said = " ".join(errors.decode("utf-8", "replace").split())
+            raise BadInput(f"{self._words[0]!r} failed (exit code {code})" + (f": {said[:300]}" if said else ""))
+        return _decoded(told, f"what {self._words[0]!r} printed")
+
+    def _output(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> tuple[bytes, bytes]:
+        """What it printed, and the beginning of what it complained of."""
+        assert process.stdout is not None
+        assert process.stderr is not None
+        kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+        deadline_s = time.monotonic() + self._limit_s
+        with selectors.DefaultSelector() as selector:
+            for stream in kept:
+                selector.register(stream, selectors.EVENT_READ)
+            while selector.get_map():
+                self._check_time(deadline_s, stopped)
+                for key, _ in selector.select(_LOOK_S):
+                    data = os.read(key.fd, _PIECE_BYTES)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    elif key.fileobj is process.stdout:
+                        kept[process.stdout] += data
+                        if len(kept[process.stdout]) > MAX_LIST_BYTES:
+                            raise BadInput(f"{self._words[0]!r} prints more than {MAX_LIST_BYTES >> 20} MiB")
+                    else:
+                        room = _KEPT_ERROR_BYTES - len(kept[process.stderr])
+                        kept[process.stderr] += data[:room]
+        return bytes(kept[process.stdout]), bytes(kept[process.stderr])
+
+    def _end(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> int:
+        """It may close its output and go on."""
+        deadline_s = time.monotonic() + self._limit_s
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(_LOOK_S)
+            self._check_time(deadline_s, stopped)
+
+    def _check_time(self, deadline_s: float, stopped: threading.Event) -> None:
+        if stopped.is_set():
+            raise BadInput("it was stopped")
+        if time.monotonic() > deadline_s:
+            raise BadInput(f"{self._words[0]!r} did not end within {self._limit_s:g} s")
+
+
+def _decoded(data: bytes, what: str) -> str:
+    if len(data) > MAX_LIST_BYTES:
+        raise BadInput(f"{what} has more than {MAX_LIST_BYTES >> 20} MiB")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadInput(f"{what} is not text") from None

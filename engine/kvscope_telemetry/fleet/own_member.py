@@ -1,0 +1,124 @@
+"""One of kvscope's own engines, read lightly: of its ledger the states alone, of its requests nothing.
+
+Owns that state. Keeping up, and what a person is told of the connection, is `LiveReader`'s, as in a window.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
+from kvscope_telemetry.fleet.rates import Rates
+from kvscope_telemetry.fleet.row import FleetRow
+from kvscope_telemetry.keys.connections import key_for
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.telemetry import Counters, Frame, Hello, Snapshot
+from kvscope_telemetry.sockets.client_sockets import ClientSockets
+from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.sources.live_reader import MAX_MESSAGES_A_PASS, LiveReader
+from kvscope_telemetry.state.sync import Run
+
+TELLING: Final = frozenset({SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK})
+"""What an engine told is so still; otherwise it is what was once."""
+_PASSES_AT_ONCE: Final = 8
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+class OwnMember:
+    """All of it on one thread. Raises BadInput for an address or key that is not accepted."""
+
+    def __init__(self, entry: FleetEntry, context: Context) -> None:
+        self._entry = entry
+        address = entry.address
+        sockets = ClientSockets(address.text, key=key_for(address.text, address.key), context=context)
+        self._reader = LiveReader(sockets, taker=self._take)
+        self._hello: Hello | None = None
+        self._state: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._counters: Counters | None = None
+        self._rates = Rates()
+        self._bins: PoolBins | None = None
+        self._usage: float | None = None
+        self._is_stale = False
+
+    def look(self) -> None:
+        """Take what waits."""
+        for _ in range(_PASSES_AT_ONCE):
+            if self._reader.look()[0] < MAX_MESSAGES_A_PASS:
+                break
+
+    def row(self) -> FleetRow:
+        """As it is now."""
+        status, hello = self._reader.status(), self._hello
+        row = FleetRow(self._entry, status.state, status.reason)
+        if hello is None:
+            return row
+        row = replace(row, engine=hello.capabilities.engine, version=hello.engine_version, model=hello.model.name)
+        if status.state not in TELLING or self._counters is None:
+            return row
+        self._summarize(hello)
+        return replace(
+            row,
+            usage=self._usage,
+            num_running=self._counters.num_running,
+            num_waiting=self._counters.num_waiting,
+            first_token_s=self._rates.first_token_s(time.monotonic_ns()),
+            hit_rate=self._rates.hit_rate(),
+            preemptions_per_s=self._rates.preemptions_per_s(),
+            num_blocks=hello.cache.num_blocks if hello.capabilities.blocks else None,
+            bins=self._bins,
+        )
+
+    def close(self) -> None:
+        """Free the sockets."""
+        self._reader.finish()
+
+    def _take(self, runs: list[Run]) -> None:
+        now_ns = time.monotonic_ns()
+        for run in runs:
+            if run.snapshot is not None:
+                self._begin(run.snapshot)
+            for frame in run.frames:
+                if not self._apply(frame, now_ns):
+                    self._reader.resync()
+                    return
+        if self._counters is not None:
+            self._rates.count(self._counters, now_ns)
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        if self._hello is None or self._hello.epoch != snapshot.hello.epoch:
+            self._rates.begin()
+        self._hello, self._counters = snapshot.hello, snapshot.counters
+        self._state = np.frombuffer(snapshot.blocks.state, np.uint8).copy()
+        self._is_stale = True
+
+    def _apply(self, frame: Frame, now_ns: int) -> bool:
+        """Whether it fits."""
+        if frame.blocks.ids:
+            ids = np.frombuffer(frame.blocks.ids, "<u4")
+            if int(ids.max()) >= len(self._state):
+                return False
+            self._state[ids] = np.frombuffer(frame.blocks.state, np.uint8)
+            self._is_stale = True
+        self._counters = frame.counters
+        self._rates.first_tokens(frame.first_token_ns, now_ns)
+        return True
+
+    def _summarize(self, hello: Hello) -> None:
+        """Once for many frames."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        pool = self._state[: hello.cache.num_blocks]
+        num_backed = hello.cache.num_physical_blocks or hello.cache.num_blocks
+        if not hello.capabilities.blocks or not num_backed:
+            self._usage, self._bins = None, None
+            return
+        self._usage = int(np.count_nonzero(pool == BlockState.ACTIVE)) / num_backed
+        self._bins = pool_bins(pool)

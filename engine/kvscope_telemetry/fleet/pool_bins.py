@@ -1,0 +1,36 @@
+"""The pool as a small map: at most 1,024 bins of its rows, in their order, and how much of each is held and cached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.summaries.address_bins import bin_edges
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBins:
+    """A byte a bin, 0 to 255; what there is at all is at least 1."""
+
+    active: bytes
+    cached: bytes
+
+    def __len__(self) -> int:
+        return len(self.active)
+
+
+def pool_bins(state: npt.NDArray[np.uint8]) -> PoolBins | None:
+    """Of the pool's column `state`, shape (blocks,); None where there are none."""
+    edges = bin_edges(len(state))
+    if len(edges) < 2:
+        return None
+    sizes = np.diff(edges)
+
+    def share(of: BlockState) -> bytes:
+        counts = np.add.reduceat(state == of, edges[:-1], dtype=np.int64)
+        return bytes(np.maximum(counts * 255 // sizes, counts > 0).astype(np.uint8).tobytes())
+
+    return PoolBins(share(BlockState.ACTIVE), share(BlockState.CACHED))

@@ -1,0 +1,249 @@
+"""The fleet's table with scripted rows: order, search, keys, and what is said of the list."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from PySide6.QtCore import QSettings, Qt
+from PySide6.QtWidgets import QApplication
+
+from kvscope_app.fleet.columns import TITLES, Column
+from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetWindow
+from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap
+from kvscope_app.fleet.words import list_text
+from kvscope_app.look.number_text import NOTHING
+from kvscope_app.look.theme import DARK
+from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.list_reader import Listed
+from kvscope_telemetry.fleet.pool_bins import PoolBins
+from kvscope_telemetry.fleet.row import FleetRow
+from kvscope_telemetry.source import SourceState
+
+
+class FakeFleet:
+    failure = ""
+
+    def __init__(self):
+        self.rows = ()
+
+
+class FakeReader:
+    name = "list.txt"
+
+    def __init__(self):
+        self.told = Listed()
+        self.num_asked = 0
+
+    def read_now(self):
+        self.num_asked += 1
+
+
+def row(name, state=SourceState.LIVE, **figures):
+    return FleetRow(FleetEntry(Address(f"tcp://10.0.0.1:77{len(name)}{ord(name[0])}"), name), state, **figures)
+
+
+ROWS = (
+    row("b", usage=0.5, num_running=3, num_waiting=0, first_token_s=0.2, engine="kvscope", version="1.0"),
+    row("a", SourceState.CONNECTING),
+    row("c", usage=0.9, num_running=12, num_waiting=4, hit_rate=0.25, preemptions_per_s=1.5, engine="vllm"),
+    row("d", SourceState.REFUSED, reason="the key is not known"),
+)
+
+
+@pytest.fixture
+def opened():
+    return []
+
+
+@pytest.fixture
+def window(qtbot, tmp_path, opened):
+    settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
+    themes = ThemeKeeper(QApplication.instance(), settings, "dark")
+    made = FleetWindow(FakeFleet(), themes, opened.append, FakeReader())
+    qtbot.addWidget(made)
+    made.show()
+    show(made, ROWS)
+    yield made
+    made.close()
+    themes.deleteLater()
+
+
+def show(window, rows):
+    window.fleet.rows = rows
+    window._settled_s = 0.0
+    window.refresh()
+
+
+def shown(window, column=Column.NAME):
+    proxy = window.table.proxy
+    return [proxy.index(place, column).data() for place in range(proxy.rowCount())]
+
+
+def test_unknown_is_a_dash_and_comes_last_either_way(window):
+    assert shown(window, Column.USAGE) == [NOTHING, "50 %", "90 %", NOTHING]
+    for column, up in ((Column.USAGE, ["b", "c"]), (Column.RUNNING, ["b", "c"]), (Column.HIT_RATE, ["c"])):
+        window.table.sortByColumn(column, Qt.SortOrder.AscendingOrder)
+        assert shown(window)[: len(up)] == up
+        window.table.sortByColumn(column, Qt.SortOrder.DescendingOrder)
+        assert shown(window)[: len(up)] == up[::-1]
+
+
+def test_every_column_has_words_for_every_row(window):
+    for column in Column:
+        assert TITLES[column]
+        if column is not Column.MAP:
+            assert all(shown(window, column))
+    assert shown(window, Column.STATE)[3] == "Not let in: the key is not known"
+    assert shown(window, Column.ENGINE) == [NOTHING, "kvscope", "vLLM", NOTHING]
+
+
+def test_sorted_by_the_keyboard(window, qtbot):
+    window.order.column.setFocus()
+    qtbot.keyClicks(window.order.column, "KV")
+    window.order.column.activated.emit(window.order.column.currentIndex())
+    assert shown(window)[:2] == ["b", "c"]
+    window.order.way.click()
+    assert shown(window)[:2] == ["c", "b"]
+    assert window.table.horizontalHeader().sortIndicatorOrder() is Qt.SortOrder.DescendingOrder
+
+
+def test_rows_move_when_they_settle_and_what_is_chosen_stays(window):
+    window.table.sortByColumn(Column.RUNNING, Qt.SortOrder.DescendingOrder)
+    window.table.selectRow(1)
+    assert [chosen.name for chosen in window.table.chosen] == ["b"]
+    more = (row("b", num_running=100), *ROWS[1:])
+    show(window, more)
+    assert shown(window)[:2] == ["b", "c"]
+    assert [chosen.name for chosen in window.table.chosen] == ["b"]
+    show(window, more[::-1])  # another list
+    assert [chosen.name for chosen in window.table.chosen] == ["b"]
+
+
+def test_search_by_words_and_escape(window, qtbot):
+    qtbot.keyClicks(window.search, "not let")
+    assert shown(window) == ["d"]
+    assert "1 shown" in window.counts.text()
+    window.search.setText("nowhere")
+    assert shown(window) == []
+    assert window._empty.text() == NOTHING_FOUND
+    window._escape()
+    assert len(shown(window)) == 4
+    assert window.counts.text() == "2 of 4 engines heard · 15 running, 4 waiting"
+
+
+def test_enter_and_a_double_click_open(window, opened, qtbot):
+    window.table.selectRow(1)
+    qtbot.keyClick(window.table, Qt.Key.Key_Return)
+    window.table.doubleClicked.emit(window.table.proxy.index(1, 0))
+    window.open_button.click()
+    assert opened == [ROWS[0].entry.address] * 3
+
+
+def test_what_cannot_be_opened_is_said(window):
+    def refuse(_address):
+        raise BadInput("no such key")
+
+    window._attach = refuse
+    window.table.selectRow(0)
+    window.open_chosen()
+    assert "no such key" in window.told.text()
+
+
+def test_the_list_is_told_of(window):
+    assert "Reading list.txt" in window.told.text()
+    window._reader.told = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
+    window.refresh()
+    assert "'ls' failed" in window.told.text()
+    window.again.click()
+    assert window._reader.num_asked == 1
+    show(window, ())
+    assert window._empty.text() == NOTHING_LISTED
+
+
+def test_words_of_a_list():
+    second = 1_000_000_000
+    assert list_text("x", Listed(read_ns=1, num_tries=1), 5 * second) == "List: x, read 4 s ago"
+    assert list_text("x", Listed(trouble="gone", num_tries=1), 0) == "The list could not be read: gone"
+    old = Listed(trouble="gone", is_old=True, read_ns=1, num_tries=3)
+    assert list_text("x", old, 120 * second) == "The list is 1:59 min old: gone"
+
+
+def test_small_maps(qapp):
+    bins = PoolBins(active=bytes([255, 0, 0] * 300), cached=bytes([0, 255, 0] * 300))
+    drawn = cells(bins, DARK)
+    colors = [0xFF000000 | int(name[1:], 16) for name in (DARK.block_active, DARK.block_cached, DARK.block_free)]
+    assert drawn.flat[:3].tolist() == colors
+    assert (drawn.flat[900:] == 0).all()
+    assert map_pixmap(bins, DARK, 2.0).deviceIndependentSize().toTuple() == SIZE
+    for number in (1, 2, 5, 63, 1024):
+        assert cells(PoolBins(bytes(number), bytes(number)), DARK).size >= number
+
+
+def test_threads_end_with_the_window(qtbot, tmp_path):
+    """With the real fleet and list, of which nobody is there."""
+    from kvscope_app.command_line import FleetOptions, Options
+    from kvscope_app.desktop import Desktop
+    from kvscope_telemetry.fleet.list_texts import CommandText
+
+    settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
+    desktop = Desktop(QApplication.instance(), Options(theme="dark"), settings)
+    options = FleetOptions(CommandText(f"echo ipc://{tmp_path}/nobody/telemetry one"), 60.0)
+    window = desktop.fleets.open_list(options.text, options.every_s)
+    qtbot.waitUntil(lambda: shown(window) == ["one"], timeout=120_000)
+    window.close()
+    desktop.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("kvscope-fleet")]
+    desktop.deleteLater()
+
+
+def test_three_engines_of_a_file_and_one_opens(qtbot, tmp_path, monkeypatch):
+    """Over real sockets; the window that opens is another test's."""
+    from kvscope_app.command_line import Options, parse
+    from kvscope_app.desktop import Desktop
+    from kvscope_app.main import COMMANDS
+    from kvscope_telemetry.synthetic.engine import SyntheticEngine
+    from kvscope_telemetry.synthetic.server import SyntheticServer
+
+    where = [f"ipc://{tmp_path}/{number}/telemetry" for number in range(3)]
+    (tmp_path / "list").write_text("".join(f"{at} engine {number}\n" for number, at in enumerate(where)))
+    options = parse(["fleet", "--file", str(tmp_path / "list"), "--every", "60"], COMMANDS)().fleet
+    engines = [SyntheticEngine(num_blocks=200, num_running=4, epoch=number + 1) for number in range(3)]
+    servers = [SyntheticServer(engine, at, rate=10.0) for engine, at in zip(engines, where, strict=True)]
+    settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
+    desktop = Desktop(QApplication.instance(), Options(theme="dark"), settings)
+    opened = []
+    monkeypatch.setattr(desktop, "open_window", opened.append)
+    try:
+        window = desktop.fleets.open_list(options.text, options.every_s, options.api_key)
+        qtbot.waitUntil(lambda: shown(window, Column.STATE) == ["Live"] * 3, timeout=120_000)
+        assert shown(window) == ["engine 0", "engine 1", "engine 2"]
+        assert window.table.fleet.data(window.table.fleet.index(0, Column.MAP), Qt.ItemDataRole.DecorationRole)
+        window.table.selectRow(2)
+        qtbot.keyClick(window.table, Qt.Key.Key_Return)
+        assert [address.text for address in opened] == [where[2]]
+    finally:
+        desktop.close()
+        for server in servers:
+            server.close()
+        desktop.deleteLater()
+
+
+def test_lists_that_cannot_be_read_end_the_command(tmp_path):
+    from kvscope_app.command_line import parse
+    from kvscope_app.main import COMMANDS
+
+    (tmp_path / "page").write_text("<html>\n")
+    for arguments, word in (
+        (["--file", str(tmp_path / "none")], "--file: .*No such file"),
+        (["--file", str(tmp_path / "page")], "--file: there is no address in it"),
+        (["--command", "'"], "No closing quotation"),
+        (["--command", "ls", "--every", "0"], "seconds, more than 0"),
+        ([], "one of the arguments --file --command is required"),
+    ):
+        with pytest.raises(BadInput, match=word):
+            parse(["fleet", *arguments], COMMANDS)()
