@@ -1,25 +1,21 @@
-"""The process that works plans out: `kvscope-engine plan --lines`, a child that ends with its standard input.
+"""Plans worked out by `kvscope-engine plan --lines`. Of several questions the newest is answered.
 
-Owns the child and the lines to and from it. Of several questions the newest is answered; the desktop knows no torch.
+Owns what was asked; the child and its lines are `LineChild`'s. The desktop knows no torch.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Final
 
 import msgspec
-from PySide6.QtCore import QObject, QProcess, Signal
+from PySide6.QtCore import QObject, Signal
 
+from kvscope_app.own_engine.line_child import LineChild, complaint, engine_command
 from kvscope_telemetry.messages.plan import PlanAnswer
-from kvscope_telemetry.messages.what_if import Complaint
 
 NOT_INSTALLED: Final = "Planning needs the engine, which is not installed here: pip install 'kvscope[engine]'."
 MAX_ANSWER_BYTES: Final = 1 << 20
-_END_AFTER_MS: Final = 500
-_KILLED_AFTER_MS: Final = 10_000
 
 Question = tuple[str, ...]
 """Options of `kvscope-engine plan`."""
@@ -36,9 +32,9 @@ class PlanProcess(QObject):
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
         """`command` replaces the engine's."""
         super().__init__(parent)
-        self._command = command
-        self._process: QProcess | None = None
-        self._received = bytearray()
+        self._child = LineChild(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
+        self._child.line_came.connect(self._take)
+        self._child.failed.connect(self._on_failure)
         self._is_asked = False
         self._next: Question | None = None
 
@@ -51,49 +47,15 @@ class PlanProcess(QObject):
         """Work out `question`; one that is being worked out is answered to nobody."""
         if self._is_asked:
             self._next = question
-            return
-        process = self._process or self._start()
-        if process is not None:
-            self._is_asked = True
-            process.write(msgspec.json.encode(question) + b"\n")
+        elif not self._child.is_installed:
+            self.failed.emit(NOT_INSTALLED)
+        else:
+            self._is_asked = self._child.send(question)
 
     def close(self) -> None:
         """End the child; the next question starts another."""
-        process, self._process = self._process, None
-        self._received.clear()
         self._is_asked, self._next = False, None
-        if process is None:
-            return
-        for signal in (process.readyReadStandardOutput, process.errorOccurred, process.finished):
-            signal.disconnect()
-        process.closeWriteChannel()
-        if process.state() is not QProcess.ProcessState.NotRunning and not process.waitForFinished(_END_AFTER_MS):
-            process.kill()
-            process.waitForFinished(_KILLED_AFTER_MS)
-        process.deleteLater()
-
-    def _start(self) -> QProcess | None:
-        command = self._command or plan_command()
-        if command is None:
-            self.failed.emit(NOT_INSTALLED)
-            return None
-        process = self._process = QProcess(self)
-        process.readyReadStandardOutput.connect(self._read)
-        process.errorOccurred.connect(self._on_error)
-        process.finished.connect(self._on_end)
-        process.start(command[0], list(command[1:]))
-        return process if self._process is process else None  # it may have failed at once
-
-    def _read(self) -> None:
-        assert self._process is not None, "output of a child that is not there"
-        self._received += self._process.readAllStandardOutput().data()
-        *lines, rest = bytes(self._received).split(b"\n")
-        self._received = bytearray(rest)
-        if len(rest) > MAX_ANSWER_BYTES:
-            self._fail("Planning stopped: its answer is too long.")
-            return
-        for line in lines:
-            self._take(line)
+        self._child.close()
 
     def _take(self, line: bytes) -> None:
         self._is_asked = False
@@ -103,33 +65,9 @@ class PlanProcess(QObject):
             return
         try:
             self.answered.emit(msgspec.json.decode(line, type=PlanAnswer))
-        except msgspec.MsgspecError:
-            self.failed.emit(_complaint(line))
+        except msgspec.MsgspecError as error:
+            self.failed.emit(complaint(line) or f"The answer cannot be read: {error}.")
 
-    def _on_error(self, error: QProcess.ProcessError) -> None:
-        if error is QProcess.ProcessError.FailedToStart and self._process is not None:
-            self._fail(f"Planning cannot be started: {self._process.errorString()}.")
-
-    def _on_end(self, code: int, status: QProcess.ExitStatus) -> None:
-        assert self._process is not None, "the end of a child that is not there"
-        said = bytes(self._process.readAllStandardError().data()).decode("utf-8", "replace").strip().splitlines()
-        reason = said[-1].removeprefix("kvscope-engine: ")[:300] if said else f"it ended with exit code {code}"
-        self._fail(f"Planning stopped: {reason}.")
-
-    def _fail(self, reason: str) -> None:
-        self.close()
-        self.failed.emit(reason)
-
-
-def plan_command() -> list[str] | None:
-    """The engine's command; None where the engine is not installed."""
-    if find_spec("kvscope_engine") is None:
-        return None
-    return [sys.executable, "-m", "kvscope_engine.cli.main", "plan", "--lines"]
-
-
-def _complaint(line: bytes) -> str:
-    try:
-        return msgspec.json.decode(line, type=Complaint).error
-    except msgspec.MsgspecError as error:
-        return f"The answer cannot be read: {error}."
+    def _on_failure(self, reason: str) -> None:
+        self._is_asked, self._next = False, None
+        self.failed.emit(f"Planning stopped: {reason}.")

@@ -124,7 +124,7 @@ def test_a_child_that_cannot_be_started_is_said(qtbot):
     parent = QWidget()
     qtbot.addWidget(parent)
     sheet = PlanSheet(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
-    qtbot.waitUntil(lambda: "Planning cannot be started" in sheet.view.words)
+    qtbot.waitUntil(lambda: "Planning stopped: it cannot be started" in sheet.view.words)
     sheet.close()
 
 
@@ -149,4 +149,4 @@ def test_escape_and_the_window_end_the_child(make_sheet, qtbot):
         qtbot.waitUntil(lambda sheet=sheet: "Some, 8.03" in sheet.view.words)
         sheet.show()
         getattr(sheet, end)()
-        assert process._process is None
+        assert not process._child.is_running

@@ -103,7 +103,7 @@ def answered(view, qtbot):
 
 def lines_sent(view):
     """What the scripted child has read so far, as it tells on its standard error."""
-    return bytes(view.process._process.readAllStandardError().data()).splitlines()
+    return bytes(view.process._child._process.readAllStandardError().data()).splitlines()
 
 
 def test_what_is_asked(busy):
@@ -252,8 +252,8 @@ def test_without_the_engine_one_calm_sentence(session, busy, qtbot, monkeypatch)
 def test_shutting_down_ends_the_child_even_one_that_does_not_listen(make_view, busy, qtbot):
     view = make_view("import time\nprint(input())\ntime.sleep(600)")
     view.refresh()
-    qtbot.waitUntil(lambda: view.process.is_running and view.process._process.processId() > 0, timeout=120_000)
-    pid = view.process._process.processId()
+    qtbot.waitUntil(lambda: view.process.is_running and view.process._child._process.processId() > 0, timeout=120_000)
+    pid = view.process._child._process.processId()
     view.shut_down()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
