@@ -224,7 +224,7 @@ def test_a_child_that_fails_is_told_calmly_and_tried_again_when_shown_again(make
     assert view.empty.isVisible()
     view.refresh()
     assert not view.process.is_running
-    view.process._command = python(SCRIPTED)
+    view.process._child._command = python(SCRIPTED)
     view.hide()
     view.show()
     answered(view, qtbot)
