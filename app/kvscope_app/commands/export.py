@@ -42,7 +42,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     )
     parser.add_argument(
         "--kind",
-        choices=("metrics", "requests", "events", "bookmarks"),
+        choices=("metrics", "requests", "events", "bookmarks", "devices"),
         help="which table (default: as PATH is named, else metrics where --to is given)",
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")

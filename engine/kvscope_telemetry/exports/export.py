@@ -19,6 +19,7 @@ from kvscope_telemetry.exports.report.report import write_report
 from kvscope_telemetry.exports.span import Exported, Span, span_of, timed_messages
 from kvscope_telemetry.exports.tables.arrow_files import require_pyarrow, write_arrow, write_parquet
 from kvscope_telemetry.exports.tables.csv_file import write_csv
+from kvscope_telemetry.exports.tables.devices_table import devices_table
 from kvscope_telemetry.exports.tables.table import Table
 from kvscope_telemetry.exports.tables.tables import KINDS, bookmarks_table, events_table, metrics_table, requests_table
 from kvscope_telemetry.recordings.effort import Watch
@@ -105,6 +106,8 @@ def _table(recording: Exported, kind: str, course: Course, span: Span, watch: Wa
         return metrics_table(recording, course, span)
     if kind == "events":
         return events_table(recording, course, span)
+    if kind == "devices":
+        return devices_table(recording, timed_messages(recording, span, watch), span)
     return requests_table(recording, _lives(recording, course, span, watch), span)
 
 

@@ -20,7 +20,7 @@ from kvscope_telemetry.recordings.reader import Recording
     ("name", "kind", "named"),
     [
         ("x.doc", None, "'x.doc' is not accepted: its name ends in one of .csv, .parquet, .arrow,"),
-        ("x.csv", None, "name one of metrics, requests, events, bookmarks as its kind"),
+        ("x.csv", None, "name one of metrics, requests, events, bookmarks, devices as its kind"),
         ("metrics-requests.csv", None, "as its kind"),
         ("report.html", "events", "a kind (events) goes with tables"),
     ],

@@ -28,7 +28,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "devices"])  # of which these tell nothing
 def test_all_formats_hold_the_same(record: Callable, tmp_path: Path, kind: str) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(600).path)
     marks = [new_bookmark(recording.start_ns + at * 10**9, "a note") for at in range(8)]

@@ -14,6 +14,7 @@ from kvscope_telemetry.exports.digest import rows_in, usage_of
 from kvscope_telemetry.exports.lives import Life, within
 from kvscope_telemetry.exports.marks import end_of, name_of
 from kvscope_telemetry.exports.span import Exported, Span
+from kvscope_telemetry.exports.tables.about import about
 from kvscope_telemetry.exports.tables.table import Column, Table
 from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.request_words import RequestState
@@ -21,7 +22,7 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import COURSE_COLUMNS, Course
 from kvscope_telemetry.summaries.summary import TimedEvent
 
-KINDS: Final = ("metrics", "requests", "events", "bookmarks")
+KINDS: Final = ("metrics", "requests", "events", "bookmarks", "devices")
 """What there is a table of."""
 _STATES: Final[dict[int, str]] = {RequestState.RUNNING: "running", RequestState.PREEMPTED: "preempted"}
 _SHARES: Final = ("utilization",)
@@ -146,20 +147,6 @@ def bookmarks_table(recording: Exported, marks: Sequence[Bookmark], span: Span) 
         Column("bookmark_id", "text", [mark.bookmark_id for mark in marks], "", "the same wherever it is kept"),
     )
     return Table("bookmarks", columns, about(recording, span))
-
-
-def about(recording: Exported, span: Span) -> dict[str, str]:
-    """What any export says of where it is from."""
-    hello = recording.info.hello
-    return {
-        "model": hello.model.name,
-        "device": " ".join(filter(None, (hello.device.kind, hello.device.name))),
-        "num_blocks": str(hello.cache.num_blocks),
-        "block_size_tokens": str(hello.cache.block_size),
-        "recording_start_ns": str(span.start_ns),
-        "from_s": f"{span.from_s:.9f}",
-        "until_s": f"{span.until_s:.9f}",
-    }
 
 
 def unit_of(name: str) -> str:

@@ -1,0 +1,19 @@
+"""What any table says of where it is from."""
+
+from __future__ import annotations
+
+from kvscope_telemetry.exports.span import Exported, Span
+
+
+def about(recording: Exported, span: Span) -> dict[str, str]:
+    """Model, device, pool and range, by name; seconds count from `recording_start_ns`."""
+    hello = recording.info.hello
+    return {
+        "model": hello.model.name,
+        "device": " ".join(filter(None, (hello.device.kind, hello.device.name))),
+        "num_blocks": str(hello.cache.num_blocks),
+        "block_size_tokens": str(hello.cache.block_size),
+        "recording_start_ns": str(span.start_ns),
+        "from_s": f"{span.from_s:.9f}",
+        "until_s": f"{span.until_s:.9f}",
+    }
