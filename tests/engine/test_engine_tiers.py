@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,7 @@ class Storm:
         self.said: dict[tuple[str, int], list[int]] = {}
         self.aborted: set[str] = set()
         self.num_whole = 0
+        self.num_submitted = 0
         self.before_step: Callable[[], None] = lambda: None
 
     def run(self, num_actions: int) -> None:
@@ -203,30 +204,30 @@ def test_a_storm_over_all_tiers(
     small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
     engine = make_engine(publish=watched.hear, **(small | options))
     storm = Storm(engine, watched, jobs, expected_of[dtype], seed=len(variant))
-    storm.run(150)
-    assert storm.num_whole > 30
-    assert len(storm.aborted) > 8
-    counters = engine.snapshot().counters
-    assert counters.preemptions > 5 or variant == "contiguous"  # which never admits what may not end
-    assert counters.lost_blocks == 0
-    check_what_was_moved(engine, counters, options)
+    storm.run(100)
+    while not_yet := [what for what in missing(storm, engine, variant) if what]:
+        assert storm.num_submitted < 3000, not_yet
+        storm.run(25)  # a disk that others keep busy takes less at a time
+    assert engine.snapshot().counters.lost_blocks == 0
     engine.reset_prefix_cache()
     unmapped = {BlockState.UNMAPPED} if options.get("allocator") == "virtual" else set()
     assert set(engine.snapshot().blocks.state) - unmapped == {BlockState.FREE}
 
 
-def check_what_was_moved(engine: Engine, counters: Any, options: Mapping[str, Any]) -> None:
-    """The variant did what it is for."""
-    ledger = engine._parts.pool.ledger
+def missing(storm: Storm, engine: Engine, variant: str) -> Iterator[str]:
+    """What the storm did not do yet that the variant is for."""
+    options, counters = VARIANTS[variant], engine.snapshot().counters
+    yield "whole requests" * (storm.num_whole <= 30)
+    yield "aborts" * (len(storm.aborted) <= 8)
+    yield "preemptions" * (counters.preemptions <= 5 and variant != "contiguous")  # which admits only what may end
     if "preemption" not in options:
         return
-    assert counters.loaded_blocks > 20
-    if options["preemption"] == "swap":
-        assert counters.swapped_blocks > 10
-    if options.get("enable_prefix_caching", True):
-        assert counters.sunk_blocks > 20
+    yield "loads" * (counters.loaded_blocks <= 20)
+    yield "swaps" * (counters.swapped_blocks <= 10 and options["preemption"] == "swap")
+    yield "sinking" * (counters.sunk_blocks <= 20 and options.get("enable_prefix_caching", True))
     if options["disk_kv_memory_bytes"]:
-        assert ledger.last_used_step[ledger.tier == Tier.DISK].any()
+        ledger = engine._parts.pool.ledger
+        yield "disk" * (not ledger.last_used_step[ledger.tier == Tier.DISK].any())
 
 
 # Faults while it runs: whatever happens to the file, the tokens are right and nothing is held
