@@ -1,0 +1,141 @@
+"""The rounds: each contender is started, warmed up, measured and ended, one after the other, so that none weighs on
+another. Owns the requests: the same for all in a round, others in the next, for caches remember."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from kvscope_engine.bench.serving.arrivals import arrivals
+from kvscope_engine.bench.serving.client import Driven, Pace, count_tokens, drive
+from kvscope_engine.bench.serving.codec import Codec, codec_of
+from kvscope_engine.bench.serving.contenders import OURS, Contender
+from kvscope_engine.bench.serving.metrics import Metrics, metrics
+from kvscope_engine.bench.serving.plan import Plan
+from kvscope_engine.bench.serving.process import free_port, process, wait_ready
+from kvscope_engine.bench.serving.samples import Sample, samples
+from kvscope_engine.bench.serving.target import Target, address_of, reached
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.foreign.address import ForeignAddress
+
+Tell: TypeAlias = Callable[[str], None]
+_WARMUP_SEED: Final = 1 << 32
+"""Beside the seeds of rounds: what is measured was never asked before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Of one contender."""
+
+    metrics: Metrics
+    client_cpu_share: float
+    wrong_prompt_lengths: int
+    """Answers whose usage tells another number of prompt tokens than was meant."""
+
+
+class Requests:
+    """Prompts by the first server that is reached, and when they come."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.codec: Codec | None = None
+        self._made: dict[int, list[Sample]] = {}
+
+    def of(self, round_: int, target: Target) -> tuple[list[Sample], Pace]:
+        """A round's, made once. Raises NoAnswer where the server's tokens cannot be had after all."""
+        plan, seed = self._plan, self._plan.seed + round_
+        samples_ = self._samples(seed, plan.num_prompts, target)
+        starts = arrivals(plan.num_prompts, plan.rate, plan.burstiness, seed)
+        return samples_, Pace(starts, plan.max_concurrency, plan.timeout_s)
+
+    def warmup(self, target: Target) -> tuple[list[Sample], Pace]:
+        """Before each measurement."""
+        count = self._plan.num_warmups
+        return self._samples(_WARMUP_SEED + self._plan.seed, count, target), Pace([0.0] * count, None)
+
+    def _samples(self, seed: int, count: int, target: Target) -> list[Sample]:
+        if self.codec is None:
+            self.codec = codec_of(target.address, target.model, self._plan.tokenizer)
+        if seed not in self._made:
+            self._made[seed] = samples(self._plan.dataset, self.codec, count, seed)
+        return self._made[seed]
+
+
+def measure(plan: Plan, requests: Requests, round_: int, target: Target, tell: Tell) -> Round:
+    """One round of one server. Raises KvscopeError where its warm-up fails: nothing would be measured."""
+    tell("warming up")
+    warmed = drive(target, *requests.warmup(target), lambda count: None) if plan.num_warmups else None
+    if warmed and all(timeline.error for timeline in warmed.timelines):
+        raise KvscopeError(warmed.timelines[0].error)
+    samples_, pace = requests.of(round_, target)
+    driven = drive(target, samples_, pace, lambda count: tell(f"{count} of {plan.num_prompts} requests"))
+    return _round(plan, requests, driven)
+
+
+def _round(plan: Plan, requests: Requests, driven: Driven) -> Round:
+    assert requests.codec is not None, "there were requests"
+    count_tokens(driven.timelines, requests.codec)
+    told = [one for one in driven.timelines if not one.error and one.told_prompt_tokens]
+    wrong = sum(one.told_prompt_tokens != one.num_prompt_tokens for one in told)
+    for one in told:
+        one.num_prompt_tokens = one.told_prompt_tokens
+    found = metrics(
+        driven.timelines, driven.duration_s, percentiles=plan.percentiles, goodput_ms=plan.goodput_ms or None
+    )
+    return Round(found, driven.cpu_share, wrong)
+
+
+@contextmanager
+def running(plan: Plan, contender: Contender, tell: Tell) -> Iterator[Target]:
+    """A server of its own, ended with the context. Raises KvscopeError where it does not come up."""
+    with tempfile.TemporaryDirectory(prefix="kv-") as folder:
+        port = free_port()
+        tell("starting")
+        address = address_of(f"http://127.0.0.1:{port}")
+        with process(contender.command(port, Path(folder))) as server:
+            wait_ready(server, contender.name, address, plan.ready_timeout_s)
+            asking = dataclasses.replace(
+                plan.asking, extra=contender.extra, knows_ignore_eos=contender.knows_ignore_eos
+            )
+            yield reached(address, "", asking)
+            server.check(contender.name, "while it was measured")
+
+
+def measure_started(
+    plan: Plan, contenders: Sequence[Contender], tell: Tell
+) -> tuple[dict[str, list[Round]], dict[str, str], Requests]:
+    """Rounds by name, and why those that gave up did. Raises KvscopeError where ours does."""
+    requests = Requests(plan)
+    found: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
+    failed: dict[str, str] = {}
+    for round_ in range(plan.repeats):
+        for contender in contenders:
+            if contender.name in failed:
+                continue
+            where = f"round {round_ + 1} of {plan.repeats}, {contender.name}: "
+            try:
+                with running(plan, contender, lambda line, where=where: tell(where + line)) as target:
+                    found[contender.name].append(
+                        measure(plan, requests, round_, target, lambda line, where=where: tell(where + line))
+                    )
+            except KvscopeError as error:
+                if contender.name == OURS:
+                    raise
+                failed[contender.name] = str(error)
+    return {name: rounds for name, rounds in found.items() if name not in failed}, failed, requests
+
+
+def measure_there(plan: Plan, address: ForeignAddress, model: str, tell: Tell) -> tuple[list[Round], Target, Requests]:
+    """All rounds of a server that runs already."""
+    requests = Requests(plan)
+    target = reached(address, model, plan.asking)
+    rounds = []
+    for round_ in range(plan.repeats):
+        where = f"round {round_ + 1} of {plan.repeats}: "
+        rounds.append(measure(plan, requests, round_, target, lambda line, where=where: tell(where + line)))
+    return rounds, target, requests
