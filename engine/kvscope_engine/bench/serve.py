@@ -45,7 +45,7 @@ def _started(args: argparse.Namespace, plan: Plan, tell: Callable[[str], None]) 
     there = [one for one in found if isinstance(one, Contender)]
     if not there:
         raise BadInput("; ".join(f"{name}: {why}" for name, why in absent.items()))
-    rounds, failed, requests = measure_started(plan, there, tell)
+    rounds, failed, requests = measure_started(plan, asked.model, there, tell)
     ours = rounds.get(OURS)
     servers = {
         one.name: {"version": one.version, "note": one.note}

@@ -15,9 +15,6 @@ def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[floa
     """
     if math.isinf(rate):
         return [0.0] * count
-    if math.isinf(burstiness):
-        gaps = np.ones(count)
-    else:
-        gaps = np.random.default_rng(seed).gamma(burstiness, 1.0, count)
+    gaps = np.ones(count) if math.isinf(burstiness) else np.random.default_rng(seed).gamma(burstiness, 1.0, count)
     ends = np.cumsum(gaps)
     return [float(end) for end in ends * (count / rate / ends[-1])]

@@ -14,6 +14,7 @@ from kvscope_engine.bench.serving.exchange import ask
 from kvscope_engine.bench.serving.samples import Sample
 from kvscope_engine.bench.serving.target import Target
 from kvscope_engine.bench.serving.timeline import Timeline
+from kvscope_telemetry.foreign.http_get import NoAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +73,11 @@ def count_tokens(timelines: Sequence[Timeline], codec: Codec) -> None:
     """Of answers whose server told no usage: their text's tokens where they are known, else their pieces."""
     for timeline in timelines:
         if not timeline.error and not timeline.num_output_tokens:
-            text = "".join(timeline.pieces)
-            timeline.num_output_tokens = len(codec.encode(text)) if codec.is_exact else len(timeline.pieces)
+            timeline.num_output_tokens = _counted(timeline.pieces, codec)
+
+
+def _counted(pieces: Sequence[str], codec: Codec) -> int:
+    with contextlib.suppress(NoAnswer):  # the server whose tokens these are may have ended
+        if codec.is_exact:
+            return len(codec.encode("".join(pieces)))
+    return len(pieces)

@@ -13,6 +13,11 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from kvscope_engine.bench.workloads import sample_text
+from kvscope_engine.model.fetching.cache_folder import cache_folder
+from kvscope_engine.model.fetching.checksum import remembered_sha256
+from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256
+from kvscope_engine.model.fetching.names import ModelName
+from kvscope_engine.model.gguf.entries import entry_of
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.foreign.address import ForeignAddress
@@ -38,7 +43,7 @@ class Codec(Protocol):
 class Words:
     """A word is a token: for servers whose tokens nobody here knows."""
 
-    name = "words"
+    name = "words, for nobody tells the server's"
     num_special = 0
     is_exact = False
 
@@ -60,7 +65,7 @@ class FolderCodec:
 
     is_exact = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "") -> None:
         try:
             found = load_tokenizer(folder)
         except (KvscopeError, OSError, ValueError) as error:
@@ -68,7 +73,7 @@ class FolderCodec:
         if found is None:
             raise BadInput(f"--tokenizer {str(folder)!r} is not accepted: a folder with a tokenizer.json")
         self._tokenizer = found
-        self.name = str(folder)
+        self.name = name or str(folder)
         self.num_special = len(found.encode("a")) - len(found.encode("a", add_special_tokens=False))
 
     def encode(self, text: str) -> list[int]:
@@ -89,6 +94,8 @@ class _Dialect:
     told: str
 
 
+DTYPES: Final = ("bfloat16", "float16", "float32")
+"""Of the weights that our engine makes of a .gguf file; the tokenizer beside them is the same."""
 _DIALECTS: Final = (_Dialect("prompt", "add_special_tokens", "prompt"), _Dialect("content", "add_special", "content"))
 """Of vLLM, SGLang and ours; of llama.cpp's own server."""
 
@@ -96,7 +103,7 @@ _DIALECTS: Final = (_Dialect("prompt", "add_special_tokens", "prompt"), _Dialect
 class ServerCodec:
     """What the server says under /tokenize and /detokenize. Raises NoAnswer where it says nothing of the kind."""
 
-    name = "the server's"
+    name = "the server's tokenizer"
     is_exact = True
 
     def __init__(self, address: ForeignAddress, model: str) -> None:
@@ -140,11 +147,21 @@ class ServerCodec:
             raise NoAnswer(f"the server's {path} tells no tokens") from None
 
 
-def codec_of(address: ForeignAddress, model: str, folder: Path | None) -> Codec:
-    """The best there is for a server that runs. Raises BadInput for a folder that will not do."""
-    if folder is not None:
-        return FolderCodec(folder)
+def codec_of(address: ForeignAddress, served: str, model: ModelName | None) -> Codec:
+    """The best there is for a server that runs: of the files of `model`, of the server, or words."""
+    if model is not None and (known := tokenizer_folder(model)) is not None:
+        return FolderCodec(known, "the model's own tokenizer")
     try:
-        return ServerCodec(address, model)
+        return ServerCodec(address, served)
     except NoAnswer:
         return Words()
+
+
+def tokenizer_folder(model: ModelName) -> Path | None:
+    """Where the tokenizer of a model lies on this machine once our engine has loaded it; None where it does not."""
+    if model.kind in ("default", "gguf"):
+        sha256 = DEFAULT_GGUF_SHA256
+        if model.kind == "gguf":
+            sha256 = remembered_sha256(model.path, cache_folder() / "stamps")
+        return next((entry for dtype in DTYPES if (entry := entry_of(sha256, dtype)).is_dir()), None)
+    return model.path if model.kind == "folder" else None

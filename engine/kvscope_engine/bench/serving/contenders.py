@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf
+from kvscope_engine.bench.serving.codec import tokenizer_folder
+from kvscope_engine.model.fetching.default_model import default_gguf
 from kvscope_engine.model.fetching.names import ModelName
-from kvscope_engine.model.gguf.entries import entry_of
 from kvscope_engine.model.running.cpu_count import usable_cores
 from kvscope_telemetry.about import program_version
 
@@ -90,7 +90,7 @@ def _llama_cpp(wanted: Wanted) -> Contender | Absent:
         return [*words, "--verbose", "false"]
 
     extra = {"repeat_penalty": 1.0, "min_p": 0.0}
-    version = importlib.metadata.version("llama_cpp_python")
+    version = _version("llama_cpp_python")
     return Contender(LLAMA_CPP, version, command, extra, knows_ignore_eos=False, note="answers one request at a time")
 
 
@@ -105,11 +105,15 @@ def _vllm(wanted: Wanted) -> Contender | Absent:
         words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", weights, "--host", _HOST]
         return [*words, "--port", str(port), "--max-model-len", str(wanted.max_tokens)]
 
-    return Contender(VLLM, importlib.metadata.version("vllm"), command)
+    return Contender(VLLM, _version("vllm"), command)
 
 
 def _missing(module: str, package: str) -> str:
     return "" if importlib.util.find_spec(module) else f"not installed (pip install '{package}')"
+
+
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)
 
 
 def _missing_parts(name: str) -> str:
@@ -127,6 +131,6 @@ def _gguf(model: ModelName) -> Path | None:
 def _safetensors(model: ModelName) -> str | None:
     """What vLLM calls the same weights: of the default model the folder that ours made of it."""
     if model.kind == "default":
-        made = (entry_of(DEFAULT_GGUF_SHA256, dtype) for dtype in ("bfloat16", "float16", "float32"))
-        return next((str(entry) for entry in made if entry.is_dir()), None)
+        made = tokenizer_folder(model)
+        return None if made is None else str(made)
     return {"hub": model.text, "folder": str(model.path), "gguf": str(model.path)}.get(model.kind)

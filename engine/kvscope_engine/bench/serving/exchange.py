@@ -34,8 +34,12 @@ async def ask(target: Target, sample: Sample, timeout_s: float) -> Timeline:
     try:
         async with asyncio.timeout(timeout_s):
             await _exchange(target, sample, timeline)
-    except (NoAnswer, ProtocolError) as error:
-        timeline.error = f"{target.url} ended its answer: {error}" if isinstance(error, ToldError) else str(error)
+    except NoAnswer as error:
+        timeline.error = str(error)
+    except ToldError as error:
+        timeline.error = f"{target.url} ended its answer: {error}"
+    except ProtocolError as error:
+        timeline.error = f"{target.url}: {error}"
     except TimeoutError:
         timeline.error = why_late(target.url, timeout_s)
     except (OSError, http.client.HTTPException) as error:

@@ -6,9 +6,9 @@ import argparse
 import math
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from kvscope_engine.bench.serving.codec import Codec, FolderCodec
 from kvscope_engine.bench.serving.contenders import NAMES, Wanted
 from kvscope_engine.bench.serving.metrics import METRICS
 from kvscope_engine.bench.serving.samples import Conversations, Dataset, PrefixRepetition, Random
@@ -43,7 +43,8 @@ class Plan:
     asking: Asking
     timeout_s: float
     ready_timeout_s: float
-    tokenizer: Path | None
+    codec: Codec | None
+    """Of a tokenizer that was named; None: whoever knows the server's tokens."""
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
@@ -66,7 +67,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         asking=Asking(args.endpoint, args.ignore_eos, temperature=_temperature(args.temperature)),
         timeout_s=_finite("--timeout", args.timeout),
         ready_timeout_s=_finite("--ready-check-timeout-sec", args.ready_check_timeout_sec),
-        tokenizer=args.tokenizer,
+        codec=None if args.tokenizer is None else FolderCodec(args.tokenizer),
     )
 
 

@@ -37,7 +37,7 @@ def plan_report(plan: Plan) -> Report:
     """What was asked."""
     limits = plan.goodput_ms or None
     return {
-        "dataset": {"name": type(plan.dataset).__name__, **_fields(plan.dataset)},
+        "dataset": {"name": plan.dataset.name, **_fields(plan.dataset)},
         "num_prompts": plan.num_prompts,
         "num_rounds": plan.repeats,
         "request_rate": "inf" if plan.rate == float("inf") else plan.rate,

@@ -20,6 +20,7 @@ from kvscope_engine.bench.serving.plan import Plan
 from kvscope_engine.bench.serving.process import free_port, process, wait_ready
 from kvscope_engine.bench.serving.samples import Sample, samples
 from kvscope_engine.bench.serving.target import Target, address_of, reached
+from kvscope_engine.model.fetching.names import ModelName
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.foreign.address import ForeignAddress
 
@@ -39,40 +40,46 @@ class Round:
 
 
 class Requests:
-    """Prompts by the first server that is reached, and when they come."""
+    """Prompts of all rounds, made with the tokens of the first server that is reached, and when they come."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, model: ModelName | None = None) -> None:
+        """`model` is that of servers that are started here, whose tokenizer may lie on this machine."""
+        self._plan, self._model = plan, model
         self.codec: Codec | None = None
-        self._made: dict[int, list[Sample]] = {}
+        self._warmup: list[Sample] = []
+        self._rounds: list[list[Sample]] = []
 
-    def of(self, round_: int, target: Target) -> tuple[list[Sample], Pace]:
-        """A round's, made once. Raises NoAnswer where the server's tokens cannot be had after all."""
-        plan, seed = self._plan, self._plan.seed + round_
-        samples_ = self._samples(seed, plan.num_prompts, target)
-        starts = arrivals(plan.num_prompts, plan.rate, plan.burstiness, seed)
-        return samples_, Pace(starts, plan.max_concurrency, plan.timeout_s)
+    def make(self, target: Target) -> None:
+        """Once. Raises NoAnswer where the server's tokens cannot be had after all."""
+        if self.codec is not None:
+            return
+        plan = self._plan
+        codec = plan.codec or codec_of(target.address, target.model, self._model)
+        self._warmup = samples(plan.dataset, codec, plan.num_warmups, _WARMUP_SEED + plan.seed)
+        self._rounds = [
+            samples(plan.dataset, codec, plan.num_prompts, plan.seed + round_) for round_ in range(plan.repeats)
+        ]
+        self.codec = codec
 
-    def warmup(self, target: Target) -> tuple[list[Sample], Pace]:
+    def of(self, round_: int) -> tuple[list[Sample], Pace]:
+        """A round's."""
+        plan = self._plan
+        starts = arrivals(plan.num_prompts, plan.rate, plan.burstiness, plan.seed + round_)
+        return self._rounds[round_], Pace(starts, plan.max_concurrency, plan.timeout_s)
+
+    def warmup(self) -> tuple[list[Sample], Pace]:
         """Before each measurement."""
-        count = self._plan.num_warmups
-        return self._samples(_WARMUP_SEED + self._plan.seed, count, target), Pace([0.0] * count, None)
-
-    def _samples(self, seed: int, count: int, target: Target) -> list[Sample]:
-        if self.codec is None:
-            self.codec = codec_of(target.address, target.model, self._plan.tokenizer)
-        if seed not in self._made:
-            self._made[seed] = samples(self._plan.dataset, self.codec, count, seed)
-        return self._made[seed]
+        return self._warmup, Pace([0.0] * len(self._warmup), None, self._plan.timeout_s)
 
 
 def measure(plan: Plan, requests: Requests, round_: int, target: Target, tell: Tell) -> Round:
     """One round of one server. Raises KvscopeError where its warm-up fails: nothing would be measured."""
     tell("warming up")
-    warmed = drive(target, *requests.warmup(target), lambda count: None) if plan.num_warmups else None
-    if warmed and all(timeline.error for timeline in warmed.timelines):
-        raise KvscopeError(warmed.timelines[0].error)
-    samples_, pace = requests.of(round_, target)
+    requests.make(target)
+    warmed = drive(target, *requests.warmup(), lambda count: None).timelines
+    if warmed and all(timeline.error for timeline in warmed):
+        raise KvscopeError(warmed[0].error)
+    samples_, pace = requests.of(round_)
     driven = drive(target, samples_, pace, lambda count: tell(f"{count} of {plan.num_prompts} requests"))
     return _round(plan, requests, driven)
 
@@ -107,10 +114,10 @@ def running(plan: Plan, contender: Contender, tell: Tell) -> Iterator[Target]:
 
 
 def measure_started(
-    plan: Plan, contenders: Sequence[Contender], tell: Tell
+    plan: Plan, model: ModelName, contenders: Sequence[Contender], tell: Tell
 ) -> tuple[dict[str, list[Round]], dict[str, str], Requests]:
     """Rounds by name, and why those that gave up did. Raises KvscopeError where ours does."""
-    requests = Requests(plan)
+    requests = Requests(plan, model)
     found: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
     failed: dict[str, str] = {}
     for round_ in range(plan.repeats):

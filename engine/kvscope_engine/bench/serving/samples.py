@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Sample:
 class Random:
     """`random`: lengths uniform from (1 - ratio) to (1 + ratio) times those given, behind a prefix that all share."""
 
+    name: ClassVar = "random"
     input_len: int
     output_len: int
     range_ratio: float = 0.0
@@ -53,6 +54,7 @@ class Random:
 class PrefixRepetition:
     """`prefix_repetition`: a few prefixes, each shared by as many prompts, in mixed order."""
 
+    name: ClassVar = "prefix_repetition"
     prefix_len: int
     suffix_len: int
     num_prefixes: int
@@ -63,6 +65,7 @@ class PrefixRepetition:
 class Conversations:
     """`conversations`: short questions and longer answers with long tails, as people's are; log-normal lengths."""
 
+    name: ClassVar = "conversations"
     input_median: int = 80
     output_median: int = 140
     sigma: float = 1.0
