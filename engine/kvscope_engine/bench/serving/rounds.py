@@ -124,12 +124,10 @@ def measure_started(
         for contender in contenders:
             if contender.name in failed:
                 continue
-            where = f"round {round_ + 1} of {plan.repeats}, {contender.name}: "
+            say = _prefixed(tell, f"round {round_ + 1} of {plan.repeats}, {contender.name}: ")
             try:
-                with running(plan, contender, lambda line, where=where: tell(where + line)) as target:
-                    found[contender.name].append(
-                        measure(plan, requests, round_, target, lambda line, where=where: tell(where + line))
-                    )
+                with running(plan, contender, say) as target:
+                    found[contender.name].append(measure(plan, requests, round_, target, say))
             except KvscopeError as error:
                 if contender.name == OURS:
                     raise
@@ -143,6 +141,10 @@ def measure_there(plan: Plan, address: ForeignAddress, model: str, tell: Tell) -
     target = reached(address, model, plan.asking)
     rounds = []
     for round_ in range(plan.repeats):
-        where = f"round {round_ + 1} of {plan.repeats}: "
-        rounds.append(measure(plan, requests, round_, target, lambda line, where=where: tell(where + line)))
+        say = _prefixed(tell, f"round {round_ + 1} of {plan.repeats}: ")
+        rounds.append(measure(plan, requests, round_, target, say))
     return rounds, target, requests
+
+
+def _prefixed(tell: Tell, where: str) -> Tell:
+    return lambda line: tell(where + line)
