@@ -89,7 +89,7 @@ def test_a_server_that_runs(fake: FakeOpenAI, capsys: pytest.CaptureFixture[str]
 
 
 def test_its_table(fake: FakeOpenAI, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.script = lambda call: call.answer(500, b"") if call.body["prompt"] == lost[0] else completions(call)
+    fake.script = lambda call: call.answer(500, b"") if call.body.get("prompt") == lost[0] else completions(call)
     lost = [""]
     assert main(["bench", "serve", *SMALL, "--base-url", fake.url]) == 0
     lost[0] = next(call.body["prompt"] for call in reversed(fake.calls))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -26,6 +27,8 @@ from kvscope_telemetry.foreign.prompting.served_model import MODELS
 GRACE_S: Final = 10.0
 """From SIGTERM until it is killed."""
 _LOOK_S: Final = 0.2
+_PORTS: Final = range(15_000, 32_000)
+"""Below those that Linux gives to outgoing connections."""
 _MAX_SAID: Final = 64 << 10
 _LAUNCHER: Final = """
 import ctypes, os, signal, sys
@@ -50,11 +53,15 @@ class Server:
 
 
 def free_port() -> int:
-    """One of loopback that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """One of loopback that nobody has now, of those that the system gives to nobody who does not ask for it by number:
+    the server that gets it binds it later."""
+    ports = random.sample(_PORTS, 64)
+    for port in [*ports, 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise KvscopeError("no port of 127.0.0.1 is free")
 
 
 @contextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 from tests.telemetry.foreign.prompting.conftest import FakeOpenAI
 
-from kvscope_engine.bench.serving.process import process, wait_ready
+from kvscope_engine.bench.serving.process import free_port, process, wait_ready
 from kvscope_engine.bench.serving.target import address_of
 from kvscope_telemetry.errors import KvscopeError
 
@@ -90,6 +91,12 @@ def test_one_that_does_not_serve_is_given_up() -> None:
         pytest.raises(KvscopeError, match=r"it does not serve after 0.01 s: nobody listens at http://127.0.0.1:1"),
     ):
         wait_ready(server, "it", address_of("http://127.0.0.1:1"), 0.01)
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port := free_port()))
+        assert 15_000 <= port < 32_000
 
 
 def test_one_that_serves_is_ready(fake: FakeOpenAI) -> None:
