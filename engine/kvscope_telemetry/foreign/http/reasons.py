@@ -24,6 +24,16 @@ def why_refused(url: str, status: int, *, has_key: bool) -> str:
     return f"{url} answers with HTTP {status}"
 
 
+def why_no_stream(url: str, status: int, kind: str, words: str, *, has_key: bool) -> str:
+    """Where a stream of events was asked for: by HTTP's status, the content's type, and what the server says."""
+    if status == http.client.OK:
+        what = "a web page" if kind == "text/html" else f"{kind:.60}"
+        return f"{url} answers with {what} and no stream of events: is it another program's port?"
+    if words:
+        return f"{url} answers with HTTP {status}: {words}"
+    return why_refused(url, status, has_key=has_key)
+
+
 def why_late(url: str, timeout_s: float) -> str:
     """It took longer than that."""
     return f"{url} did not answer within {timeout_s:g} s"

@@ -16,7 +16,7 @@ import msgspec
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.foreign.address import ForeignAddress
 from kvscope_telemetry.foreign.http.line import Line
-from kvscope_telemetry.foreign.http.reasons import REFUSALS, why_broken, why_late, why_refused
+from kvscope_telemetry.foreign.http.reasons import REFUSALS, why_broken, why_late, why_no_stream
 from kvscope_telemetry.foreign.http_get import NoAnswer
 from kvscope_telemetry.foreign.prompting.error_words import error_words
 from kvscope_telemetry.foreign.prompting.event_lines import EventLines
@@ -115,14 +115,11 @@ class Exchange:
         status, kind = answer.status, answer.headers.get_content_type()
         if status == http.client.OK and kind == _EVENTS:
             return
-        if status == http.client.OK:
-            what = "a web page" if kind == "text/html" else f"{kind:.60}"
-            raise NoAnswer(f"{self._url} answers with {what} and no stream of events: is it another program's port?")
         if status == http.client.NOT_FOUND:
             self._model.forget()
-        words = "" if status in REFUSALS else error_words(answer.read(MAX_ERROR_BYTES))
-        refused = why_refused(self._url, status, has_key=bool(self._address.api_key))
-        raise NoAnswer(f"{self._url} answers with HTTP {status}: {words}" if words else refused, status)
+        words = "" if status in (http.client.OK, *REFUSALS) else error_words(answer.read(MAX_ERROR_BYTES))
+        has_key = bool(self._address.api_key)
+        raise NoAnswer(why_no_stream(self._url, status, kind, words, has_key=has_key), status)
 
     def _read(self, answer: http.client.HTTPResponse) -> None:
         """Until the server says that it is done, or hangs up."""
