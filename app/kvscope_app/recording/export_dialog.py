@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.makers import inset, label
 from kvscope_app.look.zoom import scaled
 from kvscope_app.recording.exporting import ExportWish, begin_export
@@ -80,7 +81,7 @@ class ExportDialog(QDialog):
         """Ask where to."""
         wish = self.wish()
         suffix = wish.path.suffix
-        dialog = QFileDialog(self._body, "Export", str(wish.path.parent), f"{self.what.currentText()} (*{suffix})")
+        dialog = FileDialog(self._body, "Export", str(wish.path.parent), f"{self.what.currentText()} (*{suffix})")
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setDefaultSuffix(suffix.lstrip("."))
         dialog.selectFile(wish.path.name)

@@ -96,6 +96,9 @@ class WindowBody(QMainWindow):
             self._stack.setCurrentWidget(self.page_map)
             self.refresher.touch(self.page_map)
             self.setWindowTitle(self._title())
+            if not self.session.live_mirror.capabilities.blocks:  # devices are all that this source tells of
+                self.docks["devices"].show()
+                self.docks["devices"].raise_()
 
     def reset_layout(self) -> None:
         """Everything where it was at the first start."""

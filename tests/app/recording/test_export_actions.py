@@ -45,7 +45,9 @@ def export(window, qtbot, path, what, form="CSV"):
     wish = dialog.wish()
     dialog.reject()
     _begin(window, wish, str(path))
-    qtbot.waitUntil(lambda: path.name in window.statusBar().currentMessage() or bool(window.banner.text), timeout=WAIT_MS)
+    qtbot.waitUntil(
+        lambda: path.name in window.statusBar().currentMessage() or bool(window.banner.text), timeout=WAIT_MS
+    )
     return wish
 
 
