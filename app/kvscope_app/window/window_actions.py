@@ -295,11 +295,16 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
     def looped() -> None:
         actions["loop_clear"].setEnabled((session.loop.begin_ns, session.loop.end_ns) != (None, None))
 
+    def deleted() -> None:
+        actions["bookmark_undo"].setEnabled(session.bookmarks.can_undo)
+
     for signal in (session.paused_changed, session.status_changed):
         signal.connect(moved)
     session.loop.changed.connect(looped)
+    session.bookmarks.changed.connect(deleted)
     looped()
     moved()
+    deleted()
     actions["events_preempted"].setChecked(True)
 
     def role() -> None:
@@ -309,6 +314,7 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
     def forget(_: object) -> None:
         """The session may outlive the actions."""
         session.loop.changed.disconnect(looped)
+        session.bookmarks.changed.disconnect(deleted)
         session.paused_changed.disconnect(moved)
         session.status_changed.disconnect(moved)
         session.status_changed.disconnect(role)
