@@ -8,10 +8,11 @@ from typing import Final, cast
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog
 
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.recording.recording_actions import Task
 from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
-from kvscope_app.window.open_file import FILES, try_to_open
+from kvscope_app.window.open_file import FILES, recording_folder, try_to_open
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import Watch
@@ -24,7 +25,7 @@ def ask_other(window: WindowBody) -> None:
     if not has_past(window.session):
         window.statusBar().showMessage("Nothing is kept of this session yet that could be compared", _NOTICE_MS)
         return
-    dialog = QFileDialog(window, "Compare with a recording", filter=FILES)
+    dialog = FileDialog(window, "Compare with a recording", recording_folder(window), FILES)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.fileSelected.connect(partial(compare_with, window))

@@ -11,6 +11,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QFileDialog
 
 from kvscope_app.compare.compare_body import CompareBody
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_app.window.actions import Actions, ActionSpec
@@ -117,7 +118,7 @@ def _copy(window: CompareBody) -> None:
 
 
 def _ask_path(window: CompareBody) -> None:
-    dialog = QFileDialog(window, "Export the table", filter="CSV (*.csv)")
+    dialog = FileDialog(window, "Export the table", filter="CSV (*.csv)")
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     dialog.setOption(QFileDialog.Option.DontConfirmOverwrite)  # nothing is ever overwritten
     dialog.setDefaultSuffix("csv")

@@ -12,6 +12,7 @@ from kvscope_app.fleet.columns import Column
 from kvscope_app.fleet.map_picture import SIZE
 from kvscope_app.fleet.model import FleetModel, FleetProxy
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.row import FleetRow
 
@@ -30,6 +31,7 @@ _WIDTHS: Final = {
     Column.HIT_RATE: 76,
     Column.PREEMPTIONS: 104,
 }
+"""As all lengths here, at a text size of 100 %."""
 
 
 class FleetTable(QTableView):
@@ -59,9 +61,9 @@ class FleetTable(QTableView):
         self.verticalHeader().setDefaultSectionSize(SIZE[1] + _PADDING)
         header = self.horizontalHeader()
         header.setHighlightSections(False)
-        header.setMinimumSectionSize(_NARROWEST)
+        header.setMinimumSectionSize(scaled(_NARROWEST))
         for column, width in _WIDTHS.items():
-            self.setColumnWidth(column, width)
+            self.setColumnWidth(column, scaled(width))
         header.setSectionResizeMode(Column.MAP, QHeaderView.ResizeMode.Fixed)
         header.setSectionResizeMode(Column.NAME, QHeaderView.ResizeMode.Stretch)
         self.doubleClicked.connect(self.open_wanted)

@@ -20,6 +20,7 @@ from kvscope_app.library.library import Library
 from kvscope_app.library.library_table import LibraryTable
 from kvscope_app.library.model import Column
 from kvscope_app.library.sample import SAMPLE_TEXT, sample_recording
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme import Theme
@@ -89,7 +90,7 @@ class RecordingsSheet(Sheet):
     def find_chosen(self) -> None:
         """Ask where the missing one is now."""
         entry = self.chosen[0]
-        dialog = QFileDialog(self, f"Where is {entry.name} now?", filter=_FILES)
+        dialog = FileDialog(self, f"Where is {entry.name} now?", filter=_FILES)
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.fileSelected.connect(lambda path: self._library.relocate(entry.path, Path(path)))

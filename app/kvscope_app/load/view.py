@@ -36,7 +36,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.source import SourceState
 
 _COUNTS = ("Sent", "Unfinished", "Finished", "Aborted", "Refused", "Lost", "Tokens")
-_FEWEST_LETTERS = 6
+_FEWEST_LETTERS = 4
 _MIN_FIELD_WIDTH = 72
 _FOR_OPERATORS = "You are a viewer at this engine: load is for operators"
 _CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceState.STALE)
@@ -64,7 +64,7 @@ class LoadView(View):
         inset(self.rate)
         self.rate.setAccessibleName("Requests per second")
         self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Output tokens from")
-        self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, " tokens", "Output tokens to")
+        self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Output tokens to")
         self.button = QPushButton("Start")
         self.message = label(wraps=True)
         self.counts = {name: number_label("0") for name in _COUNTS}
@@ -204,7 +204,7 @@ class LoadView(View):
         pace.addWidget(self.pace, 1)
         pace.addWidget(self.concurrency, 1)
         pace.addWidget(self.rate, 1)
-        for row, text in enumerate(("Pace", "Prompts", "Answers")):
+        for row, text in enumerate(("Pace", "Prompts", "Output")):
             form.addWidget(label(text, "muted"), row, 0)
         form.addLayout(pace, 0, 1)
         form.addWidget(self.mix, 1, 1)

@@ -57,7 +57,16 @@ def names() -> list[str]:
 
 def chevron_path(is_dark: bool, where: str = "") -> str:
     """A file for stylesheets, which take no pixmap. `where` it points: down, else `up`, `left` or `right`."""
-    name = f"chevron{f'-{where}' if where else ''}-on-{'dark' if is_dark else 'light'}.svg"
+    return _sheet_path(f"chevron-{where}" if where else "chevron", is_dark)
+
+
+def check_path(is_dark: bool) -> str:
+    """A file for stylesheets: the tick in a box that is filled with the accent."""
+    return _sheet_path("check", is_dark)
+
+
+def _sheet_path(name: str, is_dark: bool) -> str:
+    name = f"{name}-on-{'dark' if is_dark else 'light'}.svg"
     with resources.as_file(_FOLDER / name) as path:
         return path.as_posix()
 

@@ -11,6 +11,7 @@ from PySide6.QtCore import QStandardPaths, Qt
 from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFileDialog, QWidget
 
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.model_name import model_name
 from kvscope_app.pictures.picture import PictureLook, Taken, copy_picture
 from kvscope_app.views.base import View
@@ -111,7 +112,7 @@ def suggested(window: WindowBody, what: str) -> Path:
 
 def _ask_path(window: WindowBody, view: View, look: PictureLook) -> None:
     path, taken = suggested(window, view.title), Taken.of(view, look)
-    dialog = QFileDialog(window, f"Save a picture of {view.title.lower()}", str(path.parent))
+    dialog = FileDialog(window, f"Save a picture of {view.title.lower()}", str(path.parent))
     dialog.setNameFilters(_STILLS)
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     dialog.setDefaultSuffix("png")

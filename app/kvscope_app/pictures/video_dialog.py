@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.makers import inset, label
 from kvscope_app.pictures.encoders import is_there
 from kvscope_app.pictures.names import VIDEOS
@@ -86,7 +87,7 @@ class VideoDialog(QDialog):
         """Ask where to."""
         suffix = VIDEOS[self.form.currentIndex()]
         wanted = self.wish(self._path)
-        dialog = QFileDialog(self._body, "Save a video", str(self._path.parent), f"Video (*{suffix})")
+        dialog = FileDialog(self._body, "Save a video", str(self._path.parent), f"Video (*{suffix})")
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setDefaultSuffix(suffix.lstrip("."))
         dialog.selectFile(wanted.path.name)

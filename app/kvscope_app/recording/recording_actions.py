@@ -12,6 +12,7 @@ from typing import Any, Final
 from PySide6.QtCore import QObject, QStandardPaths, Qt, QTimer
 from PySide6.QtWidgets import QFileDialog, QInputDialog, QProgressDialog
 
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.model_name import model_name
 from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.recording.kept_dialog import KeptDialog
@@ -170,7 +171,7 @@ def _note(window: WindowBody, path: Path) -> None:
 
 def _ask_path(window: WindowBody, run: Callable[[str], object]) -> None:
     path = free_path(window)
-    dialog = QFileDialog(window, "Save recording", str(path.parent), _FILES)
+    dialog = FileDialog(window, "Save recording", str(path.parent), _FILES)
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     dialog.setDefaultSuffix("mcap")
     dialog.selectFile(path.name)

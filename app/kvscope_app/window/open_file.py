@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QProgressDialog
 
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.window.file_opening import FileOpening
 from kvscope_app.window.window_body import WindowBody
 
@@ -26,11 +27,16 @@ _STEPS: Final = 1000
 
 def ask_file(window: WindowBody) -> None:
     """Show the dialog; it leaves the window alive."""
-    dialog = QFileDialog(window, "Open recording", filter=FILES)
+    dialog = FileDialog(window, "Open recording", recording_folder(window), FILES)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.fileSelected.connect(lambda path: try_to_open(window, path))
     dialog.open()
+
+
+def recording_folder(window: WindowBody) -> str:
+    """Where the last recording went; empty, which is here, where there was none."""
+    return window.themes.settings.values.recording_folder
 
 
 def try_to_open(window: WindowBody, path: str, then: Callable[[Recorded], object] | None = None) -> FileOpening | None:

@@ -20,6 +20,7 @@ from kvscope_app.marks.mark_actions import clear_choice, mark_actions
 from kvscope_app.pictures.picture_actions import picture_actions
 from kvscope_app.planning.plan_sheet import PlanSheet
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
+from kvscope_app.recording.export_actions import export_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.views.inspector.inspector_actions import inspector_actions
 from kvscope_app.views.page_map.color_actions import color_actions
@@ -152,6 +153,7 @@ def _engine(window: WindowBody) -> list[ActionSpec]:
         *([*recording, *library_actions(window, ENGINE)] if window.open_recording else []),
         ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window)),
         ActionSpec("compare", "Compare with…", ENGINE, partial(ask_other, window), ("Ctrl+Shift+D",), "compare"),
+        *export_actions(window, ENGINE),
         ActionSpec("close", "Close window", ENGINE, window.close, ("Ctrl+W",)),
         ActionSpec("quit", "Quit", ENGINE, QApplication.closeAllWindows, ("Ctrl+Q",)),
     ]
@@ -293,11 +295,16 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
     def looped() -> None:
         actions["loop_clear"].setEnabled((session.loop.begin_ns, session.loop.end_ns) != (None, None))
 
+    def deleted() -> None:
+        actions["bookmark_undo"].setEnabled(session.bookmarks.can_undo)
+
     for signal in (session.paused_changed, session.status_changed):
         signal.connect(moved)
     session.loop.changed.connect(looped)
+    session.bookmarks.changed.connect(deleted)
     looped()
     moved()
+    deleted()
     actions["events_preempted"].setChecked(True)
 
     def role() -> None:
@@ -307,6 +314,7 @@ def _keep_checks(window: WindowBody, actions: Actions) -> None:
     def forget(_: object) -> None:
         """The session may outlive the actions."""
         session.loop.changed.disconnect(looped)
+        session.bookmarks.changed.disconnect(deleted)
         session.paused_changed.disconnect(moved)
         session.status_changed.disconnect(moved)
         session.status_changed.disconnect(role)

@@ -96,6 +96,14 @@ class WindowBody(QMainWindow):
             self._stack.setCurrentWidget(self.page_map)
             self.refresher.touch(self.page_map)
             self.setWindowTitle(self._title())
+            self.show_what_is_told()
+
+    def show_what_is_told(self) -> None:
+        """Where devices are all that the source tells of, they are in sight, wherever the docks were left."""
+        mirror = self.session.live_mirror
+        if mirror.hello is not None and not mirror.capabilities.blocks:
+            self.docks["devices"].show()
+            self.docks["devices"].raise_()
 
     def reset_layout(self) -> None:
         """Everything where it was at the first start."""

@@ -11,7 +11,7 @@ import re
 from string import Template
 from typing import Final
 
-from kvscope_app.look.icons import chevron_path
+from kvscope_app.look.icons import check_path, chevron_path
 from kvscope_app.look.theme import Theme, mix
 
 _LENGTH: Final = re.compile(r"\b(\d+)px\b")
@@ -129,6 +129,15 @@ QSlider::sub-page:horizontal { background: $accent; border-radius: 2px; }
 QSlider::handle:horizontal { background: $text; width: 14px; height: 14px; margin: -5px 0; border-radius: 7px; }
 QSlider::handle:horizontal:focus { background: $accent; }
 QCheckBox { spacing: 7px; }
+QCheckBox::indicator, QAbstractItemView::indicator {
+    width: 14px; height: 14px; background: $base; border: 1px solid $muted; border-radius: 4px;
+}
+QCheckBox::indicator:hover, QCheckBox::indicator:focus { border-color: $accent; }
+QCheckBox::indicator:checked, QAbstractItemView::indicator:checked {
+    background: $accent; border-color: $accent; image: url("$check");
+}
+QCheckBox::indicator:disabled { border-color: $border; background: $panel; }
+QCheckBox::indicator:checked:disabled { background: $muted; }
 QGroupBox { border: 1px solid $border; border-radius: 8px; margin-top: 10px; padding: 10px; }
 QGroupBox::title { subcontrol-origin: margin; left: 10px; padding: 0 4px; color: $muted; }
 
@@ -185,6 +194,7 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
         faint=mix(theme.muted, theme.panel, 0.5),
         notice=mix(theme.warn, theme.panel, 0.9),
         dropped=mix(theme.accent, theme.panel, 0.88),
+        check=check_path(theme.is_dark),
         chevron=chevron_path(theme.is_dark),
         chevron_up=chevron_path(theme.is_dark, "up"),
         chevron_left=chevron_path(theme.is_dark, "left"),

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from kvscope_app.look.file_dialogs import FileDialog
 from kvscope_app.look.makers import empty_state, head_row, tool_button
 from kvscope_app.look.number_text import count
 from kvscope_app.look.theme import Theme
@@ -162,7 +163,7 @@ class EventsView(View):
         self.refresh()
 
     def _ask_file(self) -> None:
-        dialog = QFileDialog(self, "Export events", "events.csv", _FILES)
+        dialog = FileDialog(self, "Export events", "events.csv", _FILES)
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setDefaultSuffix("csv")
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

@@ -88,7 +88,7 @@ class _TierPart(QWidget):
         self._grid.setHorizontalSpacing(10)
         self._grid.setVerticalSpacing(5)
         self._grid.setColumnStretch(1, 1)
-        self._grid.addWidget(label(title), 0, 0, 1, 2)
+        self._grid.addWidget(label(title, wraps=True), 0, 0, 1, 2)
         self._grid.addWidget(self._whole, 0, 2, 1, 2)
         self._grid.addWidget(self._bar, 1, 0, 1, 4)
         for row, kind in enumerate(_KINDS, start=2):
@@ -107,7 +107,7 @@ class _TierPart(QWidget):
         self._bar.show_segments([_segment(kind, places[kind], use, colors[kind]) for kind in ("swapped", "cached")])
 
     def _add_row(self, row: int, kind: str) -> None:
-        cells = (self._swatches[kind], label(_WORDS[kind]), self.values[kind], self._counts[kind])
+        cells = (self._swatches[kind], label(_WORDS[kind], wraps=True), self.values[kind], self._counts[kind])
         for column, widget in enumerate(cells):
             widget.setToolTip(_MEANINGS[kind])
             alignment = Qt.AlignmentFlag.AlignVCenter if column < 2 else Qt.AlignmentFlag(0)

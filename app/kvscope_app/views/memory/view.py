@@ -216,7 +216,7 @@ class PartTable(QWidget):
 
     def _add_row(self, key: str, text: str, meaning: str) -> None:
         row = self._grid.rowCount()
-        swatch, name, size, share = Swatch(), label(text), number_label(), number_label()
+        swatch, name, size, share = Swatch(), label(text, wraps=True), number_label(), number_label()
         share.setProperty("base_look", "muted")
         swatch.setVisible(key != "total")
         for column, widget in enumerate((swatch, name, size, share)):

@@ -82,4 +82,5 @@ def _too_long(pool: BlockPool, max_model_len: int, accepted: int) -> str:
     return (
         f"max_model_len={max_model_len} is not accepted with allocator='contiguous': {needed} blocks in a row, rounded"
         f" up to a power of two, are not in a pool of {pool.num_blocks}; at most {accepted} tokens are"
+        f" (--max-model-len {accepted})"
     )

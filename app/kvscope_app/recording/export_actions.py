@@ -1,0 +1,40 @@
+"""Taking a session's time out of the window, for other tools and other people."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kvscope_app.window.actions import ActionSpec
+from kvscope_app.window.window_body import WindowBody
+
+if TYPE_CHECKING:
+    from kvscope_app.recording.export_dialog import ExportDialog
+
+_NOTICE_MS: Final = 6000
+
+
+def export_actions(window: WindowBody, group: str) -> list[ActionSpec]:
+    """One: what is exported is chosen then."""
+    return [
+        ActionSpec(
+            "export",
+            "Export a report, trace or table…",
+            group,
+            partial(ask_export, window),
+            ("Ctrl+Shift+E",),
+            tip="What is kept or played, or a range of it: an HTML report, a Perfetto trace, CSV, Parquet or Arrow",
+        )
+    ]
+
+
+def ask_export(window: WindowBody) -> ExportDialog | None:
+    """What, of which range, then where to."""
+    from kvscope_app.recording.export_dialog import ExportDialog  # a window is up sooner without
+
+    if window.session.timeline_range_ns is None:
+        window.statusBar().showMessage("There is no past yet that could be exported", _NOTICE_MS)
+        return None
+    dialog = ExportDialog(window)
+    dialog.open()
+    return dialog

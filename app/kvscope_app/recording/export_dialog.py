@@ -1,0 +1,158 @@
+"""Asks what to export of a session's time, and of which part of it. Owns what was chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QDoubleSpinBox,
+    QFileDialog,
+    QFormLayout,
+    QVBoxLayout,
+)
+
+from kvscope_app.look.file_dialogs import FileDialog
+from kvscope_app.look.makers import inset, label
+from kvscope_app.look.zoom import scaled
+from kvscope_app.recording.exporting import ExportWish, begin_export
+from kvscope_app.recording.recording_actions import free_path
+from kvscope_app.window.window_body import WindowBody
+
+
+class _Form(NamedTuple):
+    words: str
+    form: str
+    suffix: str
+    kind: str | None
+    told: str
+
+
+_TABLE_FORMS: Final = {"CSV": ("csv", ".csv"), "Parquet": ("parquet", ".parquet"), "Arrow": ("arrow", ".arrow")}
+_FORMS: Final = (
+    _Form("HTML report", "html", ".html", None, "One file to send: figures, curves, the worst requests and why"),
+    _Form("Perfetto trace", "perfetto", ".perfetto-trace", None, "For ui.perfetto.dev: counters, a track a request"),
+    _Form("Table of metrics", "csv", ".csv", "metrics", "A row a second"),
+    _Form("Table of requests", "csv", ".csv", "requests", "A row a request"),
+    _Form("Table of events", "csv", ".csv", "events", "A row an event"),
+    _Form("Table of bookmarks", "csv", ".csv", "bookmarks", "A row a bookmark or alarm"),
+)
+_STEP_S: Final = 0.05
+"""Half of what a field shows: a range's end within it is the timeline's own."""
+
+
+class ExportDialog(QDialog):
+    """Of one window. The loop's range is proposed where there is one, else all."""
+
+    def __init__(self, window: WindowBody) -> None:
+        super().__init__(window)
+        session = window.session
+        around, origin_ns = session.timeline_range_ns, session.origin_ns
+        assert around is not None, "nothing to export"
+        assert origin_ns is not None, "a time to go to has an origin"
+        self._body, self._around_ns, self._origin_ns = window, around, origin_ns
+        begin_s, end_s = (self._seconds(at) for at in around)
+        first_s, last_s = (self._seconds(at) for at in session.loop.range_ns or around)
+        self.setWindowTitle("Export")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.what = _choice([form.words for form in _FORMS], "What")
+        self.table_form = _choice(list(_TABLE_FORMS), "Format")
+        self.first = _time(begin_s, end_s, first_s, "From")
+        self.last = _time(begin_s, end_s, last_s, "Until")
+        self._told = label(look="muted", wraps=True)
+        self._lay_out()
+        self._show_told()
+
+    def wish(self) -> ExportWish:
+        """What is chosen, under a name that is free."""
+        form = _FORMS[self.what.currentIndex()]
+        name, suffix = (form.form, form.suffix) if form.kind is None else _TABLE_FORMS[self.table_form.currentText()]
+        path = free_path(self._body)
+        stem = path.stem if form.kind is None else f"{path.stem}-{form.kind}"
+        return ExportWish(path.with_name(stem + suffix), name, form.kind, *self._range_ns())
+
+    def accept(self) -> None:
+        """Ask where to."""
+        wish = self.wish()
+        suffix = wish.path.suffix
+        dialog = FileDialog(self._body, "Export", str(wish.path.parent), f"{self.what.currentText()} (*{suffix})")
+        dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
+        dialog.setDefaultSuffix(suffix.lstrip("."))
+        dialog.selectFile(wish.path.name)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(partial(_begin, self._body, wish))
+        dialog.open()
+        super().accept()
+
+    def _range_ns(self) -> tuple[int | None, int | None]:
+        """An end of the timeline is none: what came meanwhile is in as well."""
+        first_s, last_s = self.first.value(), self.last.value()
+        is_first = first_s <= self._seconds(self._around_ns[0]) + _STEP_S
+        is_last = last_s >= self._seconds(self._around_ns[1]) - _STEP_S
+        return None if is_first else self._time_ns(first_s), None if is_last else self._time_ns(last_s)
+
+    def _seconds(self, time_ns: int) -> float:
+        return (time_ns - self._origin_ns) / 1e9
+
+    def _time_ns(self, seconds: float) -> int:
+        return self._origin_ns + round(seconds * 1e9)
+
+    def _show_told(self) -> None:
+        form = _FORMS[self.what.currentIndex()]
+        self._rows.setRowVisible(self.table_form, form.kind is not None)
+        length_s = self.last.value() - self.first.value()
+        self._save.setEnabled(length_s > 0)
+        self._told.setText(f"{form.told}. {length_s:.1f} s." if length_s > 0 else "The end is before the begin.")
+
+    def _lay_out(self) -> None:
+        self._rows = QFormLayout()
+        for words, widget in (
+            ("What", self.what),
+            ("Format", self.table_form),
+            ("From", self.first),
+            ("Until", self.last),
+        ):
+            self._rows.addRow(words, widget)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self._save = buttons.addButton("Export…", QDialogButtonBox.ButtonRole.AcceptRole)
+        self._save.setDefault(True)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        self.what.currentIndexChanged.connect(self._show_told)
+        for number in (self.first, self.last):
+            number.valueChanged.connect(self._show_told)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(22, 20, 22, 18)
+        column.setSpacing(12)
+        column.addLayout(self._rows)
+        column.addWidget(self._told)
+        column.addWidget(buttons)
+        self.setMinimumWidth(scaled(400))
+
+
+def _begin(window: WindowBody, wish: ExportWish, path: str) -> None:
+    begin_export(window, replace(wish, path=Path(path)))
+
+
+def _choice(words: list[str], name: str) -> QComboBox:
+    box = QComboBox()
+    box.addItems(words)
+    box.setAccessibleName(name)
+    return box
+
+
+def _time(least: float, most: float, value: float, name: str) -> QDoubleSpinBox:
+    box = QDoubleSpinBox()
+    inset(box)
+    box.setDecimals(1)
+    box.setRange(round(least, 1), round(most, 1))
+    box.setValue(value)
+    box.setSuffix(" s")
+    box.setAccessibleName(name)
+    return box

@@ -1,0 +1,99 @@
+"""Exporting from the window: what is kept or played, all of it or a range, in each form."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from PySide6.QtWidgets import QFileDialog
+
+from kvscope_app.recording.export_actions import ask_export
+from kvscope_app.recording.export_dialog import ExportDialog, _begin
+from kvscope_app.session.kept.kept_timeline import KeptTimeline
+from kvscope_app.session.kept.rings import make_ring
+from kvscope_app.session.kept.text_keeping import agree_texts
+from kvscope_app.session.session import Session
+from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.synthetic.server import SyntheticServer
+
+WAIT_MS = 120_000
+
+
+@pytest.fixture
+def window(make_window, settings, tmp_path, qtbot):
+    """On a synthetic engine, with a second kept."""
+    agree_texts(settings, False)
+    endpoint = f"ipc://{tmp_path}/telemetry"
+    with closing(SyntheticServer(SyntheticEngine(num_blocks=60, num_running=3), endpoint, rate=60.0)):
+        source = LiveSource(endpoint)
+        session = Session(source)
+        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        made = make_window(session)
+        session.start()
+        qtbot.waitUntil(lambda: len(session.course) >= 2, timeout=WAIT_MS)
+        yield made
+        made.close()
+        session.close()
+        session.deleteLater()
+
+
+def export(window, qtbot, path, what, form="CSV"):
+    dialog = ask_export(window)
+    dialog.what.setCurrentText(what)
+    dialog.table_form.setCurrentText(form)
+    wish = dialog.wish()
+    dialog.reject()
+    _begin(window, wish, str(path))
+    qtbot.waitUntil(
+        lambda: path.name in window.statusBar().currentMessage() or bool(window.banner.text), timeout=WAIT_MS
+    )
+    return wish
+
+
+def test_each_form_is_written_from_what_is_kept(window, qtbot, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    begins = {"HTML report": b"<!", "Perfetto trace": b"\n", "Table of metrics": b"", "Table of bookmarks": b""}
+    for number, (what, begin) in enumerate(begins.items()):
+        wish = export(window, qtbot, out / f"{number}.of", what)
+        assert (wish.from_ns, wish.until_ns) == (None, None)  # all there is
+        assert (out / f"{number}.of").read_bytes().startswith(begin)
+    assert sorted(path.name for path in out.iterdir()) == [f"{number}.of" for number in range(len(begins))]
+
+
+def test_a_loop_is_the_range_that_is_proposed(window):
+    begin_ns, end_ns = window.session.timeline_range_ns
+    third_ns = (end_ns - begin_ns) // 3
+    window.session.loop.set_range(begin_ns + third_ns, end_ns - third_ns)
+    wish = ask_export(window).wish()
+    assert wish.from_ns == pytest.approx(begin_ns + third_ns, abs=1e8)
+    assert wish.until_ns == pytest.approx(end_ns - third_ns, abs=1e8)
+    window.session.loop.clear()
+
+
+def test_a_file_that_is_there_is_replaced_and_a_failure_is_told(window, qtbot, tmp_path):
+    (tmp_path / "report.html").write_text("old")
+    export(window, qtbot, tmp_path / "report.html", "HTML report")
+    assert (tmp_path / "report.html").read_text() != "old"
+    export(window, qtbot, tmp_path / "none" / "of.html", "HTML report")
+    assert "exported" in window.banner.text
+
+
+def test_the_menu_asks_what_then_where(window):
+    window.actions_by_name["export"].trigger()
+    dialog = window.findChild(ExportDialog)
+    assert not dialog.table_form.isVisible()
+    dialog.what.setCurrentText("Table of events")
+    assert dialog.table_form.isVisible()
+    dialog.table_form.setCurrentText("Parquet")
+    dialog.accept()
+    files = window.findChild(QFileDialog)
+    assert files.selectedFiles()[0].endswith("-events.parquet")
+    files.reject()
+
+
+def test_before_anything_is_kept_it_says_so(session, make_window):
+    window = make_window(session)
+    assert ask_export(window) is None
+    assert "no past" in window.statusBar().currentMessage()
