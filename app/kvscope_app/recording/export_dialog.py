@@ -42,6 +42,7 @@ _FORMS: Final = (
     _Form("Table of requests", "csv", ".csv", "requests", "A row a request"),
     _Form("Table of events", "csv", ".csv", "events", "A row an event"),
     _Form("Table of bookmarks", "csv", ".csv", "bookmarks", "A row a bookmark or alarm"),
+    _Form("Table of devices", "csv", ".csv", "devices", "A row a GPU or host, and sample"),
 )
 _STEP_S: Final = 0.05
 """Half of what a field shows: a range's end within it is the timeline's own."""
