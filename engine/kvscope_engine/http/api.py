@@ -49,6 +49,8 @@ class HttpSettings:
     """What the model is called; empty: as the engine calls it."""
     tokenizer: Path | None = None
     """Its folder, where it cannot be found by the model's name."""
+    tool_call_parser: str = ""
+    """The format in which the model calls tools; empty: what its chat template speaks of."""
     limits: HttpLimits = HttpLimits()
     open_paths: frozenset[str] = frozenset()
     """Of mounted pages that are shown without the API key as well."""

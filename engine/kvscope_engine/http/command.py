@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.cli.parser import parse_size, whole_number
 from kvscope_engine.http.listening import listen, url
+from kvscope_engine.http.tools.formats import BY_NAME
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ ABOUT: Final = (
     " /version, /metrics for Prometheus and /openapi.json. The engine may come later, go, and come back: meanwhile"
     " requests get a 503."
     " `kvscope-engine serve --http HOST:PORT` starts the same beside its engine."
-    " Tool calls are read in the forms of Hermes and Qwen (<tool_call>) and of Llama 3 and Mistral (JSON); others stay"
-    " in the text. SIGTERM lets requests under way finish."
+    " Tool calls are read in the format that the model's chat template speaks of (--tool-call-parser for another), and"
+    " forced where tool_choice says so. SIGTERM lets requests under way finish."
 )
 
 
@@ -76,6 +77,12 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="what clients call the model (without it: as --model)"
     )
+    parser.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        choices=sorted(BY_NAME),
+        help=f"how the model writes calls of tools (without it: as its chat template says): {', '.join(BY_NAME)}",
+    )
     metrics = parser.add_mutually_exclusive_group()
     metrics.add_argument("--no-metrics", action="store_true", help="no /metrics, and nothing is listened to for it")
     metrics.add_argument(
@@ -110,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         api_key=api_key(args),
         served_name=args.served_model_name or "",
         tokenizer=args.tokenizer,
+        tool_call_parser=args.tool_call_parser or "",
         limits=HttpLimits(
             max_requests=args.max_requests, max_body_bytes=args.max_body, drain_s=float(args.drain_seconds)
         ),
