@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.event_stream import Events, EventStream, encoded, unless_gone
+from kvscope_engine.http.event_stream import Events, EventStream, TextEvents, encoded, unless_gone
 from kvscope_engine.http.gate import read_body
 from kvscope_engine.http.generation import Generation, News
 from kvscope_engine.http.pages import json_response
@@ -89,10 +89,20 @@ class _Answer:
         """What was said, as it is said. Everything was taken in before."""
         usage = None if with_usage else UNSET
         begin = ChatDelta(role="assistant", content="")
+
+        def chunk(number: int, text: str) -> ChatChunk:
+            return self._chunk([ChatChunkChoice(number, ChatDelta(content=text))], usage)
+
+        texts = TextEvents(chunk)
         with self.generation as generation:
             yield encoded(self._chunk([ChatChunkChoice(n, begin)], usage) for n in range(self._num_choices))
             while news := await generation.next():
-                yield encoded(self._chunk([choice], usage) for choice in self._deltas(news))
+                yield b"".join(
+                    encoded([self._chunk([choice], usage)])
+                    if (text := _text_alone(choice)) is None
+                    else texts.event(choice.index, text)
+                    for choice in self._deltas(news)
+                )
             if with_usage:
                 yield encoded([self._chunk([], generation.usage)])
 
@@ -140,3 +150,9 @@ class _Answer:
     def _chunk(self, choices: list[ChatChunkChoice], usage: object) -> ChatChunk:
         chunk = ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices)
         return chunk if usage is UNSET else replace(chunk, usage=usage)
+
+
+def _text_alone(choice: ChatChunkChoice) -> str | None:
+    """What is new of an answer where that is text and nothing else."""
+    is_plain = choice.finish_reason is None and choice.logprobs is None and choice.delta.tool_calls is UNSET
+    return choice.delta.content if is_plain and isinstance(choice.delta.content, str) else None
