@@ -19,6 +19,8 @@ MIB = 1 << 20
 class HttpLimits:
     """What clients may take of this process."""
 
+    max_connections: int = 16_384
+    """At a time, busy or idle; fewer where this process may open fewer files. More are refused with 503."""
     max_requests: int = 1024
     """Being answered at a time."""
     max_body_bytes: int = 16 * MIB

@@ -56,6 +56,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help="folder of the model's tokenizer (without it: found by the model's name, else the engine makes tokens)",
     )
     parser.add_argument("--max-requests", type=whole_number, default=1024, help="answered at a time, others get a 429")
+    parser.add_argument(
+        "--max-connections",
+        type=whole_number,
+        default=16_384,
+        help="open at a time, others get a 503; fewer where the limit of open files (ulimit -n) is lower",
+    )
     parser.add_argument("--max-body", type=parse_size, default="16MiB", metavar="SIZE", help="of a request's body")
     parser.add_argument(
         "--drain-seconds", type=whole_number, default=30, metavar="S", help="for requests under way at the end"
@@ -102,8 +108,9 @@ def api_key(args: argparse.Namespace) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal: 0."""
-    if args.max_requests < 1 or args.drain_seconds < 0:
-        raise BadInput("--max-requests and --drain-seconds are not accepted: whole numbers above 0, and from 0")
+    if args.max_requests < 1 or args.max_connections < 1 or args.drain_seconds < 0:
+        names = "--max-requests, --max-connections and --drain-seconds"
+        raise BadInput(f"{names} are not accepted: whole numbers above 0, and from 0 for the last")
     from kvscope_engine.http.api import HttpLimits, HttpSettings
     from kvscope_engine.http.server import HttpServer
     from kvscope_engine.metrics.page import PATH
@@ -119,7 +126,10 @@ def run(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         tool_call_parser=args.tool_call_parser or "",
         limits=HttpLimits(
-            max_requests=args.max_requests, max_body_bytes=args.max_body, drain_s=float(args.drain_seconds)
+            max_connections=args.max_connections,
+            max_requests=args.max_requests,
+            max_body_bytes=args.max_body,
+            drain_s=float(args.drain_seconds),
         ),
         open_paths=frozenset((PATH,) if args.metrics_open else ()),
     )

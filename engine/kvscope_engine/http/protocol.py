@@ -15,7 +15,6 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from kvscope_engine.http.api import HttpLimits
 from kvscope_engine.http.shapes.errors import ApiError
 
-
 CONNECTION: Final = "kvscope.connection"
 """Of a request's scope: the `Connection` that it came on."""
 
@@ -31,7 +30,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            self._answer(503, "too many connections: no more are taken")
+            self._answer(503, f"{self.max_connections} connections are open already: no more are taken")
             return
         self._expect_head()
 

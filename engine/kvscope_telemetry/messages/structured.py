@@ -1,5 +1,5 @@
-"""What form a completion's text has to have: a JSON schema, any JSON object, a regex, a grammar, one of some choices, or
-pieces of these between fixed texts.
+"""What form a completion's text has to have: a JSON schema, any JSON object, a regex, a grammar, one of some choices,
+or pieces of these between fixed texts.
 
 Checked where it is made, as far as that needs no vocabulary; whoever compiles it finds the rest.
 """

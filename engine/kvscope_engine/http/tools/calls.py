@@ -1,4 +1,4 @@
-"""What all formats share: a call that was read, the tools that it may be of, and JSON of which nobody knows the shape."""
+"""What all formats share: a call that was read, the tools that it may be of, and JSON of unknown shape."""
 
 from __future__ import annotations
 

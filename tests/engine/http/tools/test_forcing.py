@@ -61,7 +61,8 @@ def test_what_is_forced_is_read(compiler: Any, name: str, is_one: bool) -> None:
         said = [*map(reader.add, text), reader.flush()]
         calls = [call.function for _, calls in said for call in calls]
         assert "".join(piece for piece, _ in said).strip() == "", text
-        assert calls and (len(calls) == 1 or not is_one), text
+        assert calls, text
+        assert len(calls) == 1 or not is_one, text
         for call in calls:
             arguments = json.loads(call.arguments)
             assert arguments == {} if call.name == "time" else arguments.keys() == {"city", "days"}, text

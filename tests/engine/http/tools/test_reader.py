@@ -132,10 +132,13 @@ def test_an_answer_in_pieces(name: str, text: str, told: str, called: list[objec
 
 
 PIECES = st.sampled_from(
-    [*"{}[]()<>\"'=,:;\n x1", "<tool_call>", "</tool_call>", "<function=", "<parameter=", "weather", '"name"', "\\"]
-    + ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```json", "<|tool_call_begin|>", ":0"]
-    + ["<|tool_call_argument_begin|>", "<|tool_call_end|>", "[TOOL_CALLS]", "[ARGS]", "functools", "<arg_key>"]
-    + [HERMES, QWEN, GLM, V3, V31, K2]
+    [
+        *"{}[]()<>\"'=,:;\n x1\\",
+        *("<tool_call>", "</tool_call>", "<function=", "<parameter=", "weather", '"name"', "<arg_key>", "functools"),
+        *("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```json", "[TOOL_CALLS]", "[ARGS]"),
+        *("<|tool_call_begin|>", ":0", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        *(HERMES, QWEN, GLM, V3, V31, K2),
+    ]
 )
 
 
