@@ -44,7 +44,7 @@ def structural_tag(forced: Forced, functions: Sequence[Function], *, is_one: boo
 
 
 def _tag(forced: Forced, function: Function) -> dict[str, Any]:
-    arguments = {
+    arguments: dict[str, Any] = {
         "type": "json_schema",
         "json_schema": function.parameters or {"type": "object"},
         "style": forced.style,
@@ -52,11 +52,9 @@ def _tag(forced: Forced, function: Function) -> dict[str, Any]:
     }
     if forced.arguments:
         parts = [{"type": "regex", "pattern": "[0-9]{1,3}"}, *_text(forced.arguments), arguments]
-        content = {"type": "sequence", "elements": parts}
-    else:
-        content = arguments
+        arguments = {"type": "sequence", "elements": parts}
     name = msgspec.json.encode(function.name).decode()[1:-1]
-    return {"type": "tag", "begin": forced.begin.replace(NAME, name), "content": content, "end": forced.end}
+    return {"type": "tag", "begin": forced.begin.replace(NAME, name), "content": arguments, "end": forced.end}
 
 
 def _text(text: str) -> list[dict[str, Any]]:
