@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, read_api_key
+from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, each_rank, read_api_key
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.api_keys import read_api_keys
 
@@ -22,6 +22,7 @@ def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) ->
             f"--kv-events {args.kv_events} goes with one {option}; with several, write it into each:"
             " vllm://HOST:PORT/?kv_events=tcp://HOST:PORT"
         )
+    texts = [each for text in texts for each in each_rank(text)]
     api_key = read_api_key(args.api_key_file) if texts else ""
     addresses = tuple(_with_access(Address(text), args, api_key) for text in texts)
     _check_fits(args, addresses)

@@ -101,7 +101,8 @@ def build_parser(commands: Sequence[AddParser] = ()) -> argparse.ArgumentParser:
         metavar="ADDRESS",
         action="append",
         default=[],
-        help=f"watch an engine that runs: {ACCEPTED}, the last two by their HTTP port; each gets a window (repeatable)",
+        help=f"watch an engine that runs: {ACCEPTED}, the last two by their HTTP port, with"
+        " ?ranks=N for all ranks of one; each gets a window (repeatable)",
     )
     add_access_options(parser, "--attach")
     parser.add_argument(

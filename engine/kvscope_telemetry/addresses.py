@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.connections import key_for
@@ -24,6 +23,9 @@ from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.state.mirror import Mirror
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.foreign.address import ForeignAddress
 
 OWN_SCHEMES: Final = ("ipc", "tcp")
 FOREIGN_SCHEMES: Final = ("vllm", "sglang")
@@ -97,8 +99,9 @@ class Address:
         self.check()
         if not self.is_foreign:
             return LiveSource(self.text, key=self.key, sink=sink)
-        source = import_module("kvscope_telemetry.foreign.source").ForeignSource
-        return cast("WatchedSource", source(_foreign_address(self), sink=sink))
+        from kvscope_telemetry.foreign.source import ForeignSource
+
+        return ForeignSource(_foreign_address(self), sink=sink)
 
     def _check_options_of_own(self) -> None:
         for name, value in (("--kv-events", self.kv_events), ("an API key", self.api_key), ("--tls", self.tls)):
@@ -129,6 +132,18 @@ def open_source(
     return Address(address, key, kv_events, api_key, tls, ca_file).open(sink)
 
 
+def each_rank(text: str) -> list[str]:
+    """`vllm://HOST:PORT/?ranks=4` as the addresses of its four data-parallel ranks, any other as it is.
+
+    Raises BadInput for a number that cannot be one, and for one rank and several at once.
+    """
+    if text.partition("://")[0] not in FOREIGN_SCHEMES or "ranks=" not in text:
+        return [text]
+    from kvscope_telemetry.foreign.address import each_rank
+
+    return each_rank(text)
+
+
 def read_api_key(path: Path | None) -> str:
     """The key in the file, or in the environment where no file is named; empty for none. Raises BadInput."""
     if path is None:
@@ -144,10 +159,11 @@ def read_api_key(path: Path | None) -> str:
     return text
 
 
-def _foreign_address(address: Address) -> Any:
+def _foreign_address(address: Address) -> ForeignAddress:
     """As the foreign sources have it: what the address itself says, and beside it what was given. Raises BadInput."""
-    kind = import_module("kvscope_telemetry.foreign.address").ForeignAddress
-    parsed = kind.parse(address.text, kv_events=address.kv_events, api_key=address.api_key)
+    from kvscope_telemetry.foreign.address import ForeignAddress
+
+    parsed = ForeignAddress.parse(address.text, kv_events=address.kv_events, api_key=address.api_key)
     ca = parsed.ca if address.ca_file is None else str(address.ca_file.expanduser())
     return replace(parsed, tls=parsed.tls or address.tls or bool(ca), ca=ca)
 

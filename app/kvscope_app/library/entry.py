@@ -7,6 +7,9 @@ from typing import Final
 
 import msgspec
 
+UNTOLD: Final = -1
+"""In place of a number."""
+
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is in a recording, as far as a list tells it. New fields come with defaults."""
@@ -20,6 +23,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peak_usage: float | None = None
     """Share of the pool that requests held when it was the most."""
     preemptions: int = 0
+    """`UNTOLD` where the engine does not say; so are requests."""
     requests: int = 0
     has_texts: bool = False
     is_complete: bool = True

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.library.entry import Facts
+from kvscope_app.library.entry import UNTOLD, Facts
 from kvscope_app.look.model_name import model_name
 from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.report.png import png
@@ -41,7 +41,7 @@ def look_into(path: str, watch: Watch) -> tuple[Facts, bytes]:
         length_s=recording.info.duration_s,
         num_bytes=recording.path.stat().st_size,
         peak_usage=found.peak_usage,
-        preemptions=found.totals["preemptions"] or 0,
+        preemptions=_first_known(found.totals["preemptions"]),
         requests=_first_known(found.totals["admitted"], found.totals["finished"]),
         has_texts=recording.has_texts,
         is_complete=recording.info.is_complete,
@@ -51,8 +51,8 @@ def look_into(path: str, watch: Watch) -> tuple[Facts, bytes]:
 
 
 def _first_known(*numbers: int | None) -> int:
-    """Of an engine that does not tell who it admitted, those that finished."""
-    return next((number for number in numbers if number is not None), 0)
+    """Of an engine that does not tell who it admitted, those that finished; `UNTOLD` where it tells neither."""
+    return next((number for number in numbers if number is not None), UNTOLD)
 
 
 def picture(course: Course, num_blocks: int) -> bytes:

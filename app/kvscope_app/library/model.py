@@ -9,7 +9,7 @@ from typing import Any, Final
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, QPersistentModelIndex, QSortFilterProxyModel, Qt
 from PySide6.QtGui import QColor, QPixmap
 
-from kvscope_app.library.entry import Entry
+from kvscope_app.library.entry import UNTOLD, Entry
 from kvscope_app.look.number_text import NOTHING, count, num_bytes, percent, seconds
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import DARK, Theme
@@ -180,9 +180,13 @@ def text_of(entry: Entry, column: Column) -> str:
         Column.LENGTH: seconds(facts.length_s),
         Column.SIZE: num_bytes(facts.num_bytes),
         Column.PEAK: NOTHING if facts.peak_usage is None else percent(facts.peak_usage, 0),
-        Column.PREEMPTIONS: count(facts.preemptions),
-        Column.REQUESTS: count(facts.requests),
+        Column.PREEMPTIONS: _number(facts.preemptions),
+        Column.REQUESTS: _number(facts.requests),
     }[column]
+
+
+def _number(value: int) -> str:
+    return NOTHING if value == UNTOLD else count(value)
 
 
 def tip_of(entry: Entry) -> str:

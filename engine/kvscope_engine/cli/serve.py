@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
 from kvscope_engine.cli.arguments.sample_interval import add_interval
@@ -30,6 +30,10 @@ from kvscope_telemetry.messages.roles import Role
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine
     from kvscope_engine.server.recorder import EngineRecorder
+
+HTTP_NAMED: Final = ("served_model_name", "tool_call_parser")
+HTTP_FLAGS: Final = ("no_metrics", "metrics_open")
+"""Options that the OpenAI API's process is given as they are."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -174,14 +178,14 @@ def serve(
 
 def _http_child(args: argparse.Namespace) -> HttpChild | None:
     if args.http is None:
-        if args.api_key is not None or args.served_model_name or args.no_metrics or args.metrics_open:
-            names = "--api-key, --served-model-name, --no-metrics and --metrics-open"
+        if args.api_key is not None or any(getattr(args, name) for name in (*HTTP_NAMED, *HTTP_FLAGS)):
+            names = "--api-key, --served-model-name, --tool-call-parser, --no-metrics and --metrics-open"
             raise BadInput(f"{names} are for the OpenAI API and go with --http HOST:PORT")
         return None
     if args.keyless == Role.VIEWER:
         raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, as operators do")
-    options = ["--served-model-name", args.served_model_name] if args.served_model_name else []
-    options += [f"--{name.replace('_', '-')}" for name in ("no_metrics", "metrics_open") if getattr(args, name)]
+    options = [f"--{name.replace('_', '-')}={value}" for name in HTTP_NAMED if (value := getattr(args, name))]
+    options += [f"--{name.replace('_', '-')}" for name in HTTP_FLAGS if getattr(args, name)]
     return HttpChild(args.http, api_key=api_key(args), options=options, tell=lambda line: tell_notes([line]))
 
 

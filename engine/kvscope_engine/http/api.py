@@ -19,6 +19,8 @@ MIB = 1 << 20
 class HttpLimits:
     """What clients may take of this process."""
 
+    max_connections: int = 16_384
+    """At a time, busy or idle; fewer where this process may open fewer files. More are refused with 503."""
     max_requests: int = 1024
     """Being answered at a time."""
     max_body_bytes: int = 16 * MIB
@@ -49,6 +51,8 @@ class HttpSettings:
     """What the model is called; empty: as the engine calls it."""
     tokenizer: Path | None = None
     """Its folder, where it cannot be found by the model's name."""
+    tool_call_parser: str = ""
+    """The format in which the model calls tools; empty: what its chat template speaks of."""
     limits: HttpLimits = HttpLimits()
     open_paths: frozenset[str] = frozenset()
     """Of mounted pages that are shown without the API key as well."""

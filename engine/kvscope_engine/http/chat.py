@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.event_stream import Events, EventStream, encoded, unless_gone
+from kvscope_engine.http.event_stream import Events, EventStream, TextEvents, encoded, unless_gone
 from kvscope_engine.http.gate import read_body
 from kvscope_engine.http.generation import Generation, News
 from kvscope_engine.http.pages import json_response
@@ -29,7 +29,7 @@ from kvscope_engine.http.shapes.answers import (
 from kvscope_engine.http.shapes.bodies import ChatBody
 from kvscope_engine.http.shapes.logprobs import chat_logprobs
 from kvscope_engine.http.shapes.mapping import chat_sampling, submission, wants_usage
-from kvscope_engine.http.shapes.tool_calls import ToolCallReader
+from kvscope_engine.http.tools.use import ToolUse, check_tool_choice, tool_use
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import Finished, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -40,10 +40,13 @@ async def chat(request: Request) -> Response:
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
     api.check_model(body.model)
+    check_tool_choice(body)
     with_usage, sampling = wants_usage(body), chat_sampling(body)
     tokenizer = await api.text.tokenizer(api.hello.model)
+    use = tool_use(body, tokenizer, api.settings.tool_call_parser)
+    sampling = use.sampling(sampling)
     prompt = await unless_gone(request, chat_prompt(api, tokenizer, body))
-    answer = _Answer(api, body, sampling, prompt, tokenizer)
+    answer = _Answer(api, body, sampling, prompt, tokenizer, use)
     if body.stream:
         await unless_gone(request, answer.generation.begin_or_close())
         return EventStream(request, answer.events(with_usage=with_usage), answer.generation.close)
@@ -54,14 +57,20 @@ class _Answer:
     """To one body."""
 
     def __init__(
-        self, api: Api, body: ChatBody, sampling: SamplingParams, prompt: Prompt, tokenizer: Tokenizer | None
+        self,
+        api: Api,
+        body: ChatBody,
+        sampling: SamplingParams,
+        prompt: Prompt,
+        tokenizer: Tokenizer | None,
+        use: ToolUse,
     ) -> None:
         self._id = f"chatcmpl-{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._model = api.model_name
         self._tokenizer = tokenizer
-        names = [tool.function.name for tool in body.tools or () if body.tool_choice != "none"]
-        self._readers = [ToolCallReader(names) for _ in range(sampling.n)] if names else []
+        self._readers = [use.reader() for _ in range(sampling.n)]
+        self._texts = [use.marked_text(tokenizer) for _ in range(sampling.n)]
         self._num_choices = sampling.n
         submit = submission(self._id, body, sampling, raw=False, **prompt.fields)
         self.generation = Generation(api.line, [submit], is_stream=bool(body.stream))
@@ -80,16 +89,26 @@ class _Answer:
         """What was said, as it is said. Everything was taken in before."""
         usage = None if with_usage else UNSET
         begin = ChatDelta(role="assistant", content="")
+
+        def chunk(number: int, text: str) -> ChatChunk:
+            return self._chunk([ChatChunkChoice(number, ChatDelta(content=text))], usage)
+
+        texts = TextEvents(chunk)
         with self.generation as generation:
             yield encoded(self._chunk([ChatChunkChoice(n, begin)], usage) for n in range(self._num_choices))
             while news := await generation.next():
-                yield encoded(self._chunk([choice], usage) for choice in self._deltas(news))
+                yield b"".join(
+                    encoded([self._chunk([choice], usage)])
+                    if (text := _text_alone(choice)) is None
+                    else texts.event(choice.index, text)
+                    for choice in self._deltas(news)
+                )
             if with_usage:
                 yield encoded([self._chunk([], generation.usage)])
 
     def _choice(self, index: int, pieces: list[Tokens | Finished]) -> ChatChoice:
         said = [piece for piece in pieces if isinstance(piece, Tokens)]
-        content, calls = self._read(index, "".join(piece.text for piece in said), is_end=True)
+        content, calls = self._read(index, pieces)
         logprobs = [entry for piece in said if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content]
         message = ChatMessage(content=None if calls and not content.strip() else content)
         if calls:
@@ -99,8 +118,7 @@ class _Answer:
     def _deltas(self, news: News) -> list[ChatChunkChoice]:
         choices = []
         for index, said in news:
-            text = said.text if isinstance(said, Tokens) else ""
-            content, calls = self._read(index, text, is_end=isinstance(said, Finished))
+            content, calls = self._read(index, [said])
             logprobs = chat_logprobs(said, self._tokenizer) if isinstance(said, Tokens) else None
             if content or calls or logprobs is not None:
                 delta = ChatDelta(content=content or UNSET, tool_calls=calls or UNSET)
@@ -109,21 +127,32 @@ class _Answer:
                 choices.append(ChatChunkChoice(index, ChatDelta(), None, self._reason(index, said)))
         return choices
 
-    def _read(self, index: int, text: str, *, is_end: bool) -> tuple[str, list[CalledTool]]:
+    def _read(self, index: int, pieces: list[Tokens | Finished]) -> tuple[str, list[CalledTool]]:
         """Text that can be told, and calls."""
-        if not self._readers:
+        reader, marked = self._readers[index], self._texts[index]
+        if marked is not None:
+            text = "".join(map(marked.add, pieces))
+        else:
+            text = "".join(piece.text for piece in pieces if isinstance(piece, Tokens))
+        if reader is None:
             return text, []
-        content, calls = self._readers[index].add(text)
-        if is_end:
-            rest, more = self._readers[index].flush()
+        content, calls = reader.add(text)
+        if isinstance(pieces[-1], Finished):
+            rest, more = reader.flush()
             content, calls = content + rest, calls + more
         return content, calls
 
     def _reason(self, index: int, last: Tokens | Finished) -> str | None:
         reason = last.finish_reason if isinstance(last, Finished) else None
-        has_calls = bool(self._readers) and self._readers[index].num_calls > 0
-        return "tool_calls" if has_calls and reason == "stop" else reason
+        reader = self._readers[index]
+        return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: object) -> ChatChunk:
         chunk = ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices)
         return chunk if usage is UNSET else replace(chunk, usage=usage)
+
+
+def _text_alone(choice: ChatChunkChoice) -> str | None:
+    """What is new of an answer where that is text and nothing else."""
+    is_plain = choice.finish_reason is None and choice.logprobs is None and choice.delta.tool_calls is UNSET
+    return choice.delta.content if is_plain and isinstance(choice.delta.content, str) else None

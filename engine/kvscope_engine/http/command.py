@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.cli.parser import parse_size, whole_number
 from kvscope_engine.http.listening import listen, url
+from kvscope_engine.http.tools.formats import BY_NAME
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ ABOUT: Final = (
     " /version, /metrics for Prometheus and /openapi.json. The engine may come later, go, and come back: meanwhile"
     " requests get a 503."
     " `kvscope-engine serve --http HOST:PORT` starts the same beside its engine."
-    " Tool calls are read in the forms of Hermes and Qwen (<tool_call>) and of Llama 3 and Mistral (JSON); others stay"
-    " in the text. SIGTERM lets requests under way finish."
+    " Tool calls are read in the format that the model's chat template speaks of (--tool-call-parser for another), and"
+    " forced where tool_choice says so. SIGTERM lets requests under way finish."
 )
 
 
@@ -55,6 +56,12 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help="folder of the model's tokenizer (without it: found by the model's name, else the engine makes tokens)",
     )
     parser.add_argument("--max-requests", type=whole_number, default=1024, help="answered at a time, others get a 429")
+    parser.add_argument(
+        "--max-connections",
+        type=whole_number,
+        default=16_384,
+        help="open at a time, others get a 503; fewer where the limit of open files (ulimit -n) is lower",
+    )
     parser.add_argument("--max-body", type=parse_size, default="16MiB", metavar="SIZE", help="of a request's body")
     parser.add_argument(
         "--drain-seconds", type=whole_number, default=30, metavar="S", help="for requests under way at the end"
@@ -76,6 +83,12 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="what clients call the model (without it: as --model)"
     )
+    parser.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        choices=sorted(BY_NAME),
+        help=f"how the model writes calls of tools (without it: as its chat template says): {', '.join(BY_NAME)}",
+    )
     metrics = parser.add_mutually_exclusive_group()
     metrics.add_argument("--no-metrics", action="store_true", help="no /metrics, and nothing is listened to for it")
     metrics.add_argument(
@@ -95,8 +108,9 @@ def api_key(args: argparse.Namespace) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal: 0."""
-    if args.max_requests < 1 or args.drain_seconds < 0:
-        raise BadInput("--max-requests and --drain-seconds are not accepted: whole numbers above 0, and from 0")
+    if args.max_requests < 1 or args.max_connections < 1 or args.drain_seconds < 0:
+        names = "--max-requests, --max-connections and --drain-seconds"
+        raise BadInput(f"{names} are not accepted: whole numbers above 0, and from 0 for the last")
     from kvscope_engine.http.api import HttpLimits, HttpSettings
     from kvscope_engine.http.server import HttpServer
     from kvscope_engine.metrics.page import PATH
@@ -110,8 +124,12 @@ def run(args: argparse.Namespace) -> int:
         api_key=api_key(args),
         served_name=args.served_model_name or "",
         tokenizer=args.tokenizer,
+        tool_call_parser=args.tool_call_parser or "",
         limits=HttpLimits(
-            max_requests=args.max_requests, max_body_bytes=args.max_body, drain_s=float(args.drain_seconds)
+            max_connections=args.max_connections,
+            max_requests=args.max_requests,
+            max_body_bytes=args.max_body,
+            drain_s=float(args.drain_seconds),
         ),
         open_paths=frozenset((PATH,) if args.metrics_open else ()),
     )

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.event_stream import Events, EventStream, encoded, unless_gone
+from kvscope_engine.http.event_stream import Events, EventStream, TextEvents, encoded, unless_gone
 from kvscope_engine.http.gate import read_body
 from kvscope_engine.http.generation import Generation, News
 from kvscope_engine.http.pages import json_response
@@ -93,9 +93,19 @@ class _Answer:
 
     async def events(self, *, with_usage: bool) -> Events:
         """What was said, as it is said. Everything was taken in before."""
+
+        def chunk(number: int, text: str) -> Completion:
+            return self._completion([CompletionChoice(number, text)], says_none=with_usage)
+
+        texts = TextEvents(chunk)
         with self.generation as generation:
             while news := await generation.next():
-                yield encoded(self._completion([choice], says_none=with_usage) for choice in self._choices(news))
+                yield b"".join(
+                    encoded([self._completion([choice], says_none=with_usage)])
+                    if choice.finish_reason or choice.logprobs
+                    else texts.event(choice.index, choice.text)
+                    for choice in self._choices(news)
+                )
             if with_usage:
                 yield encoded([self._completion([], with_usage=True)])
 

@@ -39,8 +39,9 @@ from kvscope_telemetry.sources.outgoing import NO_ENGINE, Outgoing
 
 MAX_REPLIES: Final = 4_096
 """Read in one pass."""
-NAP_S: Final = 0.002
-"""After each pass, so that the next has the tokens of a whole step, and the loop is woken once for all of them."""
+NAP_S: Final = 0.001
+"""Before what came is read where several requests are open, so that it is the tokens of a whole step, and the loop is
+woken once for all of them."""
 TICK_MS: Final = 250
 ASK_READY_S: Final = 5.0
 ASK_S: Final = 0.25
@@ -165,13 +166,13 @@ class EngineLine:
 
     def _pass(self) -> None:
         self._sockets.wait(TICK_MS)
+        if len(self._open) > 1:
+            time.sleep(NAP_S)
         replies = [reply for data in self._sockets.receive_replies(MAX_REPLIES) if (reply := self._read(data))]
         self._tell(replies)
         self._look(time.monotonic())
         refusals: list[tuple[Reply, int]] = [(reply, 0) for reply in self._outgoing.expired(time.monotonic_ns())]
         self._tell(refusals)
-        if replies:
-            time.sleep(NAP_S)
 
     def _read(self, data: bytes) -> tuple[Reply, int] | None:
         try:

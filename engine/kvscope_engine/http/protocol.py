@@ -6,7 +6,7 @@ Owns how many connections there may be. What is no HTTP gets an answer in OpenAI
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import h11
 import msgspec
@@ -14,6 +14,9 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from kvscope_engine.http.api import HttpLimits
 from kvscope_engine.http.shapes.errors import ApiError
+
+CONNECTION: Final = "kvscope.connection"
+"""Of a request's scope: the `Connection` that it came on."""
 
 
 class Connection(H11Protocol):
@@ -27,7 +30,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            self._answer(503, "too many connections: no more are taken")
+            self._answer(503, f"{self.max_connections} connections are open already: no more are taken")
             return
         self._expect_head()
 
@@ -41,6 +44,22 @@ class Connection(H11Protocol):
             self._stop_head_timer()
         elif self._head_timer is None and self.conn.trailing_data[0]:
             self._expect_head()  # of a further request on this connection
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.scope is not None:
+            self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+
+    async def write_piece(self, data: bytes) -> None:
+        """More of an answer of unknown length that has begun: what the server's `send` does for it, at half the cost.
+
+        Waits while the client does not read. What comes after it hung up goes nowhere.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if data and not self.transport.is_closing():
+            is_chunked = self.conn.their_http_version != b"1.0"
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
     def pause_writing(self) -> None:
         super().pause_writing()

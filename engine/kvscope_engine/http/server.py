@@ -16,7 +16,7 @@ from typing import Final
 import uvicorn
 from starlette.routing import BaseRoute
 
-from kvscope_engine.http.api import HttpSettings
+from kvscope_engine.http.api import HttpLimits, HttpSettings
 from kvscope_engine.http.app import make_app
 from kvscope_engine.http.gate import MAX_HEAD_BYTES
 from kvscope_engine.http.listening import is_loopback
@@ -25,7 +25,6 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
 
 BACKLOG: Final = 4096
-MAX_CONNECTIONS: Final = 65_536
 OWN_FILES: Final = 256
 """Descriptors that are not clients' connections."""
 
@@ -43,7 +42,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 self.app,
-                http=bounded(limits, _max_connections()),
+                http=bounded(limits, max_connections(limits)),
                 ws="none",
                 lifespan="on",
                 log_level="critical",
@@ -65,9 +64,12 @@ class HttpServer:
         self._server.should_exit = True
 
 
-def _max_connections() -> int:
+def max_connections(limits: HttpLimits) -> int:
+    """As many as `limits` has, or the files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft - OWN_FILES)
+    if soft == resource.RLIM_INFINITY:
+        return limits.max_connections
+    return max(1, min(limits.max_connections, soft - OWN_FILES))
 
 
 class _Server(uvicorn.Server):

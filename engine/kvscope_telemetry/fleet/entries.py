@@ -3,6 +3,7 @@
     # our two boxes
     tcp://10.0.0.5:7710      box one
     vllm://10.0.0.6:8000/?rank=1
+    sglang://10.0.0.7:30000/?ranks=4     ranks 0 to 3
 
 Owns what is accepted, and the words for what is not. Asks nobody.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.addresses import Address, each_rank
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.keys.api_keys import read_api_keys
 
@@ -49,14 +50,16 @@ def parse_list(text: str, api_key: str = "") -> FleetList:
     refused: list[str] = []
     num_over = 0
     for number, line in lines:
-        where, _, name = line.partition(" ")
-        if where in entries:
-            continue
-        if len(entries) >= MAX_ENTRIES:
-            num_over += 1
-            continue
+        given, _, name = line.partition(" ")
         try:
-            entries[where] = _entry(where, name.strip(), kept.get(where, "") or api_key)
+            for where in each_rank(given):
+                if where in entries:
+                    continue
+                if len(entries) >= MAX_ENTRIES:
+                    num_over += 1
+                    continue
+                own_key = kept.get(where, "") or kept.get(given, "") or api_key
+                entries[where] = _entry(where, name.strip(), own_key)
         except BadInput as error:
             refused.append(f"line {number}: {error}"[:_SHOWN_LETTERS])
     if refused and not entries:

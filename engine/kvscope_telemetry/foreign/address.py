@@ -12,6 +12,8 @@ from kvscope_telemetry.kv_events.addresses import check_endpoint, of_rank
 ENGINES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
 """Schemes, and what a person calls the engine."""
 MAX_RANK: Final = 4095
+MAX_RANKS: Final = 64
+"""That one address may stand for."""
 MAX_KEY_LETTERS: Final = 8192
 _EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
 _OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "model", "tokenizer")
@@ -131,6 +133,26 @@ class ForeignAddress:
             raise BadInput(f"replay={self.replay!r} is not accepted without kv_events: the endpoint that is replayed")
 
 
+def each_rank(text: str) -> list[str]:
+    """The addresses of all ranks of one with `ranks=N` among its options, in their order; without it, itself.
+
+    Raises BadInput for a number that cannot be one, and for `rank` beside it.
+    """
+    where, _, query = text.partition("?")
+    options = query.split("&")
+    told = [option.partition("=")[2] for option in options if option.startswith("ranks=")]
+    if not told:
+        return [text]
+    others = [option for option in options if not option.startswith("ranks=")]
+    number = told[0]
+    is_number = number.isascii() and number.isdigit() and len(number) <= len(str(MAX_RANKS))
+    if not is_number or not 1 <= int(number) <= MAX_RANKS or len(told) > 1:
+        raise BadInput(f"ranks={number!r} is not accepted: how many data-parallel ranks there are, 1 to {MAX_RANKS}")
+    if any(option.startswith("rank=") for option in others):
+        raise BadInput(f"address {text!r} is not accepted: rank or ranks, not both")
+    return [f"{where}?{'&'.join([*others, f'rank={rank}'])}" for rank in range(int(number))]
+
+
 def waits_for_publisher(endpoint: str) -> bool:
     """Whether we bind `endpoint`: the publisher was told to connect to us."""
     scheme, _, rest = endpoint.partition("://")
@@ -161,6 +183,8 @@ def _options(text: str, query: str) -> dict[str, str]:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name == "api_key":
             raise BadInput("api_key in an address is not accepted, for addresses are shown: give it by --api-key-file")
+        if name == "ranks":
+            raise BadInput(f"ranks={value!r} is not accepted here: one address is, with the rank=NUMBER that is meant")
         if name not in _OPTIONS or name in found:
             raise BadInput(f"option {name!r} of address {text!r} is not accepted: once each of {', '.join(_OPTIONS)}")
         found[name] = value

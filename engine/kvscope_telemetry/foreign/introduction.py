@@ -16,8 +16,11 @@ from kvscope_telemetry.sockets.host_id import host_id
 UNKNOWN_DEVICE = "unknown"
 
 
-def capabilities_of(engine: str) -> Capabilities:
-    """Cells are slots that kvscope gives out; requests are told by their number alone, latencies as histograms."""
+def capabilities_of(engine: str, *, aborts: bool = True) -> Capabilities:
+    """Cells are slots that kvscope gives out; requests are told by their number alone, latencies as histograms.
+
+    `aborts`: whether its metrics say how many were aborted.
+    """
     return Capabilities(
         engine=engine,
         commands=False,
@@ -33,6 +36,7 @@ def capabilities_of(engine: str) -> Capabilities:
         token_ids=True,
         steps=False,
         latencies=False,
+        aborts=aborts,
     )
 
 
@@ -68,5 +72,5 @@ def introduce(
         device=DeviceInfo(kind=UNKNOWN_DEVICE),
         engine_version=version,
         host=host_id(),
-        capabilities=capabilities_of(engine),
+        capabilities=capabilities_of(engine, aborts=reading.aborted is not None),
     )

@@ -103,7 +103,8 @@ class Translator:
         """The newest metrics. `are_events_live`: whether what is cached is known to be that of this engine start."""
         if self._has_reading and reading.is_restart_of(self._reading):
             self._restart(now_ns, are_events_live=are_events_live)
-        if facts != self._facts and self._hello is not None:
+        is_other = facts != self._facts or (reading.aborted is None) != (self._reading.aborted is None)
+        if is_other and self._hello is not None:
             self._begin_epoch()
         self._reading, self._facts, self._has_reading, self.has_begun = reading, facts, True, True
         self._learn_sizes()

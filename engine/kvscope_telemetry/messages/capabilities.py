@@ -46,6 +46,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Latencies are told one by one; otherwise as histograms, in which percentiles are between two bounds."""
     blocks: bool = True
     """It has a pool of blocks at all; otherwise it tells of devices alone, and its one row stands for nothing."""
+    aborts: bool = True
+    """Aborted requests are counted apart; otherwise they are among the finished ones, or in no number."""
 
     @property
     def unknown_columns(self) -> frozenset[str]:

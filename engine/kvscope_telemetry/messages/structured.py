@@ -1,4 +1,5 @@
-"""What form a completion's text has to have: a JSON schema, any JSON object, a regex, a grammar, one of some choices.
+"""What form a completion's text has to have: a JSON schema, any JSON object, a regex, a grammar, one of some choices,
+or pieces of these between fixed texts.
 
 Checked where it is made, as far as that needs no vocabulary; whoever compiles it finds the rest.
 """
@@ -14,7 +15,7 @@ from kvscope_telemetry.errors import BadInput
 MAX_STRUCTURED_CHARACTERS: Final = 256 << 10
 MAX_CHOICES: Final = 1024
 
-StructuredKind: TypeAlias = Literal["json_schema", "json_object", "regex", "grammar", "choice"]
+StructuredKind: TypeAlias = Literal["json_schema", "json_object", "regex", "grammar", "choice", "structural_tag"]
 KINDS: Final = get_args(StructuredKind)
 
 
@@ -24,7 +25,7 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: StructuredKind
     text: str = ""
     """A schema as JSON; a regex that the whole text matches; a grammar in GBNF, whose rule `root` it is; a JSON
-    array of strings, one of which it is. Empty for "json_object"."""
+    array of strings, one of which it is; XGrammar's structural tag as JSON. Empty for "json_object"."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -7,12 +7,14 @@ import threading
 
 import pytest
 
-from kvscope_app.library.entry import Facts
+from kvscope_app.library.entry import UNTOLD, Entry, Facts
 from kvscope_app.library.library import Library
 from kvscope_app.library.looking import look_into
+from kvscope_app.library.model import Column, text_of
 from kvscope_app.library.place import library_folder, note_paths
 from kvscope_app.library.sample import path_of, sample_recording
 from kvscope_app.library.store import FILE_NAME, LibraryStore
+from kvscope_app.look.number_text import NOTHING
 from kvscope_telemetry.errors import BadInput
 
 WAIT_MS = 120_000
@@ -238,3 +240,9 @@ def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path, monkeypatch):
     (tmp_path / "sample").write_bytes(b"")
     assert path_of("sample") == "sample"
     assert path_of("x.mcap") == "x.mcap"
+
+
+@pytest.mark.parametrize(("told", "shown"), [(0, "0"), (UNTOLD, NOTHING)])
+def test_what_an_engine_does_not_tell_is_no_zero(told, shown):
+    entry = Entry("/tmp/a.mcap", 1.0, Facts(start_ns=5, preemptions=told, requests=told))
+    assert [text_of(entry, column) for column in (Column.PREEMPTIONS, Column.REQUESTS)] == [shown, shown]

@@ -20,6 +20,7 @@ from kvscope_engine.http.listening import listen
 from kvscope_engine.http.server import HttpServer
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.keys.key_ring import KeyRing
 
 WAIT_S = 60.0
 
@@ -41,24 +42,31 @@ class Served:
         limits: HttpLimits | None = None,
         api_key: str = "",
         build: Callable[..., Any] | None = None,
+        keys: KeyRing | None = None,
+        key: Path | None = None,
         **options: Any,
     ) -> None:
+        """With `keys` the engine is on tcp and lets those in alone; the API comes with `key`."""
         self.engine: Any = None
         self.folder = Path(tempfile.mkdtemp(prefix="kv-"))
+        self._endpoint = f"ipc://{self.folder}" if keys is None else "tcp://127.0.0.1:0"
+        self._keys = keys
         self._build = build or fake_engine.builder(fake_engine.Options(**options))
         self._threads: list[threading.Thread] = []
         self.start_engine()
         self.listener = listen("127.0.0.1:0")
         self.address: tuple[str, int] = self.listener.getsockname()
-        settings = HttpSettings(endpoint=f"ipc://{self.folder}", api_key=api_key, limits=limits or HttpLimits())
+        endpoint = self._endpoint if keys is None else self.service.telemetry_endpoint
+        settings = HttpSettings(endpoint=endpoint, key=key, api_key=api_key, limits=limits or HttpLimits())
         self.server = HttpServer(settings, self.listener)
         self.api = self.server.app.state.api
         self._http = threading.Thread(target=self.server.run)
         self._http.start()
-        self.wait_ready()
+        if keys is None:
+            self.wait_ready()
 
     def start_engine(self) -> None:
-        self.service = EngineService(f"ipc://{self.folder}", self._remember)
+        self.service = EngineService(self._endpoint, self._remember, keys=self._keys)
         self._threads.append(threading.Thread(target=self._run_engine, args=(self.service,)))
         self._threads[-1].start()
 

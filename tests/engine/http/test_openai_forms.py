@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from tests.engine.http.served import Served
 
 from kvscope_engine import Engine, EngineConfig
@@ -91,3 +92,47 @@ def test_salts_part_what_is_cached(client: openai.OpenAI) -> None:
     assert cached("one") == 0
     assert cached("one") > 0
     assert cached("two") == 0
+
+
+WEATHER: Any = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Rome", "Paris"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "maxProperties": 0}}},
+]
+
+
+def test_a_call_that_must_be(client: openai.OpenAI) -> None:
+    asked = ASKED | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
+    answer = client.chat.completions.create(**asked).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.message.content is None
+    (call,) = answer.message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    fields = {"weather": {"city", "days"}, "time": set()}
+    assert json.loads(call.function.arguments).keys() == fields[call.function.name]
+
+
+def test_a_call_by_name_that_streams(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "function": {"name": "weather"}}
+    asked = ASKED | {"tools": TOOLS, "tool_choice": choice, "max_tokens": 400, "stream": True}
+    pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**asked)]
+    (call,) = [one for piece in pieces for one in piece.delta.tool_calls or []]
+    assert call.function is not None
+    assert (call.index, call.function.name) == (0, "weather")
+    assert json.loads(call.function.arguments or "").keys() == {"city", "days"}
+    assert "".join(piece.delta.content or "" for piece in pieces) == ""
+    assert pieces[-1].finish_reason == "tool_calls"
+
+
+def test_tools_that_no_form_can_be_made_of(client: openai.OpenAI) -> None:
+    broken: Any = [{"type": "function", "function": {"name": "x", "parameters": {"type": "nonsense"}}}]
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**ASKED, max_tokens=5, tools=broken, tool_choice="required")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.engine.http.served import Served, answer_on, read_all, wait_for
 
 from kvscope_engine.http.api import HttpLimits
+from kvscope_telemetry.messages.commands import Abort, Command, Reply
 
 COMPLETIONS = "/v1/completions"
 
@@ -147,6 +149,62 @@ def test_who_hangs_up_has_nothing_running(served: Served, stream: bool) -> None:
     connection.close()
     wait_for(lambda: served.engine.num_unfinished == 0, "an end of what nobody wants")
     wait_for(lambda: served.api.line.num_open == 0, "nothing kept")
+
+
+class Gate(threading.Event):
+    """Tells when somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waited_for = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.is_waited_for.set()
+        return super().wait(timeout)
+
+
+def test_who_hangs_up_is_aborted_before_the_next_step(
+    serving: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serving(step_s=0.002)
+    connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True})
+    assert connection.recv(1)
+    engine, desk, gate = served.engine, served.service._desk, Gate()
+    asked: list[Abort] = []
+    aborted_at: list[int] = []
+    take, abort = desk.take, engine.abort
+
+    def noted_take(client: bytes, command: Command) -> Reply | None:
+        reply = take(client, command)
+        asked.extend([command] if isinstance(command, Abort) else [])
+        return reply
+
+    def noted_abort(request_id: str) -> None:
+        aborted_at.append(engine.step_count)
+        abort(request_id)
+
+    monkeypatch.setattr(desk, "take", noted_take)
+    monkeypatch.setattr(engine, "abort", noted_abort)
+    engine.may_step = gate
+    wait_for(gate.is_waited_for.is_set, "a step that lasts")
+    step = engine.step_count
+    connection.close()
+    wait_for(lambda: asked, "an abort, while the step lasts")
+    gate.set()
+    wait_for(lambda: engine.num_unfinished == 0, "an end of what nobody wants")
+    assert aborted_at == [step]
+
+
+def test_connections_beyond_the_limit_are_told_so(serving: Callable[..., Served]) -> None:
+    served = serving(limits=HttpLimits(max_connections=2))
+    with served.connect() as first, served.connect() as second:
+        for kept in (first, second):
+            kept.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert kept.recv(12) == b"HTTP/1.1 200"
+        status, answer = answer_on(served.connect())
+        assert status == 503
+        assert answer["error"]["message"] == "2 connections are open already: no more are taken"
+    wait_for(lambda: served.ask("/version")[0] == 200, "room again")
 
 
 def test_a_client_that_does_not_read_holds_up_nobody(serving: Callable[..., Served]) -> None:

@@ -33,6 +33,13 @@ def wait_for(is_so):
         time.sleep(0.01)
 
 
+def test_a_line_for_all_ranks():
+    read = parse_list("vllm://gpu-box:8000/?ranks=3 box\nvllm://gpu-box:8000/?rank=1\nvllm://other:1/?ranks=0\n")
+    texts = [f"vllm://gpu-box:8000/?rank={rank}" for rank in range(3)]
+    assert [(entry.address.text, entry.name) for entry in read.entries] == [(text, "box") for text in texts]
+    assert "line 3: ranks='0' is not accepted" in read.trouble
+
+
 def test_an_address_a_line_with_a_name_if_one_likes():
     read = parse_list(f"# ours\n\n{ONE}\n  {TWO}   box   two  # the second\n{ONE} again\n")
     assert [(entry.address.text, entry.name) for entry in read.entries] == [(ONE, ""), (TWO, "box two")]

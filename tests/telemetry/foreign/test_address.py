@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.foreign.address import ForeignAddress, waits_for_publisher
+from kvscope_telemetry.foreign.address import ForeignAddress, each_rank, waits_for_publisher
 
 parse = ForeignAddress.parse
 
@@ -48,6 +48,7 @@ def test_an_address_is_what_it_says(text: str) -> None:
         ("vllm://host:8000/?rank=-1", "rank"),
         ("vllm://host:8000/?rank=x", "rank"),
         ("vllm://host:8000/?rank=1&rank=2", "once each"),
+        ("vllm://host:8000/?ranks=2", "one address is"),
         ("vllm://host:8000/?tls=yes", "0 or 1"),
         ("vllm://host:8000/?speed=1", "speed"),
         ("vllm://host:8000/?kv_events=http://host:1", "tcp://HOST:PORT"),
@@ -78,3 +79,13 @@ def test_a_wildcard_is_the_server_where_it_binds_and_ours_where_we_do() -> None:
     assert address.on_this_host("tcp://10.0.0.1:5557") == "tcp://10.0.0.1:5557"
     assert waits_for_publisher("tcp://*:5557")
     assert not waits_for_publisher("ipc:///tmp/kv")
+
+
+def test_all_ranks_of_one() -> None:
+    assert each_rank("vllm://host:8000/?ranks=2&tls=1") == [f"vllm://host:8000/?tls=1&rank={rank}" for rank in (0, 1)]
+    assert [parse(text).rank for text in each_rank("sglang://host:30000/?ranks=3")] == [0, 1, 2]
+    for alone in ("vllm://host:8000", "vllm://host:8000/?rank=1", "ipc:///tmp/ranks=2"):
+        assert each_rank(alone) == [alone]
+    for wrong in ("ranks=0", "ranks=65", "ranks=", "ranks=x", "ranks=2&ranks=2", "ranks=2&rank=1"):
+        with pytest.raises(BadInput, match="rank"):
+            each_rank(f"vllm://host:8000/?{wrong}")

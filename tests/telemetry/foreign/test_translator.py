@@ -293,3 +293,18 @@ def test_a_recorded_session_is_played_back_the_same(tmp_path: Path) -> None:
     assert len(recording.info.epochs) == 2
     assert recording.info.hello.capabilities.engine == "vllm"
     assert len(list(recording.frames())) == len(told.of(Frame))
+
+
+def test_whether_aborts_are_counted_is_told_once_it_is_known() -> None:
+    told = Told()
+    told.read()
+    hello = told.follower.mirror.hello
+    assert hello is not None
+    assert not hello.capabilities.aborts
+    told.read(replace(READING, aborted=0))
+    after = told.follower.mirror.hello
+    assert after is not None
+    assert after.capabilities.aborts
+    assert after.epoch != hello.epoch
+    told.read(replace(READING, aborted=3))
+    assert told.follower.mirror.hello is after

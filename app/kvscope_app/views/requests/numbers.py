@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWi
 
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.makers import label
-from kvscope_app.look.number_text import count
+from kvscope_app.look.number_text import NOTHING, count
 from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.views.told import why_no_requests
 from kvscope_telemetry.state.mirror import Mirror
@@ -58,7 +58,8 @@ class RequestNumbers(QScrollArea):
         """As of `mirror`."""
         self._why.setText(f"{why_no_requests(mirror.capabilities)}.")
         for name, value in self._values.items():
-            text = count(getattr(mirror.counters, name))
+            is_told = name != "aborted" or mirror.capabilities.aborts
+            text = count(getattr(mirror.counters, name)) if is_told else NOTHING
             if value.text() != text:
                 value.setText(text)
 

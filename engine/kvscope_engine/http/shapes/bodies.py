@@ -171,7 +171,7 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
     top_logprobs: Int | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    """"none" or "auto"."""
+    """"none", "auto", "required" or a function by its name."""
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Given to the chat template, as `enable_thinking` is."""

@@ -50,14 +50,6 @@ def completion_sampling(body: CompletionBody) -> SamplingParams:
 
 def chat_sampling(body: ChatBody) -> SamplingParams:
     """How an answer is sampled. Raises ApiError for what is not accepted."""
-    if body.tool_choice not in (None, "none", "auto"):
-        raise ApiError(400, f"tool_choice={body.tool_choice!r:.60} is not accepted: none or auto", param="tool_choice")
-    if body.tool_choice == "auto" and not body.tools:
-        raise ApiError(400, "tool_choice='auto' is not accepted without tools", param="tool_choice")
-    if body.parallel_tool_calls is False and body.tools:
-        raise ApiError(
-            400, "parallel_tool_calls=false is not accepted: all calls are told", param="parallel_tool_calls"
-        )
     if body.modalities not in (None, ["text"]):
         raise ApiError(400, f"modalities={body.modalities!r:.60} is not accepted: ['text']", param="modalities")
     if body.top_logprobs and not body.logprobs:

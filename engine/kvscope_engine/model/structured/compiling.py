@@ -36,6 +36,8 @@ def _compile(compiler: Any, form: Structured) -> Any:
         return compiler.compile_regex(form.text)
     if form.kind == "choice":
         return compiler.compile_grammar("root ::= " + " | ".join(map(_literal, form.choices())))
+    if form.kind == "structural_tag":
+        return compiler.compile_structural_tag(form.text)
     return compiler.compile_grammar(form.text)
 
 

@@ -27,6 +27,8 @@ MAX_COMPILING: Final = 4
 """At once; one that takes too long goes on without anybody who waits for it, and nothing can end it."""
 MAX_KEPT_BYTES: Final = 256 << 20
 MAX_KEPT: Final = 256
+HOLDS_JSON: Final = ("json_schema", "json_object", "structural_tag")
+"""Kinds whose texts are, or have in them, JSON."""
 
 
 class Form:
@@ -101,7 +103,7 @@ class Forms:
 
     def _compile(self, asked: Structured) -> Form:
         compiled = compile_form(self._ready_compiler(), asked)
-        form = Form(compiled, self._ends, self._json_tokens if asked.kind.startswith("json") else None)
+        form = Form(compiled, self._ends, self._json_tokens if asked.kind in HOLDS_JSON else None)
         words = np.zeros((1, -(-self._num_logits // WORD_BITS)), np.int32)
         if not form.matcher().can_begin(words):
             raise BadInput(f"{asked.kind} is not accepted: no text of this model's tokens is of that form")

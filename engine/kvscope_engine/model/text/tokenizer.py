@@ -133,6 +133,12 @@ class Tokenizer:
         """Tokens that an answer's text does not show."""
         return self._codec.special_ids()
 
+    @cached_property
+    def special_texts(self) -> Mapping[str, int]:
+        """The same by how the vocabulary writes them."""
+        special = self.special_token_ids
+        return {text: token_id for text, token_id in self.vocabulary.items() if token_id in special}
+
     @property
     def is_byte_level(self) -> bool:
         """Whether tokens are written in GPT-2's letters for bytes."""

@@ -20,7 +20,7 @@ from kvscope_telemetry.foreign.http.reasons import REFUSALS, why_broken, why_lat
 from kvscope_telemetry.foreign.http_get import NoAnswer
 from kvscope_telemetry.foreign.prompting.error_words import error_words
 from kvscope_telemetry.foreign.prompting.event_lines import EventLines
-from kvscope_telemetry.foreign.prompting.question import Question
+from kvscope_telemetry.foreign.prompting.question import FORMS, FORMS_SINCE, Question, in_older_words
 from kvscope_telemetry.foreign.prompting.reply_box import ReplyBox
 from kvscope_telemetry.foreign.prompting.served_model import ServedModel
 from kvscope_telemetry.foreign.prompting.telling import DONE, Telling, ToldError
@@ -106,6 +106,8 @@ class Exchange:
     def _body(self) -> bytes:
         model = self._model.get()
         fields = {"model": model.name, **self._question.fields}
+        if FORMS in fields and self._model.is_before(*FORMS_SINCE):
+            fields = in_older_words(fields)
         if model.tells_token_ids:
             fields["return_token_ids"] = True
         return msgspec.json.encode(fields)

@@ -19,6 +19,9 @@ from kvscope_telemetry.messages.structured import Structured
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
+FORMS: Final = "structured_outputs"
+FORMS_SINCE: Final = (0, 11)
+"""vLLM's word for a form of the answer, and the version from which on it surely has it; 0.12 has no older one."""
 _ALWAYS: Final = (
     "temperature",
     "top_p",
@@ -53,6 +56,14 @@ def question_of(submit: Submit, engine: str) -> Question:
         fields["cache_salt"] = submit.cache_salt
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
     return Question(submit.request_id, path, fields, submit.sampling.n)
+
+
+def in_older_words(fields: dict[str, Any]) -> dict[str, Any]:
+    """The same for a vLLM before `FORMS_SINCE`, which passes over words that it does not know without a word."""
+    forms = fields.get(FORMS, {})
+    return {name: value for name, value in fields.items() if name != FORMS} | {
+        f"guided_{kind}" if kind in ("regex", "grammar", "choice") else kind: value for kind, value in forms.items()
+    }
 
 
 def _prompt(submit: Submit) -> tuple[str, dict[str, Any]]:
@@ -112,9 +123,11 @@ def _form(structured: Structured, engine: str) -> dict[str, Any]:
         schema = {"name": "answer", "schema": _schema(text)}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     if engine == "vllm":
-        return {"structured_outputs": {kind: list(structured.choices()) if kind == "choice" else text}}
+        return {FORMS: {kind: list(structured.choices()) if kind == "choice" else text}}
     if kind == "choice":
         raise BadInput(f"choice is not accepted for {ENGINES[engine]}: it has no word for it; a regex says the same")
+    if kind == "structural_tag":
+        raise BadInput(f"structural_tag is not accepted for {ENGINES[engine]}: it has no word for it")
     return {"regex" if kind == "regex" else "ebnf": text}
 
 

@@ -1,4 +1,4 @@
-"""The name that a server wants its model called by, from /v1/models: asked once, by whoever needs it first."""
+"""The name that a server wants its model called by, and how old it is: asked once, by whoever needs it first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from kvscope_telemetry.foreign.address import ENGINES, ForeignAddress
 from kvscope_telemetry.foreign.http_get import HttpGet, NoAnswer
 
 MODELS: Final = "/v1/models"
+VERSION: Final = "/version"
+NEWEST: Final = (1 << 30, 0)
 MAX_BYTES: Final = 4 << 20
+
+
+class _Version(msgspec.Struct):
+    version: str = ""
 
 
 class _Card(msgspec.Struct):
@@ -41,6 +47,7 @@ class ServedModel:
         self._http = HttpGet(address, max_bytes=MAX_BYTES)
         self._lock = threading.Lock()
         self._known: Model | None = None
+        self._version: tuple[int, int] | None = None
         self._num_asked = 0
         self._failure = ""
         self._status = 0
@@ -55,14 +62,31 @@ class ServedModel:
                 self._known = self._noted()
             return self._known
 
+    def is_before(self, major: int, minor: int) -> bool:
+        """Whether the server says that it is of an earlier version. From any thread; may wait for it, once."""
+        with self._lock:
+            if self._version is None:
+                self._version = self._asked_version()
+            return self._version < (major, minor)
+
     def forget(self) -> None:
         """The server knows no such model: it may serve another by now."""
         with self._lock:
-            self._known = None
+            self._known = self._version = None
 
     def close(self) -> None:
         """Whoever waits for it waits no longer."""
         self._http.cancel()
+
+    def _asked_version(self) -> tuple[int, int]:
+        """`NEWEST` where it does not say."""
+        try:
+            told = msgspec.json.decode(self._http.get(VERSION)[1], type=_Version).version
+        except (NoAnswer, msgspec.DecodeError, UnicodeError, RecursionError):
+            return NEWEST
+        major, minor, *_ = [*told.split("."), "", ""]
+        is_number = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (major, minor))
+        return (int(major), int(minor)) if is_number else NEWEST
 
     def _noted(self) -> Model:
         self._failure = ""

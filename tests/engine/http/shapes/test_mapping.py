@@ -81,9 +81,6 @@ def test_completions_that_are_refused(body: CompletionBody, named: str) -> None:
     ("body", "named"),
     [
         (chat(top_logprobs=2), "top_logprobs"),
-        (chat(tool_choice="required"), "tool_choice"),
-        (chat(tool_choice={"type": "function"}), "tool_choice"),
-        (chat(tool_choice="auto"), "tool_choice"),
         (chat(modalities=["audio"]), "modalities"),
         (chat(response_format={"type": "json_schema"}), "response_format"),
         (chat(response_format={"type": "json_object"}, guided_regex="a"), "response_format"),

@@ -72,6 +72,8 @@ class FakeOpenAI:
 
     def __init__(self) -> None:
         self.models: Any = {"data": [{"id": "m", "owned_by": "vllm"}]}
+        self.version: Any = None
+        """What /version answers; None: nothing."""
         self.num_asked_models = 0
         self.script: Callable[[Call], None] = lambda call: call.answer(500, b"")
         self.calls: list[Call] = []
@@ -82,9 +84,10 @@ class FakeOpenAI:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                fake.num_asked_models += 1
-                status = 200 if self.path == "/v1/models" else 404
-                body = fake.models if isinstance(fake.models, bytes) else json.dumps(fake.models).encode()
+                fake.num_asked_models += self.path == "/v1/models"
+                told = fake.version if self.path == "/version" else fake.models
+                status = 200 if self.path == "/v1/models" or (self.path == "/version" and told is not None) else 404
+                body = told if isinstance(told, bytes) else json.dumps(told).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Connection", "close")

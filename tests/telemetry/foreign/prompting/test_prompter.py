@@ -35,6 +35,7 @@ from kvscope_telemetry.messages.commands import (
     Tokens,
 )
 from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
 
 Prompt = Callable[..., Prompter]
 HELLO = Submit(request_id="a", prompt="hello")
@@ -85,6 +86,29 @@ def test_the_model_is_asked_for_once(fake: FakeOpenAI, prompt: Prompt) -> None:
     assert fake.num_asked_models == 1
     assert {call.body["model"] for call in fake.calls} == {"second"}
     assert not any("return_token_ids" in call.body for call in fake.calls)
+
+
+@pytest.mark.parametrize(
+    ("version", "word"),
+    [
+        (None, "structured_outputs"),
+        (b"<html>", "structured_outputs"),
+        ({"version": "dev"}, "structured_outputs"),
+        ({"version": "0.11.0"}, "structured_outputs"),
+        ({"version": "1.0"}, "structured_outputs"),
+        ({"version": "0.10.1.1"}, "guided_regex"),
+        ({"version": "0.9.2rc1"}, "guided_regex"),
+    ],
+)
+def test_an_older_server_is_asked_in_its_words(fake: FakeOpenAI, prompt: Prompt, version: Any, word: str) -> None:
+    fake.script, fake.version = tell, version
+    prompter = prompt(fake.address)
+    form = Structured(kind="regex", text="a+")
+    prompter.send(Submit(request_id="a", prompt="hello", sampling=SamplingParams(structured=form)))
+    to_the_end(prompter)
+    (call,) = fake.calls
+    assert {"structured_outputs", "guided_regex"} & call.body.keys() == {word}
+    assert call.body[word] == (form.text if word == "guided_regex" else {"regex": form.text})
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])

@@ -1,0 +1,115 @@
+"""What one chat wants of tools: which may be called, whether they must be, and how its answers are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from kvscope_engine.http.shapes.bodies import ChatBody, Function
+from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.tools.forcing import forced_format, structural_tag
+from kvscope_engine.http.tools.formats import UNKNOWN, ToolFormat, format_of
+from kvscope_engine.http.tools.marked_text import MarkedText, hidden_tokens
+from kvscope_engine.http.tools.reader import MAX_CALLS, ToolCallReader
+from kvscope_engine.model.text.tokenizer import Tokenizer
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
+
+CHOICES: Final = "none, auto, required or a function by its name"
+
+
+class _Named(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class _Choice(msgspec.Struct, forbid_unknown_fields=True):
+    function: _Named
+    type: str = "function"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`hidden` is None where the marks around calls are a part of the text."""
+
+    functions: Sequence[Function]
+    tool_format: ToolFormat = UNKNOWN
+    form: str = ""
+    """That answers must have; empty: any."""
+    max_calls: int = MAX_CALLS
+    hidden: frozenset[int] | None = None
+
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """With the form. Raises ApiError where another one is asked for."""
+        if not self.form:
+            return sampling
+        if sampling.structured is not None:
+            message = "a form of the answer is not accepted with a tool_choice that makes it calls"
+            raise ApiError(400, message, param="tool_choice")
+        try:
+            return replace(sampling, structured=Structured(kind="structural_tag", text=self.form))
+        except BadInput as error:
+            raise ApiError(400, str(error), param="tools") from error
+
+    def reader(self) -> ToolCallReader | None:
+        """Of one answer; None where nothing can be called."""
+        if not self.functions:
+            return None
+        tools = {function.name: function.parameters or {} for function in self.functions}
+        return ToolCallReader(self.tool_format, tools, self.max_calls)
+
+    def marked_text(self, tokenizer: Tokenizer | None) -> MarkedText | None:
+        """Of one answer, where the engine's text of it lacks the marks around calls."""
+        return None if self.hidden is None or tokenizer is None else MarkedText(tokenizer, self.hidden)
+
+
+def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUse:
+    """What `body` wants; `parser` is the format's name, empty for the template's. Raises ApiError."""
+    if body.tool_choice == "none" or not body.tools:
+        return ToolUse(())
+    functions = [tool.function for tool in body.tools]
+    tool_format = format_of(tokenizer.chat_template if tokenizer is not None else None, parser)
+    forced = _forced(body, functions)
+    is_one = body.parallel_tool_calls is False or isinstance(body.tool_choice, dict)
+    max_calls = 1 if is_one else MAX_CALLS
+    if not forced:
+        has_ends = bool(body.stop or body.stop_token_ids)  # the engine alone knows where such an answer's text ends
+        hidden = None if tokenizer is None or has_ends else hidden_tokens(tool_format, tokenizer)
+        return ToolUse(functions, tool_format, max_calls=max_calls, hidden=hidden)
+    own = forced_format(tool_format, forced, () if tokenizer is None else tokenizer.special_texts)
+    return ToolUse(functions, own, structural_tag(own.forced, forced, is_one=is_one), max_calls)
+
+
+def check_tool_choice(body: ChatBody) -> None:
+    """Raise ApiError for a choice that is none, or that is none of the tools."""
+    choice = body.tool_choice
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {CHOICES}", param="tool_choice")
+    if choice not in (None, "none") and not body.tools:
+        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted without tools", param="tool_choice")
+    _forced(body, [tool.function for tool in body.tools or ()])
+
+
+def _forced(body: ChatBody, functions: Sequence[Function]) -> list[Function]:
+    """The functions one of which must be called; none where none must."""
+    if body.tool_choice == "required":
+        return list(functions)
+    if not isinstance(body.tool_choice, dict):
+        return []
+    name = _name(body.tool_choice)
+    found = [function for function in functions if function.name == name]
+    if not found:
+        raise ApiError(400, f"tool_choice={name!r:.60} is not accepted: it is none of the tools", param="tool_choice")
+    return found[:1]
+
+
+def _name(choice: dict[str, Any]) -> str:
+    try:
+        return msgspec.convert(choice, _Choice).function.name
+    except msgspec.ValidationError as error:
+        message = f"tool_choice={choice!r:.60} is not accepted: {CHOICES} ({error})"
+        raise ApiError(400, message, param="tool_choice") from None
