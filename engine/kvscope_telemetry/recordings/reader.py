@@ -167,9 +167,10 @@ class Recording:
         kinds = (FRAMES, STATE, OTHERS, KEYFRAMES) if keyframes else (FRAMES, STATE, OTHERS)
         return self._chunks.messages(kinds, from_ns, until_ns)
 
-    def raw_messages(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
-        """All that was written in this time, by the wall clock, keyframes too; it is not decoded."""
-        return self._chunks.stored(from_ns, until_ns)
+    def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
+        """All that was written in this time, by the wall clock, keyframes too; it is not decoded. `about`: a block;
+        leaps are in the place of many frames that say nothing of it."""
+        return self._chunks.stored(from_ns, until_ns, about)
 
     def state_at(self, seconds: float) -> Mirror:
         """The state after the last frame until `seconds`; as it was before, where frames are missing then.

@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
-from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
+from kvscope_telemetry.recordings.bundles.bundle import leap_past, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.bundles.placed_parents import stated, with_parents
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
@@ -56,6 +56,7 @@ class _Unbundled:
     channel: int
     log_time_ns: int
     frame: Frame
+    """A leap, where it stands for a whole bundle."""
 
     @property
     def data(self) -> bytes:
@@ -180,13 +181,15 @@ class StoredChunks:
                     except ProtocolError:
                         self._note_bad(chunk, place)
 
-    def stored(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
-        """What was told in this time as it was written, keyframes too; it is not decoded."""
-        kinds = {self.found.channels[kind]: kind for kind in TOLD}
-        channels = self._channels(TOLD)
+    def stored(self, from_ns: int, until_ns: int, about: int | None = None) -> Iterator[StoredMessage]:
+        """What was told in this time as it was written, keyframes too; it is not decoded. `about`: a block; a leap is
+        in the place of the frames of a bundle that say nothing of it."""
+        kinds = {self.found.channels[kind]: kind for kind in (*TOLD, LEAPS)}
+        channels = self._channels((*TOLD, LEAPS))
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
-                for _, raw in self._raw(file, chunk, channels, until_ns):
+                whole = about if from_ns <= chunk.start_ns and chunk.end_ns <= until_ns else None
+                for _, raw in self._raw(file, chunk, channels, until_ns, whole):
                     if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
                         yield StoredMessage(kinds[raw.channel], raw.log_time_ns, _as_it_came(raw.data))
 
@@ -215,9 +218,10 @@ class StoredChunks:
                 yield raw.log_time_ns, message
 
     def _raw(
-        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int
+        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, about: int | None = None
     ) -> Iterator[tuple[int, _Raw]]:
-        """Messages of these channels not after `until_ns`, with their places in the chunk; frames out of bundles."""
+        """Messages of these channels not after `until_ns`, with their places in the chunk; frames out of bundles, but
+        for those that a leap can pass over that asks for a block."""
         if chunk.damage or not chunk.counts.keys() & channels:
             return
         try:
@@ -227,28 +231,36 @@ class StoredChunks:
             return
         bundles = self.found.channels[BUNDLES]
         has_bundles = bundles in channels and bundles in chunk.counts
-        in_order: Sequence[_Raw] = self._unbundled(chunk, read) if has_bundles else read
+        in_order: Sequence[_Raw] = self._unbundled(chunk, read, about) if has_bundles else read
         for place, message in enumerate(in_order):
             if message.channel in channels and message.log_time_ns <= until_ns:
                 yield place, message
 
-    def _unbundled(self, chunk: Chunk, raw: list[RawMessage]) -> list[_Raw]:
+    def _unbundled(self, chunk: Chunk, raw: list[RawMessage], about: int | None = None) -> list[_Raw]:
         """The messages of a chunk with the frames of its bundles, in the order of their times."""
         if self._unbundled_last[0] == chunk.offset:
             return self._unbundled_last[1]
-        bundles, frames = self.found.channels[BUNDLES], self.found.channels[FRAMES]
+        bundles = self.found.channels[BUNDLES]
         found: list[_Raw] = []
         for place, message in enumerate(raw):
             if message.channel != bundles:
                 found.append(message)
             elif num_frames_at_end(message.data) is None:
                 try:
-                    found += [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(message.data)]
+                    found += self._frames_of(message.data, about)
                 except ProtocolError:
                     self._note_bad(chunk, -1 - place)
         found.sort(key=lambda each: each.log_time_ns)
-        self._unbundled_last = chunk.offset, found
+        if about is None:
+            self._unbundled_last = chunk.offset, found
         return found
+
+    def _frames_of(self, bundle: bytes, about: int | None) -> list[_Unbundled]:
+        leap = None if about is None else leap_past(bundle, about)
+        if leap is not None:
+            return [_Unbundled(self.found.channels[LEAPS], *leap)]
+        frames = self.found.channels[FRAMES]
+        return [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(bundle)]
 
     def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | None:
         try:

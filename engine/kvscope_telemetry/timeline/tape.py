@@ -122,10 +122,11 @@ class Tape:
         for log_time_ns, message in self._timed(from_ns, until_ns, keyframes=keyframes):
             yield (log_time_ns - self._start_ns) / 1e9, message
 
-    def raw_messages(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
-        """All that was written in this time (by the wall clock, both included), keyframes too."""
+    def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
+        """All that was written in this time (by the wall clock, both included), keyframes too. `about`: a block; leaps
+        are in the place of many frames that say nothing of it."""
         for segment, goes_on in self._from(from_ns, until_ns):
-            stored = _unless_gone(segment, segment.raw_messages(from_ns, until_ns))
+            stored = _unless_gone(segment, segment.raw_messages(from_ns, until_ns, about=about))
             yield from _without_head(stored, segment) if goes_on else stored
 
     @property
