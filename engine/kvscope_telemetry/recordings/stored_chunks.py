@@ -1,7 +1,8 @@
 """The chunks of a recording's file by what is in them, and their messages one by one.
 
 Owns the lists of chunks, which grow with the file, and what was found damaged: each is left out and counted once. Holds
-no file open between calls and at most one chunk in memory. Knows no seconds: times are by the wall clock, in ns.
+no file open between calls and, but for what is kept for seeking, at most one chunk in memory. Knows no seconds: times
+are by the wall clock, in ns.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.bundles.placed_parents import stated, with_parents
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.layout import (
     BOOKMARKS,
     BUNDLES,
@@ -32,6 +34,7 @@ from kvscope_telemetry.recordings.layout import (
     KEYFRAMES,
     LEAPS,
     OTHERS,
+    SEEKABLE,
     STATE,
     SUMMARIES,
     TEXTS,
@@ -70,8 +73,9 @@ _Raw = RawMessage | _Unbundled
 class StoredChunks:
     """Of the file at `path`. Call `look` first; raises BadInput for what is no recording."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept: KeptMessages | None = None) -> None:
         self.file = FollowedFile(path)
+        self._kept = KeptMessages() if kept is None else kept
         self.unknowns = Unknowns()
         """What a later version recorded that has no name here, each time it was met."""
         self._surveyor = Surveyor()
@@ -210,12 +214,24 @@ class StoredChunks:
     def _decoded(
         self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, from_ns: int = 0
     ) -> Iterator[TimedMessage]:
+        kept = self._kept.get(self.file, chunk.offset) if chunk.counts.keys() & channels else None
+        if kept is not None:
+            if from_ns <= kept[0] <= until_ns:
+                yield kept
+            return
         for place, raw in self._raw(file, chunk, channels, until_ns):
             if raw.log_time_ns < from_ns:
                 continue
             message = self._message(chunk, place, raw)
             if message is not None:
-                yield raw.log_time_ns, message
+                timed = raw.log_time_ns, message
+                if self._is_for_seeking(chunk):
+                    self._kept.keep(self.file, chunk.offset, timed, chunk.inflated_bytes)
+                yield timed
+
+    def _is_for_seeking(self, chunk: Chunk) -> bool:
+        """Whether all that is in it is one keyframe or one leap."""
+        return chunk.counts in ({self.found.channels[kind]: 1} for kind in SEEKABLE)
 
     def _raw(
         self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, about: int | None = None

@@ -15,6 +15,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, 
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
 from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.layout import STATE
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
@@ -40,6 +41,7 @@ class Tape:
     def __init__(self, folder: Path, origin_ns: int | None = None, watch: Watch | None = None) -> None:
         self.path = folder
         self._segments: dict[int, Recording] = {}
+        self._kept = KeptMessages()
         self._unreadable: dict[int, str] = {}
         self._is_written = False
         self._why_none = "there is no segment in it"
@@ -256,7 +258,7 @@ class Tape:
 
     def _opened(self, number: int, path: Path, watch: Watch | None, *, is_newest: bool) -> Recording | None:
         try:
-            return Recording.open(path, watch)
+            return Recording.open(path, watch, self._kept)
         except BadInput as error:
             if not is_newest:  # the newest may have begun just now
                 self._unreadable[number] = str(error)
