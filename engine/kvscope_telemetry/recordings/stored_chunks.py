@@ -22,6 +22,7 @@ from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
 from kvscope_telemetry.recordings.bundles.bundle import leap_past, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.packed_leaps import packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import stated, with_parents
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
@@ -283,7 +284,7 @@ class StoredChunks:
             if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
                 if isinstance(raw, _Unbundled):
                     return accepted(raw.frame, self.unknowns)
-                message = stated(raw.data)
+                message = packed_leap(raw.data) or stated(raw.data)
                 if isinstance(message, Leap):
                     check_leap(message)
                     return message
