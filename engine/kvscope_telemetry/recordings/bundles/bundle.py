@@ -130,8 +130,10 @@ def leap_past(data: bytes, block: int) -> tuple[int, Leap] | None:
         if np.any(np.diff(seq) != 1):
             return None
         log_time_ns = unpack_deltas(columns["log_time_ns"], count)[-1] + time_ns[-1]
-        place = {"seq": int(seq[-1]), "since_seq": int(seq[0]) - 1, "step": int(step[-1]), "time_ns": int(time_ns[-1])}
-        return int(log_time_ns), Leap(epoch=bundle.epoch, **place)
+        last_seq, last_step, last_ns = int(seq[-1]), int(step[-1]), int(time_ns[-1])
+        since_seq = int(seq[0]) - 1
+        leap = Leap(epoch=bundle.epoch, seq=last_seq, since_seq=since_seq, step=last_step, time_ns=last_ns)
+        return int(log_time_ns), leap
 
 
 @contextlib.contextmanager
