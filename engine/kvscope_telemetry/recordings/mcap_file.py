@@ -18,6 +18,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.pieces import Pieces
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
+from kvscope_telemetry.recordings.early_end import EARLY_END
 from kvscope_telemetry.recordings.layout import (
     BUNDLE_SCHEMA,
     BUNDLES,
@@ -33,7 +34,7 @@ from kvscope_telemetry.recordings.layout import (
     SUFFIX,
     TOPICS,
 )
-from kvscope_telemetry.recordings.piecewise_writer import EARLY_END, PiecewiseWriter
+from kvscope_telemetry.recordings.piecewise_writer import PiecewiseWriter
 from kvscope_telemetry.recordings.regular_file import hold_for_writing
 from kvscope_telemetry.summaries.summary import schema_of
 

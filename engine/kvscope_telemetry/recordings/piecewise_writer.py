@@ -1,8 +1,7 @@
 """mcap's writer, which copies a message whole five times, and beside it a way for messages too large for that.
 
 Owns how such a message becomes a chunk: its pieces are compressed and summed up a slice at a time, and no other thread
-of the process waits longer than a slice takes. It adds to the lists that the writer keeps for the end of the file. And
-the end of a file that has no room for its index: readers go through such a file from its beginning.
+of the process waits longer than a slice takes. It adds to the lists that the writer keeps for the end of the file.
 """
 
 from __future__ import annotations
@@ -18,25 +17,13 @@ from mcap.records import ChunkIndex, MessageIndex
 from mcap.writer import CompressionType, Writer
 
 from kvscope_telemetry.messages.pieces import Pieces
-from kvscope_telemetry.recordings.chunks import CHUNK, FOOTER, MAGIC, MESSAGE, RECORD
+from kvscope_telemetry.recordings.chunks import CHUNK, MESSAGE, RECORD
 
 SLICE_BYTES: Final = 256 << 10
 COMPRESSION: Final = "zstd"
 _MESSAGE: Final = struct.Struct("<HIQQ")  # channel, sequence, log time, publish time
 _CHUNK: Final = struct.Struct(f"<QQQII{len(COMPRESSION)}sQ")
 """First and last time, inflated size, checksum, length of a word, the word, stored size."""
-_DATA_END: Final = 15
-_NO_CRC: Final = struct.pack("<I", 0)
-_NO_SUMMARY: Final = struct.pack("<QQ", 0, 0)
-EARLY_END: Final = (
-    RECORD.pack(_DATA_END, len(_NO_CRC))
-    + _NO_CRC
-    + RECORD.pack(FOOTER, len(_NO_SUMMARY + _NO_CRC))
-    + _NO_SUMMARY
-    + _NO_CRC
-    + MAGIC
-)
-"""Behind the last chunk it makes a whole file. Format: mcap.dev/spec, "Data End" and "Footer" without a summary."""
 
 
 class PiecewiseWriter(Writer):

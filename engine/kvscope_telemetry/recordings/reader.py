@@ -16,9 +16,9 @@ from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
+from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.chunks import Chunk
 from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, OTHERS, STATE
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage
 from kvscope_telemetry.recordings.stored_chunks import StoredChunks

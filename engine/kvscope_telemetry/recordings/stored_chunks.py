@@ -22,11 +22,11 @@ from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
 from kvscope_telemetry.recordings.bundles.bundle import leap_past, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.bundles.packed_leaps import packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import stated, with_parents
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.layout import (
     BOOKMARKS,
     BUNDLES,

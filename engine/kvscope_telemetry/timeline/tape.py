@@ -14,8 +14,8 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
+from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.effort import Watch
-from kvscope_telemetry.recordings.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.layout import STATE
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import RecordedRequest, RequestReader, TimedMessage

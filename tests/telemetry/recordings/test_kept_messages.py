@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvscope_telemetry.messages.telemetry import Heartbeat
-from kvscope_telemetry.recordings.kept_messages import KeptMessages
+from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.reader import Recording
 
 
