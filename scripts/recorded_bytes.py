@@ -18,6 +18,7 @@ from kvscope_telemetry.messages.telemetry import Snapshot
 from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.packed_leaps import PackedLeap, packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import PlacedParents, stated
 from kvscope_telemetry.recordings.chunks import read_chunk
 from kvscope_telemetry.recordings.layout import BUNDLES, KEYFRAMES, LEAPS, TOPICS
@@ -88,14 +89,17 @@ def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _stated_parts(data: bytes) -> Iterator[tuple[str, bytes]]:
-    placed = stated(data)
+    packed = packed_leap(data)
+    placed = packed or stated(data)
     message = placed or (decode_leap(data) if b"Leap" in data[:16] else decode_telemetry(data))
     assert isinstance(message, Leap | Snapshot), "keyframes and leaps alone state how things are"
     blocks = msgspec.structs.asdict(message.blocks)
     if placed is not None:
         del blocks["parent"]
-        lies = msgspec.msgpack.decode(data, type=PlacedParents)
+        lies = msgspec.msgpack.decode(data, type=PlacedParents if packed is None else PackedLeap)
         blocks |= {"places": lies.places, "told": lies.told}
+        if isinstance(lies, PackedLeap):
+            blocks |= {"ids": lies.ids, "owner": lies.owner, "last_used_step": lies.age}
     yield from ((_called(column), packed) for column, packed in blocks.items())
     yield _called("requests."), msgspec.msgpack.encode(message.requests)
     infos = message.new_requests if isinstance(message, Leap) else message.requests_info

@@ -96,8 +96,9 @@ class Recorded(Protocol):
     ) -> Iterator[tuple[float, TelemetryMessage]]:
         """Seconds and message of all that was recorded in this time, as it came: without keyframes, unless asked."""
 
-    def raw_messages(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
-        """All that was written in this time (by the wall clock, both included), keyframes too."""
+    def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
+        """All that was written in this time (by the wall clock, both included), keyframes too. `about`: a block; leaps
+        are in the place of many frames that say nothing of it."""
 
     @property
     def has_texts(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Final
 from kvscope_telemetry.messages.pieces import Pieces
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
-from kvscope_telemetry.recordings.bundles.placed_parents import without_parents
+from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
 from kvscope_telemetry.recordings.layout import EVENTS, KEYFRAMES, LEAPS, STATE, SUMMARIES
 from kvscope_telemetry.recordings.leaps import Leaps
@@ -58,7 +58,7 @@ class Annotations:
         leap = self._leaps.after(message, log_time_ns)
         if leap is None:
             return None
-        data = without_parents(leap)
+        data = pack_leap(leap)
         self._keyframes.leapt(len(data) + len(leap.blocks.parent))
         return LEAPS, log_time_ns, data
 

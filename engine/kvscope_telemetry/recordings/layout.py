@@ -4,7 +4,8 @@ An MCAP file of profile `kvscope`: chunks of messages in msgpack, as they went o
 `kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels, but that the frames
 of a second are together in a bundle (schema `kvscope.Bundle`, described by `bundles.bundle` and `bundles.gathering`),
 which gives each back byte for byte; a metadata record after their chunk says how many there are. Keyframes and leaps
-lie without the hashes that they tell twice (`bundles.placed_parents`). And, in chunks of their own, leaps over some
+lie without the hashes that they tell twice (`bundles.placed_parents`), leaps with some columns packed besides
+(`bundles.packed_leaps`). And, in chunks of their own, leaps over some
 seconds (`leaps`), a summary a second, every event, what was said of bookmarks and, only where somebody asked for them,
 texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by the wall
 clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.

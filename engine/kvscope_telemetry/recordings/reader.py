@@ -16,6 +16,7 @@ from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
+from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.chunks import Chunk
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, OTHERS, STATE
@@ -34,8 +35,8 @@ _FOREVER_NS: Final = 1 << 63
 class Recording:
     """A recording that was opened; `info` says what is in it."""
 
-    def __init__(self, path: Path, watch: Watch | None = None) -> None:
-        self._chunks = StoredChunks(path)
+    def __init__(self, path: Path, watch: Watch | None = None, kept: KeptMessages | None = None) -> None:
+        self._chunks = StoredChunks(path, kept)
         self._found, self._file = self._chunks.found, self._chunks.file
         self._end_ns = self._num_frames = 0
         self._is_written = self._file.is_written()  # asked first: who lets go has written all by then
@@ -50,13 +51,13 @@ class Recording:
         self.info = self._info(new)
 
     @classmethod
-    def open(cls, path: Path | str, watch: Watch | None = None) -> Recording:
+    def open(cls, path: Path | str, watch: Watch | None = None, kept: KeptMessages | None = None) -> Recording:
         """A file that a `RecordingWriter` wrote or is writing. Raises BadInput, in one line, for any other.
 
         Takes at most the effort that `effort` states: a file that is larger than it looks is opened in part. `watch`
-        is told how far it is, and may end it: then OpeningCancelled is raised.
+        is told how far it is, and may end it: then OpeningCancelled is raised. `kept`: shared with other files.
         """
-        return cls(Path(path), watch)
+        return cls(Path(path), watch, kept)
 
     @property
     def path(self) -> Path:
@@ -167,9 +168,10 @@ class Recording:
         kinds = (FRAMES, STATE, OTHERS, KEYFRAMES) if keyframes else (FRAMES, STATE, OTHERS)
         return self._chunks.messages(kinds, from_ns, until_ns)
 
-    def raw_messages(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
-        """All that was written in this time, by the wall clock, keyframes too; it is not decoded."""
-        return self._chunks.stored(from_ns, until_ns)
+    def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
+        """All that was written in this time, by the wall clock, keyframes too; it is not decoded. `about`: a block;
+        leaps are in the place of many frames that say nothing of it."""
+        return self._chunks.stored(from_ns, until_ns, about)
 
     def state_at(self, seconds: float) -> Mirror:
         """The state after the last frame until `seconds`; as it was before, where frames are missing then.

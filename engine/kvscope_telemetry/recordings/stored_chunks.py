@@ -1,7 +1,8 @@
 """The chunks of a recording's file by what is in them, and their messages one by one.
 
 Owns the lists of chunks, which grow with the file, and what was found damaged: each is left out and counted once. Holds
-no file open between calls and at most one chunk in memory. Knows no seconds: times are by the wall clock, in ns.
+no file open between calls and, but for what is kept for seeking, at most one chunk in memory. Knows no seconds: times
+are by the wall clock, in ns.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
-from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
+from kvscope_telemetry.recordings.bundles.bundle import leap_past, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
+from kvscope_telemetry.recordings.bundles.packed_leaps import packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import stated, with_parents
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
@@ -32,6 +35,7 @@ from kvscope_telemetry.recordings.layout import (
     KEYFRAMES,
     LEAPS,
     OTHERS,
+    SEEKABLE,
     STATE,
     SUMMARIES,
     TEXTS,
@@ -56,6 +60,7 @@ class _Unbundled:
     channel: int
     log_time_ns: int
     frame: Frame
+    """A leap, where it stands for a whole bundle."""
 
     @property
     def data(self) -> bytes:
@@ -69,8 +74,9 @@ _Raw = RawMessage | _Unbundled
 class StoredChunks:
     """Of the file at `path`. Call `look` first; raises BadInput for what is no recording."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept: KeptMessages | None = None) -> None:
         self.file = FollowedFile(path)
+        self._kept = KeptMessages() if kept is None else kept
         self.unknowns = Unknowns()
         """What a later version recorded that has no name here, each time it was met."""
         self._surveyor = Surveyor()
@@ -180,13 +186,15 @@ class StoredChunks:
                     except ProtocolError:
                         self._note_bad(chunk, place)
 
-    def stored(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
-        """What was told in this time as it was written, keyframes too; it is not decoded."""
-        kinds = {self.found.channels[kind]: kind for kind in TOLD}
-        channels = self._channels(TOLD)
+    def stored(self, from_ns: int, until_ns: int, about: int | None = None) -> Iterator[StoredMessage]:
+        """What was told in this time as it was written, keyframes too; it is not decoded. `about`: a block; a leap is
+        in the place of the frames of a bundle that say nothing of it."""
+        kinds = {self.found.channels[kind]: kind for kind in (*TOLD, LEAPS)}
+        channels = self._channels((*TOLD, LEAPS))
         with self.file.open() as file:
             for chunk in self._from(from_ns, until_ns):
-                for _, raw in self._raw(file, chunk, channels, until_ns):
+                whole = about if from_ns <= chunk.start_ns and chunk.end_ns <= until_ns else None
+                for _, raw in self._raw(file, chunk, channels, until_ns, whole):
                     if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
                         yield StoredMessage(kinds[raw.channel], raw.log_time_ns, _as_it_came(raw.data))
 
@@ -207,17 +215,30 @@ class StoredChunks:
     def _decoded(
         self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, from_ns: int = 0
     ) -> Iterator[TimedMessage]:
+        kept = self._kept.get(self.file, chunk.offset) if chunk.counts.keys() & channels else None
+        if kept is not None:
+            if from_ns <= kept[0] <= until_ns:
+                yield kept
+            return
         for place, raw in self._raw(file, chunk, channels, until_ns):
             if raw.log_time_ns < from_ns:
                 continue
             message = self._message(chunk, place, raw)
             if message is not None:
-                yield raw.log_time_ns, message
+                timed = raw.log_time_ns, message
+                if self._is_for_seeking(chunk):
+                    self._kept.keep(self.file, chunk.offset, timed, chunk.inflated_bytes)
+                yield timed
+
+    def _is_for_seeking(self, chunk: Chunk) -> bool:
+        """Whether all that is in it is one keyframe or one leap."""
+        return chunk.counts in ({self.found.channels[kind]: 1} for kind in SEEKABLE)
 
     def _raw(
-        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int
+        self, file: BinaryIO, chunk: Chunk, channels: Collection[int], until_ns: int, about: int | None = None
     ) -> Iterator[tuple[int, _Raw]]:
-        """Messages of these channels not after `until_ns`, with their places in the chunk; frames out of bundles."""
+        """Messages of these channels not after `until_ns`, with their places in the chunk; frames out of bundles, but
+        for those that a leap can pass over that asks for a block."""
         if chunk.damage or not chunk.counts.keys() & channels:
             return
         try:
@@ -227,35 +248,43 @@ class StoredChunks:
             return
         bundles = self.found.channels[BUNDLES]
         has_bundles = bundles in channels and bundles in chunk.counts
-        in_order: Sequence[_Raw] = self._unbundled(chunk, read) if has_bundles else read
+        in_order: Sequence[_Raw] = self._unbundled(chunk, read, about) if has_bundles else read
         for place, message in enumerate(in_order):
             if message.channel in channels and message.log_time_ns <= until_ns:
                 yield place, message
 
-    def _unbundled(self, chunk: Chunk, raw: list[RawMessage]) -> list[_Raw]:
+    def _unbundled(self, chunk: Chunk, raw: list[RawMessage], about: int | None = None) -> list[_Raw]:
         """The messages of a chunk with the frames of its bundles, in the order of their times."""
         if self._unbundled_last[0] == chunk.offset:
             return self._unbundled_last[1]
-        bundles, frames = self.found.channels[BUNDLES], self.found.channels[FRAMES]
+        bundles = self.found.channels[BUNDLES]
         found: list[_Raw] = []
         for place, message in enumerate(raw):
             if message.channel != bundles:
                 found.append(message)
             elif num_frames_at_end(message.data) is None:
                 try:
-                    found += [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(message.data)]
+                    found += self._frames_of(message.data, about)
                 except ProtocolError:
                     self._note_bad(chunk, -1 - place)
         found.sort(key=lambda each: each.log_time_ns)
-        self._unbundled_last = chunk.offset, found
+        if about is None:
+            self._unbundled_last = chunk.offset, found
         return found
+
+    def _frames_of(self, bundle: bytes, about: int | None) -> list[_Unbundled]:
+        leap = None if about is None else leap_past(bundle, about)
+        if leap is not None:
+            return [_Unbundled(self.found.channels[LEAPS], *leap)]
+        frames = self.found.channels[FRAMES]
+        return [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(bundle)]
 
     def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | None:
         try:
             if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
                 if isinstance(raw, _Unbundled):
                     return accepted(raw.frame, self.unknowns)
-                message = stated(raw.data)
+                message = packed_leap(raw.data) or stated(raw.data)
                 if isinstance(message, Leap):
                     check_leap(message)
                     return message

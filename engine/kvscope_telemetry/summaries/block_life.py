@@ -82,6 +82,11 @@ class BlockLife:
         """Whether what comes next cannot be understood before a snapshot."""
         return self._continuity.is_lost
 
+    @property
+    def seq(self) -> int:
+        """The last frame that it knows of."""
+        return self._continuity.seq
+
     def feed(self, message: TelemetryMessage, time_ns: int) -> None:
         """The next message, of this wall clock time."""
         if isinstance(message, Snapshot):

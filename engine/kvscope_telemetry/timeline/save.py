@@ -26,6 +26,8 @@ from kvscope_telemetry.texts.block_texts import RecordedText
 
 _LOOK_EVERY: Final = 256
 _TEXTS_TOGETHER: Final = 256
+_MAX_QUEUED_BYTES: Final = 4 << 20
+"""Reading is quicker than writing: more of it would only wait, in several times these bytes of memory."""
 _TEXTS_LATE_NS: Final = 5_000_000_000
 """A text is written so long after its block was so at most."""
 
@@ -38,7 +40,7 @@ def save(
     It is called `path.part` until it is whole. False: `watch` ended it, and nothing is left of it; nor is anything when
     it fails. Raises BadInput for a path that will not do, KvscopeError for a disk that is full.
     """
-    writer = RecordingWriter(path)
+    writer = RecordingWriter(path, max_queued_bytes=_MAX_QUEUED_BYTES)
     is_whole = False
     try:
         is_whole = _copy(recorded, writer, from_s, until_s, watch)

@@ -14,6 +14,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.recorded import RecordingInfo, StoredMessage
+from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.layout import STATE
 from kvscope_telemetry.recordings.reader import Recording
@@ -40,6 +41,7 @@ class Tape:
     def __init__(self, folder: Path, origin_ns: int | None = None, watch: Watch | None = None) -> None:
         self.path = folder
         self._segments: dict[int, Recording] = {}
+        self._kept = KeptMessages()
         self._unreadable: dict[int, str] = {}
         self._is_written = False
         self._why_none = "there is no segment in it"
@@ -122,10 +124,11 @@ class Tape:
         for log_time_ns, message in self._timed(from_ns, until_ns, keyframes=keyframes):
             yield (log_time_ns - self._start_ns) / 1e9, message
 
-    def raw_messages(self, from_ns: int, until_ns: int) -> Iterator[StoredMessage]:
-        """All that was written in this time (by the wall clock, both included), keyframes too."""
+    def raw_messages(self, from_ns: int, until_ns: int, *, about: int | None = None) -> Iterator[StoredMessage]:
+        """All that was written in this time (by the wall clock, both included), keyframes too. `about`: a block; leaps
+        are in the place of many frames that say nothing of it."""
         for segment, goes_on in self._from(from_ns, until_ns):
-            stored = _unless_gone(segment, segment.raw_messages(from_ns, until_ns))
+            stored = _unless_gone(segment, segment.raw_messages(from_ns, until_ns, about=about))
             yield from _without_head(stored, segment) if goes_on else stored
 
     @property
@@ -255,7 +258,7 @@ class Tape:
 
     def _opened(self, number: int, path: Path, watch: Watch | None, *, is_newest: bool) -> Recording | None:
         try:
-            return Recording.open(path, watch)
+            return Recording.open(path, watch, self._kept)
         except BadInput as error:
             if not is_newest:  # the newest may have begun just now
                 self._unreadable[number] = str(error)

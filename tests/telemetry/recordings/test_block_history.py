@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.ledger import COLUMNS
+from kvscope_telemetry.messages.leap import decode_leap
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello
 from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, part_of, read_part
 from kvscope_telemetry.recordings.effort import OpeningCancelled
+from kvscope_telemetry.recordings.keyframes import snapshot_of
+from kvscope_telemetry.recordings.layout import FRAMES, LEAPS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.follower import Follower
@@ -206,3 +209,46 @@ def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callabl
     at_once = part_of(growing.life, 0, frames[-1].time_ns, BLOCK_SIZE)
     assert part.moments == at_once.moments
     assert part.told.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]
+
+
+def test_a_life_past_many_bundles_is_the_same_from_every_moment(
+    record: Callable[..., Any], make_messages: Callable[..., Any]
+) -> None:
+    """Bundles that say nothing of a block are passed over: from within them, and with snapshots among their frames."""
+    messages = make_messages(600)
+    follower, told = Follower(), []
+    for place, message in enumerate(messages):
+        follower.feed(message)
+        told.append(message)
+        if place in (150, 151, 320):  # somebody asked: it came before frames that it knows of
+            follower.settle()
+            told.insert(-2, snapshot_of(follower.mirror))
+    recording = Recording.open(record(told, keyframe_interval_ns=LONG_NS).path)
+    frames = [message for message in messages if isinstance(message, Frame)]
+    blocks = [*busy_blocks(frames, 2), 399]
+    expected = truth(recording, blocks)
+    rng = random.Random(7)
+    for place, block in enumerate(blocks):
+        for _ in range(6):
+            first, last = sorted(rng.sample(range(len(expected)), 2))
+            from_ns, until_ns = expected[first][0], expected[last][0]
+            part = read_part(recording, block, from_ns, until_ns, BLOCK_SIZE)
+            assert How.LOST not in part.rows["how"]
+            assert all(at(part, time_ns) == rows[place] for time_ns, rows in expected[first : last + 1])
+
+
+def test_what_says_nothing_of_a_block_is_passed_over(record: Callable[..., Any]) -> None:
+    recording = Recording.open(record(600).path)
+    begin, end = recording.start_ns, recording.end_ns
+    seq, num_leaps = 0, 0
+    for stored in recording.raw_messages(begin, end, about=1 << 20):
+        if stored.kind == LEAPS:
+            leap = decode_leap(stored.data)
+            assert leap.since_seq == seq
+            seq, num_leaps = leap.seq, num_leaps + 1
+        elif stored.kind == FRAMES:
+            seq += 1  # few of them are in no bundle
+    assert seq == 600
+    assert num_leaps
+    frames = [stored for stored in recording.raw_messages(begin, end) if stored.kind == FRAMES]
+    assert len(frames) == 600

@@ -18,8 +18,8 @@ from mcap.reader import make_reader
 from mcap.writer import CompressionType, Writer
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import BlockRows
-from kvscope_telemetry.messages.leap import Leap, encode_leap
+from kvscope_telemetry.ledger import BlockRows, Ledger
+from kvscope_telemetry.messages.leap import Leap, decode_leap, encode_leap
 from kvscope_telemetry.messages.telemetry import (
     Batch,
     Counters,
@@ -36,6 +36,7 @@ from kvscope_telemetry.messages.wire import decode_telemetry, encode
 from kvscope_telemetry.recordings.bundles import placed_parents
 from kvscope_telemetry.recordings.bundles.bundle import bundled_frame, pack_bundle, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
+from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap, packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, with_parents, without_parents
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES, OTHERS, TOPICS
@@ -350,6 +351,49 @@ def test_parents_that_stand_nowhere_are_refused() -> None:
     for change in ({"places": b"\x01\x04"}, {"told": b"\0" * 8}, {"message": b"\xc1"}, {"places": b"\x00"}):
         with pytest.raises(ProtocolError):
             with_parents(msgspec.msgpack.encode(good | change))
+
+
+@settings(max_examples=100, deadline=None)
+@given(blocks=block_rows(), step=st.integers(0, (1 << 32) - 1))
+def test_any_packed_leap_comes_back(blocks: BlockRows, step: int) -> None:
+    leap = Leap(epoch=1, seq=9, since_seq=3, step=step, time_ns=9, blocks=blocks)
+    assert (packed_leap(pack_leap(leap)) or decode_leap(pack_leap(leap))) == leap
+    assert packed_leap(encode_leap(leap)) is None
+    assert packed_leap(without_parents(leap)) is None
+
+
+GOLDEN_LEAP = """
+87a474797065aa5061636b65644c656170a76d657373616765c4a3de0007a474797065a44c656170a565706f636801a373657109a47374
+657029a774696d655f6e7309a6626c6f636b7386a57374617465c403000000a97265665f636f756e74c40c000000000000000000000000
+a666696c6c6564c406000000000000a474696572c403000000a468656174c406000000000000a468617368c41811111111111111112222
+2222222222223333333333333333a973696e63655f73657103a3696473c407020a02fc000006a56f776e6572c404010e000fa3616765c4
+040102004ea6706c61636573c40401000200a4746f6c64c41000000000000000004444444444444444
+"""
+"""Rows 5, 6 and 900; the second and the third after the first in their text."""
+
+
+def test_golden_bytes_of_a_packed_leap() -> None:
+    rows = Ledger(1000)
+    rows.owner[[5, 6, 900]] = 7, 7, -1
+    rows.last_used_step[[5, 6, 900]] = 40, 41, 2
+    rows.hash[[5, 6, 900]] = 0x1111111111111111, 0x2222222222222222, 0x3333333333333333
+    rows.parent[[6, 900]] = 0x1111111111111111, 0x4444444444444444
+    blocks = rows.pack(np.array([5, 6, 900], np.uint32))
+    leap = Leap(epoch=1, seq=9, since_seq=3, step=41, time_ns=9, blocks=blocks)
+    golden = bytes.fromhex(GOLDEN_LEAP.replace("\n", ""))
+    assert pack_leap(leap) == golden
+    assert packed_leap(golden) == leap
+
+
+def test_a_packed_leap_that_is_damaged_is_refused() -> None:
+    engine = SyntheticEngine(num_blocks=200, num_running=4)
+    leap = Leap(epoch=1, seq=9, since_seq=3, step=9, time_ns=9, blocks=engine.ledger.pack(np.arange(99, dtype="<u4")))
+    good = msgspec.msgpack.decode(pack_leap(leap))
+    assert set(good) == {"type", "message", "ids", "owner", "age", "places", "told"}
+    damages: list[dict[str, object]] = [{name: b"\x01\x04"} for name in ("ids", "owner", "age", "places")]
+    for change in (*damages, {"told": b"\0" * 8}, {"message": b"\xc1"}, {"message": None}, {"ids": b""}):
+        with pytest.raises(ProtocolError):
+            packed_leap(msgspec.msgpack.encode(good | change))
 
 
 @pytest.mark.parametrize("num_blocks", [1, 200, 20_000])

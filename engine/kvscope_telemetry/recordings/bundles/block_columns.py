@@ -16,7 +16,7 @@ from kvscope_telemetry.recordings.bundles import hashes as told_hashes
 from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined_as, lengths_of
 from kvscope_telemetry.recordings.bundles.integers import Ints, starts_of
 from kvscope_telemetry.recordings.bundles.keyed import Keyed
-from kvscope_telemetry.recordings.bundles.references import Known, pack_chained, unpack_chained
+from kvscope_telemetry.recordings.bundles.references import Known, pack_chained, told_ids, unpack_chained
 
 _PLAIN: Final = ("state", "ref_count", "filled", "owner", "tier", "prefix_hits")
 _MASK: Final = (1 << 32) - 1
@@ -41,6 +41,11 @@ def pack_blocks(rows: Sequence[BlockRows], steps: Ints, known: Known) -> dict[st
 def unpack_ids(packed: Mapping[str, bytes], groups: Groups) -> Ints:
     """Which blocks the rows are of."""
     return unpack_chained((packed["ids"], packed["new_ids"]), groups)
+
+
+def speaks_of(packed: Mapping[str, bytes], groups: Groups, block: int) -> bool:
+    """Whether one of the rows is of `block`; the others are not unpacked for it."""
+    return bool(np.any(told_ids((packed["ids"], packed["new_ids"]), groups.num_rows) == block))
 
 
 def unpack_blocks(

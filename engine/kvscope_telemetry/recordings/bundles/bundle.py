@@ -9,7 +9,8 @@ needs; the frames as messages are checked where they go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -17,13 +18,15 @@ import msgspec
 import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import Counters, Event, Frame, RequestInfo, TelemetryMessage, Timings
-from kvscope_telemetry.recordings.bundles.block_columns import pack_blocks, unpack_blocks
+from kvscope_telemetry.recordings.bundles.block_columns import pack_blocks, speaks_of, unpack_blocks
 from kvscope_telemetry.recordings.bundles.block_columns import unpack_ids as unpack_block_ids
 from kvscope_telemetry.recordings.bundles.groups import joined, pack_counts, unpack_counts
 from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
 from kvscope_telemetry.recordings.bundles.references import Known
 from kvscope_telemetry.recordings.bundles.request_columns import (
+    moves_others,
     pack_batches,
     pack_moves,
     pack_requests,
@@ -108,20 +111,53 @@ def pack_bundle(timed: Sequence[TimedFrame]) -> bytes:
 
 def unpack_bundle(data: bytes) -> list[TimedFrame]:
     """What `pack_bundle` was given. Raises ProtocolError."""
-    if len(data) > MAX_BUNDLE_BYTES:
-        raise ProtocolError(f"a bundle of {len(data)} bytes is refused: at most {MAX_BUNDLE_BYTES} are accepted")
+    with _readable():
+        return _unpacked(_decoded(data))
+
+
+def leap_past(data: bytes, block: int) -> tuple[int, Leap] | None:
+    """A leap over the frames of a bundle that say nothing of `block`, and the log time of the last; None where they
+    speak of it, or are not one after another. Nothing else of them is unpacked. Raises ProtocolError."""
+    with _readable():
+        bundle = _decoded(data)
+        columns, count = bundle.columns, bundle.num_frames
+        groups = unpack_counts(columns["rows"], count)
+        if speaks_of(_unnamed("blocks", columns), groups, block):
+            return None
+        if moves_others(_unnamed("moves", columns), count, block):
+            return None
+        seq, step, time_ns = (unpack_deltas(columns[name], count) for name in _NUMBERS[:3])
+        if np.any(np.diff(seq) != 1):
+            return None
+        log_time_ns = unpack_deltas(columns["log_time_ns"], count)[-1] + time_ns[-1]
+        last_seq, last_step, last_ns = int(seq[-1]), int(step[-1]), int(time_ns[-1])
+        since_seq = int(seq[0]) - 1
+        leap = Leap(epoch=bundle.epoch, seq=last_seq, since_seq=since_seq, step=last_step, time_ns=last_ns)
+        return int(log_time_ns), leap
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Whatever is wrong with a bundle is a ProtocolError."""
     try:
-        return _unpacked(_BUNDLES.decode(data))
+        yield
     except (msgspec.DecodeError, ValueError, OverflowError, IndexError, RecursionError) as error:
         raise ProtocolError(f"a bundle that cannot be read: {str(error).splitlines()[0]}") from None
     except KeyError as error:
         raise ProtocolError(f"a bundle without its column {error}") from None
 
 
+def _decoded(data: bytes) -> _Bundle:
+    if len(data) > MAX_BUNDLE_BYTES:
+        raise ProtocolError(f"a bundle of {len(data)} bytes is refused: at most {MAX_BUNDLE_BYTES} are accepted")
+    bundle = _BUNDLES.decode(data)
+    if not 0 < bundle.num_frames <= MAX_FRAMES:
+        raise ProtocolError(f"a bundle of {bundle.num_frames} frames: 1 to {MAX_FRAMES} are accepted")
+    return bundle
+
+
 def _unpacked(bundle: _Bundle) -> list[TimedFrame]:
     count = bundle.num_frames
-    if not 0 < count <= MAX_FRAMES:
-        raise ProtocolError(f"a bundle of {count} frames: 1 to {MAX_FRAMES} are accepted")
     numbers = np.array([unpack_deltas(bundle.columns[name], count) for name in _NUMBERS])
     log_times = unpack_deltas(bundle.columns["log_time_ns"], count) + numbers[2]
     heads = zip(*numbers[:3].tolist(), strict=True)

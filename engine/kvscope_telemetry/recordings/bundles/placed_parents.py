@@ -50,7 +50,7 @@ def without_parents(message: Stated) -> bytes:
     blocks = message.blocks
     if not blocks.parent:
         return _encoded(message)
-    places, told = _placed(_hashed(blocks.hash), np.frombuffer(blocks.parent, "<i8"))
+    places, told = pack_parents(hashed(blocks.hash), blocks.parent)
     bare = _encoded(replace(message, blocks=replace(blocks, parent=b"")))
     return msgspec.msgpack.encode(PlacedParents(bare, places, told))
 
@@ -83,10 +83,29 @@ def stated(data: bytes) -> Stated | None:
     try:
         placed = _PLACED.decode(data)
         message = _STATED.decode(placed.message)
-        parents = _parents(placed, _hashed(message.blocks.hash))
+        parents = unpack_parents(placed.places, placed.told, hashed(message.blocks.hash))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a keyframe or leap that cannot be read: {str(error).splitlines()[0]}") from None
-    return replace(message, blocks=replace(message.blocks, parent=parents.astype("<i8").tobytes()))
+    return replace(message, blocks=replace(message.blocks, parent=parents))
+
+
+def hashed(column: bytes) -> Ints:
+    """The hashes of a column, without the rows that have none."""
+    hashes: Ints = np.frombuffer(column, "<i8").astype(np.int64)
+    told: Ints = hashes[hashes != 0]
+    return told
+
+
+def pack_parents(hashes: Ints, parents: bytes) -> tuple[bytes, bytes]:
+    """The places of u8 `parents` among `hashes`, and those that are told in full."""
+    if not parents:
+        return b"", b""
+    return _placed(hashes, np.frombuffer(parents, "<i8"))
+
+
+def unpack_parents(places: bytes, told: bytes, hashes: Ints) -> bytes:
+    """The parents that `pack_parents` was given. Raises ProtocolError and ValueError."""
+    return _parents(places, told, hashes).astype("<i8", copy=False).tobytes()
 
 
 def _placed(hashes: Ints, parents: Ints) -> tuple[bytes, bytes]:
@@ -97,21 +116,15 @@ def _placed(hashes: Ints, parents: Ints) -> tuple[bytes, bytes]:
     return pack(places), parents[places == 0].tobytes()
 
 
-def _parents(placed: PlacedParents, hashes: Ints) -> Ints:
-    places = unpack(placed.places, hashes.size)
+def _parents(packed_places: bytes, told_in_full: bytes, hashes: Ints) -> Ints:
+    places = unpack(packed_places, hashes.size)
     sources, is_told = np.arange(hashes.size) - places, places == 0
-    told = np.frombuffer(placed.told, "<i8")
+    told = np.frombuffer(told_in_full, "<i8")
     if np.any((sources < 0) | (sources >= hashes.size)) or told.size != int(is_told.sum()):
         raise ProtocolError("a keyframe or leap with parents that are told nowhere")
     parents: Ints = hashes[sources]
     parents[is_told] = told
     return parents
-
-
-def _hashed(column: bytes) -> Ints:
-    hashes: Ints = np.frombuffer(column, "<i8").astype(np.int64)
-    told: Ints = hashes[hashes != 0]
-    return told
 
 
 def _encoded(message: Stated) -> bytes:

@@ -75,6 +75,12 @@ def unpack_chained(data: tuple[bytes, bytes], groups: Groups) -> Ints:
     return _with_told(np.zeros(groups.num_rows, np.int64), is_told, data[1])[sources]
 
 
+def told_ids(data: tuple[bytes, bytes], num_rows: int) -> Ints:
+    """Those that are told in full. Of `pack_chained` these are all ids, each once or more; of `pack_ids` those that are
+    not among what is known."""
+    return unpack_deltas(data[1], num_rows - int(np.count_nonzero(unpack(data[0], num_rows))))
+
+
 def _codes(places: Ints, groups: Groups) -> Ints:
     """Of rows that stand at `places` of what is known, or nowhere."""
     is_found, rows = places >= 0, np.arange(places.size)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from kvscope_telemetry.messages.telemetry import Batch, Moves, RequestRows
 from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined, joined_as, pack_counts, unpack_counts
 from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
@@ -16,6 +18,7 @@ from kvscope_telemetry.recordings.bundles.references import (
     Known,
     pack_chained,
     pack_ids,
+    told_ids,
     unpack_chained,
     unpack_ids,
 )
@@ -100,6 +103,15 @@ def unpack_moves(packed: Mapping[str, bytes], num_frames: int, ids: Ints, id_gro
         moved = unpack_ids((packed[name], packed[f"new_{name}"]), groups, ids, id_groups)
         cut.append(cut_up(moved, "<u4", groups))
     return [Moves(*each) for each in zip(*cut, strict=True)]
+
+
+def moves_others(packed: Mapping[str, bytes], num_frames: int, block: int) -> bool:
+    """Whether `block` moved in a frame that does not name it."""
+    for name in Moves.__struct_fields__:
+        groups = unpack_counts(packed[f"{name}_rows"], num_frames)
+        if np.any(told_ids((packed[name], packed[f"new_{name}"]), groups.num_rows) == block):
+            return True
+    return False
 
 
 def pack_times(parts: Sequence[bytes]) -> tuple[bytes, bytes]:
