@@ -3,8 +3,8 @@
 An engine that does nothing still gives signs of life. They move the curves' time alone: views follow them at leisure.
 
 A turn of the event loop is kept short, or keys would wait: a turn refreshes the fast view alone, or one of the others,
-and what one of them has to paint is painted before the next has its turn. These have a share of the time at most: where a machine is slow, or busy with
-something else, they come more seldom, and the fast view and keys as before.
+and what one has to paint is painted before the next has its turn. The others have a share of the time at most: where a
+machine is slow, or busy with something else, they come more seldom, and the fast view and keys as before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAUSES: Final = 3
 _LONGEST_PAUSE_NS: Final = 500_000_000
 _SETTLED_NS: Final = 8_000_000_000
 """So long after the last news the curves have come to rest."""
-_LEISURE_NS: Final = 2_000_000_000
+_LEISURE_NS: Final = 3_000_000_000
 """How often views are refreshed from then on, for signs of life alone."""
 
 
