@@ -129,12 +129,14 @@ def test_steps_are_read_again_once_there_are_more(kept, qtbot, monkeypatch):
 
     monkeypatch.setattr(step_feed, "read_steps", read_steps)
     kept.is_broken, kept.is_file, kept.live_mirror = False, False, SimpleNamespace(epoch=7, seq=5)
+    monkeypatch.setattr(kept, "_open", lambda watch: SimpleNamespace(may_grow=False))
     feed = StepFeed(kept)
 
     def num_read(begin_ns, end_ns, whole_ns):
         read.clear()
         feed.want(TimeSpan(begin_ns, end_ns), TimeSpan(0, whole_ns))
         qtbot.waitUntil(lambda: not feed.is_reading, timeout=WAIT_MS)
+        assert not feed.failure
         return len(read)
 
     assert num_read(0, 100, 1000) == 1
