@@ -248,7 +248,7 @@ class Session(SourceTimeline):
         if self._is_status_due(status, now_ns):
             self.status = status
             self._status_told_ns = now_ns
-            self._extend_course(now_ns)
+            self._extend_course()
             if self.kept is not None:
                 self._tell_failures(self.kept)
             self.status_changed.emit()
@@ -266,8 +266,8 @@ class Session(SourceTimeline):
         """By the wall clock."""
         return (time_ns + self._wall_offset_ns) // 1_000_000_000
 
-    def _extend_course(self, now_ns: int) -> None:
-        has_grown = False
+    def _extend_course(self) -> None:
+        now_ns, has_grown = time.monotonic_ns(), False
         if self.kept is not None and (not self._pace.is_calm or now_ns - self._course_taken_ns >= COURSE_CALM_NS):
             self._course_taken_ns = now_ns
             has_grown = self.kept.take_into(self.course)
