@@ -53,6 +53,9 @@ STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
 _KEEP_AFTER_MS: Final = 150
 _SAY_GOODBYE_MS: Final = 500
 """For the last command of a window to its engine to leave."""
+_SWITCH_S: Final = 0.001
+"""The longest that another thread's Python goes on while the GUI thread waits; the interpreter's own is 5 ms, and an
+event that meets the reading thread several times would wait as often."""
 _FORGET_AFTER_MS: Final = 200
 """After a window was closed its widgets are gone, and what was kept for them can be given back."""
 
@@ -290,7 +293,9 @@ def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequen
 
 
 def make_application() -> QApplication:
-    """The QApplication with name, font and icon; settings are an INI file in the user's folder."""
+    """The QApplication with name, font and icon; settings are an INI file in the user's folder. Threads beside it take
+    short turns from now on."""
+    sys.setswitchinterval(_SWITCH_S)
     QSettings.setDefaultFormat(QSettings.Format.IniFormat)
     app = QApplication([PROGRAM])
     app.setApplicationName(PROGRAM)

@@ -16,6 +16,8 @@ WAITING_MS: Final = 100
 IDLE_MS: Final = 250
 """The same while there are none: nobody sees that the first frame came so much later."""
 _BUSY_FOR_NS: Final = 1_000_000_000
+_CALM_AFTER_NS: Final = 8_000_000_000
+"""By then the summary of the last busy second came as well."""
 
 
 class Pace(QTimer):
@@ -24,6 +26,11 @@ class Pace(QTimer):
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent, timerType=Qt.TimerType.PreciseTimer, interval=FRAME_MS)
         self._busy_ns = 0
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing happened for long, and no request is under way."""
+        return self.interval() == IDLE_MS and time.monotonic_ns() - self._busy_ns >= _CALM_AFTER_NS
 
     def keep(self, is_busy: bool, *, is_waiting: bool = False) -> None:
         """Look at every display frame while something happens, and for a second after; then by whether requests are

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 STATUS_EVERY_NS: Final = 250_000_000
 """How often is told how things stand; at rest with each new second, for what shows one."""
+COURSE_CALM_NS: Final = 4_000_000_000
+"""How often the course goes on while nothing happens in it: what draws it draws all of it anew."""
 
 
 class Session(SourceTimeline):
@@ -58,7 +60,7 @@ class Session(SourceTimeline):
         self._contents = None if told is None else ToldContents(told)
         self._reading: CourseReading | None = None
         self.status: SourceStatus = source.status
-        self._status_told_ns = 0
+        self._status_told_ns = self._course_taken_ns = 0
         self.selected_request: int | None = None
         self.selected_block: int | None = None
         """A row of the ledger shown."""
@@ -265,7 +267,10 @@ class Session(SourceTimeline):
         return (time_ns + self._wall_offset_ns) // 1_000_000_000
 
     def _extend_course(self) -> None:
-        has_grown = self.kept is not None and self.kept.take_into(self.course)
+        now_ns, has_grown = time.monotonic_ns(), False
+        if self.kept is not None and (not self._pace.is_calm or now_ns - self._course_taken_ns >= COURSE_CALM_NS):
+            self._course_taken_ns = now_ns
+            has_grown = self.kept.take_into(self.course)
         if self.kept is not None and self.kept.ring.start_ns is not None:
             self.bookmarks.forget_before(self.kept.ring.start_ns)
         reading = self._reading

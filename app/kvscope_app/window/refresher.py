@@ -2,9 +2,9 @@
 
 An engine that does nothing still gives signs of life. They move the curves' time alone: views follow them at leisure.
 
-A turn of the event loop is kept short, or keys would wait: an update refreshes the fast view alone, and between two
-updates one of the others has its turn. These have a share of the time at most: where a machine is slow, or busy with
-something else, they come more seldom, and the fast view and keys as before.
+A turn of the event loop is kept short, or keys would wait: a turn refreshes the fast view alone, or one of the others,
+and what one has to paint is painted before the next has its turn. The others have a share of the time at most: where a
+machine is slow, or busy with something else, they come more seldom, and the fast view and keys as before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAUSES: Final = 3
 _LONGEST_PAUSE_NS: Final = 500_000_000
 _SETTLED_NS: Final = 8_000_000_000
 """So long after the last news the curves have come to rest."""
-_LEISURE_NS: Final = 2_000_000_000
+_LEISURE_NS: Final = 3_000_000_000
 """How often views are refreshed from then on, for signs of life alone."""
 
 
@@ -72,15 +72,18 @@ class Refresher(QObject):
     def touch_all(self) -> None:
         """Something every view shows may have changed."""
         self._dirty.update(self._last_ns)
-        self.run()
+        self._refresh_fast()
 
     def run(self) -> None:
-        """Refresh what is due: the fast ones, and the one of the others that waited longest."""
+        """Refresh what is due: the fast ones, or one of the others, whoever waited longer."""
         waits = self._waits(self._dirty)
-        slow = sorted((view for view in waits if view.refresh_hz < _FAST_HZ), key=lambda view: self._last_ns[view])
-        fast = (view for view in waits if view.refresh_hz >= _FAST_HZ)
         is_rested = time.monotonic_ns() >= self._rested_ns
-        self._refresh([*fast, *[view for view in slow if is_rested and waits[view] <= 0][:1]], waits)
+        due = [view for view in waits if waits[view] <= 0 and (is_rested or view.refresh_hz >= _FAST_HZ)]
+        due.sort(key=lambda view: (self._last_ns[view], view.refresh_hz))
+        if due and due[0].refresh_hz < _FAST_HZ:
+            self._refresh(due[:1], waits)
+        else:
+            self._refresh([view for view in due if view.refresh_hz >= _FAST_HZ], waits)
 
     def _on_update(self, update: Update | None) -> None:
         if self._is_worth_it(update):

@@ -181,8 +181,9 @@ class RecordingWriter:
             self._file.add(*seekable)
         if isinstance(message, Frame | Snapshot) and self._file.wants_state:
             self._begin_anew(log_time_ns)
-        self._file.add_together(self._annotations.glance())
-        self._tell()
+        if self._annotations.new:  # else nothing came to be due
+            self._file.add_together(self._annotations.glance())
+            self._tell()
 
     def _record_texts(self, texts: Texts) -> None:
         """In chunks of their own: who does not ask for them reads past."""

@@ -54,11 +54,12 @@ class Intake:
             while len(messages) < max_messages and num_bytes < MAX_READ_BYTES:
                 if self.is_skipping and not self._skip_parts():
                     break
-                data = self._socket.recv(zmq.NOBLOCK)
-                if self._socket.rcvmore:
+                frame = self._socket.recv(zmq.NOBLOCK, copy=False)  # it knows whether more follows: to ask costs more
+                if frame.more:
                     self.is_skipping = True
                     self.num_refused += 1
                 else:
+                    data = frame.bytes
                     messages.append(data)
                     num_bytes += len(data)
                     self._largest = max(self._largest, len(data))

@@ -31,6 +31,7 @@ from kvscope_telemetry.messages.wire import decode_command, encode
 from kvscope_telemetry.sockets import zap
 from kvscope_telemetry.sockets.bind_address import IpcAddress, TcpAddress, parse_bind_address
 from kvscope_telemetry.sockets.connection_watch import Connections
+from kvscope_telemetry.sockets.crowding import Crowding
 from kvscope_telemetry.sockets.endpoint_lock import EndpointLock, private_umask
 from kvscope_telemetry.sockets.file_limit import raise_file_limit
 from kvscope_telemetry.sockets.guests import Guests
@@ -238,7 +239,7 @@ class ServerSockets:
     def _run(self) -> None:
         for source in (self._router, self._door, self._wakeup.reader):
             self._poller.register(source, zmq.POLLIN)
-        next_beat = time.monotonic()
+        next_beat, crowding = time.monotonic(), Crowding()
         while not self._closing:
             wait_s = max(0.0, min(next_beat, self._watch.next_look_s) - time.monotonic())
             if not self._sender.is_empty:
@@ -252,11 +253,13 @@ class ServerSockets:
             if self._router in ready:
                 self._read_commands()
             self._watch.look()
-            self._send_queued()
+            nap_s = crowding.nap_s(self._send_queued(), time.monotonic())
             if time.monotonic() >= next_beat:
                 self._turn_away()
                 self._beat()
                 next_beat = time.monotonic() + HEARTBEAT_S
+            if nap_s:
+                time.sleep(nap_s)
         self._send_queued()
         self._sender.finish(CLOSE_S)
 
@@ -342,15 +345,17 @@ class ServerSockets:
         except Exception as error:  # a client's message must not end the thread that serves all of them
             self._sender.answer(client, Failed(reason=f"the engine failed on this command: {error!r:.200}"))
 
-    def _send_queued(self) -> None:
-        for message in self._outbox.take():
+    def _send_queued(self) -> int:
+        """How many telemetry messages there were."""
+        messages = self._outbox.take()
+        for message in messages:
             self._send_telemetry(message)
         self._sender.retry()
         while True:
             try:
                 client, reply = self._replies.get_nowait()
             except Empty:
-                return
+                return len(messages)
             if reply is not None:
                 self._sender.answer(client, reply)
             elif self._sender.is_there(client):

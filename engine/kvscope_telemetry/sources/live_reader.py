@@ -45,7 +45,8 @@ from kvscope_telemetry.state.extras import Extras
 from kvscope_telemetry.state.sync import FIRST_TAG, Run, Sync
 
 MAX_MESSAGES_A_PASS: Final = 512
-NAP_S: Final = 0.004
+NAP_S: Final = 0.008
+"""Two passes a display frame: each costs as much as some ten messages of it."""
 TICK_MS: Final = 100
 CALM_TICK_MS: Final = 250
 """The same while nothing is waited for: what comes, a connection that ends included, is heard at once all the same."""

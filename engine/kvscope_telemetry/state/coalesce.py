@@ -69,6 +69,19 @@ def coalesce(
     )
 
 
+def state_after(frames: Sequence[Frame]) -> Update:
+    """What `coalesce` makes of `frames`, of which there are some, as far as a mirror asks it: of the steps the last."""
+    ids, columns = _block_rows(frames)
+    return Update(
+        block_ids=ids,
+        block_columns=columns,
+        new_requests=tuple(chain.from_iterable([f.new_requests for f in frames])),
+        requests=_request_rows(frames),
+        series=_series(frames[-1:]),
+        counters=frames[-1].counters,
+    )
+
+
 def merge(updates: Sequence[Update]) -> Update:
     """One update that does what `updates` do one after another; only the first may hold a snapshot."""
     if len(updates) == 1:

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
-from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.coalesce import state_after
 from kvscope_telemetry.state.continuity import Continuity
 from kvscope_telemetry.state.mirror import Mirror
 
@@ -46,7 +46,7 @@ class Follower:
         pending, self._pending = self._pending, []
         if pending:
             try:
-                self.mirror.apply(coalesce(pending))
+                self.mirror.apply(state_after(pending))
             except ProtocolError:
                 self._continuity.lose()
 

@@ -97,13 +97,16 @@ class TurnNotes:
 
     def _run(self, batch: Batch, time_ns: int) -> None:
         """A piece of a prompt is several tokens; who has one goes on from where the last piece ended."""
-        sizes = np.frombuffer(batch.num_tokens, "<u4").tolist()
-        for number, size in zip(np.frombuffer(batch.number, "<u4").tolist(), sizes, strict=False):
+        numbers, sizes = np.frombuffer(batch.number, "<u4").tolist(), np.frombuffer(batch.num_tokens, "<u4").tolist()
+        decoding = self._decoding
+        # Most go on as they did, and cost no turn of the loop.
+        news = [(n, size) for n, size in zip(numbers, sizes, strict=False) if size != 1 or n not in decoding]
+        for number, size in news:
             if size != 1:
-                self._decoding.discard(number)
+                decoding.discard(number)
                 self._prefilled_ns[number] = time_ns
-            elif number not in self._decoding:
-                self._decoding.add(number)
+            elif number not in decoding:
+                decoding.add(number)
                 self._note(self._prefilled_ns.pop(number, time_ns), number, TurnKind.DECODE)
 
     def _forget(self, number: int) -> None:

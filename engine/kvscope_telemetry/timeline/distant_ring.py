@@ -8,6 +8,7 @@ for it at each turn. And whatever ends this process, the other still writes all 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -44,6 +45,8 @@ COMMAND: Final = (sys.executable, "-P", "-m", "kvscope_telemetry.timeline.ring_p
 _LOOK_S: Final = 1.0
 _READ_BYTES: Final = 1 << 18
 _WRITE_BYTES: Final = 1 << 18
+_PIPE_BYTES: Final = 1 << 20
+"""What gathers before there is a hurry: it goes over in one go where the system allows a pipe so much."""
 
 
 class _Flush(Mark):
@@ -173,6 +176,8 @@ class DistantRing:
         )
         assert process.stdin is not None, "a pipe"
         self._process = process
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: a system whose pipes have one size
+            fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         sender = threading.Thread(target=self._send, args=(process.stdin,), name="kvscope-ring", daemon=True)
         hearer = threading.Thread(target=self._hear, args=(process,), name="kvscope-ring-told", daemon=True)
         self._threads = (sender, hearer)

@@ -38,6 +38,9 @@ class Kind(IntEnum):
     """`Told`, the one that comes back."""
 
 
+_KINDS: Final = tuple(Kind)
+
+
 class Limits(msgspec.Struct, frozen=True):
     """How much is kept at most."""
 
@@ -110,12 +113,13 @@ class PacketReader:
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
         """Those that are whole now, in order."""
         self._read += data
-        begin = 0
-        while begin + _HEAD.size <= len(self._read):
-            kind, num_bytes = _HEAD.unpack_from(self._read, begin)
-            end = begin + _HEAD.size + num_bytes
-            if end > len(self._read):
-                break
-            yield Kind(kind), bytes(self._read[begin + _HEAD.size : end])
-            begin = end
+        begin, there = 0, len(self._read)
+        with memoryview(self._read) as view:  # each body is copied once
+            while begin + _HEAD.size <= there:
+                kind, num_bytes = _HEAD.unpack_from(view, begin)
+                end = begin + _HEAD.size + num_bytes
+                if end > there:
+                    break
+                yield _KINDS[kind], bytes(view[begin + _HEAD.size : end])
+                begin = end
         del self._read[:begin]

@@ -144,3 +144,34 @@ def test_words_that_did_not_change_are_not_told_again(engine, session, make_wind
     poll(session)
     window.page_map._refresh_slowly()
     assert told
+
+
+def test_at_rest_the_course_goes_on_seldom(engine, session, poll, monkeypatch):
+    """What shows it draws all of it anew; while requests are under way alarms look at each second of it."""
+    now_ns = [time.monotonic_ns()]
+    for module in (pace, session_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    taken = []
+    ring = SimpleNamespace(start_ns=None)
+    kept = SimpleNamespace(
+        take_into=lambda course: taken.append(now_ns[0]), ring=ring, recorder=None, failure="", close=lambda: None
+    )
+    monkeypatch.setattr(session, "kept", kept)
+
+    def taken_in(seconds):
+        taken.clear()
+        for _ in range(seconds * 4):
+            now_ns[0] += 250_000_000
+            engine.heartbeat()
+            poll(session)
+        return len(taken)
+
+    engine.frame([1], counters=Counters(num_running=1))
+    poll(session)
+    taken_in(12)
+    assert taken_in(12) == 12, "a request is under way"
+    engine.frame([1], counters=Counters())
+    poll(session)
+    assert taken_in(8) >= 8, "the last busy seconds are still to come"
+    taken_in(4)
+    assert taken_in(12) == 3

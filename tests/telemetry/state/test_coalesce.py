@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from kvscope_telemetry.ledger import COLUMNS
 from kvscope_telemetry.messages.telemetry import Counters, DeviceSample, Frame, Heartbeat
 from kvscope_telemetry.source import SERIES_FIELDS, Update
-from kvscope_telemetry.state.coalesce import coalesce, merge, size_of
+from kvscope_telemetry.state.coalesce import coalesce, merge, size_of, state_after
 from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
 NUM_FRAMES = 40
@@ -56,6 +57,21 @@ def test_a_mirror_ends_in_the_engines_state_for_any_cut(cuts: set[int]) -> None:
         mirror.apply(coalesce(frames[a:b]))
     assert mirror.ledger.equals(engine.ledger)
     assert mirror.seq == engine.seq
+
+
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.sets(st.integers(1, NUM_FRAMES - 1)))
+def test_what_a_mirror_asks_of_frames_is_all_that_it_needs(cuts: set[int]) -> None:
+    _, mirror, frames = _session()
+    _, other, _ = _session()
+    borders = [0, *sorted(cuts), NUM_FRAMES]
+    for a, b in pairwise(borders):
+        mirror.apply(coalesce(frames[a:b]))
+        other.apply(state_after(frames[a:b]))
+        assert other.ledger.equals(mirror.ledger)
+        assert (other.seq, other.step, other.time_ns) == (mirror.seq, mirror.step, mirror.time_ns)
+        assert other.counters == mirror.counters
+    assert equal_requests(other.requests, mirror.requests, REQUEST_COLUMNS)
 
 
 def test_series_have_an_entry_a_frame_with_the_frames_numbers() -> None:

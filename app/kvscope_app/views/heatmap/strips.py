@@ -24,6 +24,8 @@ STRIP_HEIGHT: Final = 40
 _PAD: Final = 3
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _TICK_APART: Final = 74
+_Curve = tuple[float, list[QLineF]]
+"""The value at the top, and the lines."""
 
 
 class CurveStrip(TimeArea):
@@ -45,6 +47,8 @@ class CurveStrip(TimeArea):
         self._series, self._text, self._axis_text, self._fixed_top = series, text, axis_text, top
         self._times: IntArray = np.zeros(0, np.int64)
         self._values: FloatArray = np.zeros(0)
+        self._lines: tuple[tuple[object, ...], _Curve] | None = None
+        """What the curve was drawn with last, and what came of it: a cursor that moves changes nothing of it."""
         self.setAccessibleName(title)
         self.setToolTip(tip)
         self.setFixedHeight(scaled(STRIP_HEIGHT))
@@ -54,7 +58,7 @@ class CurveStrip(TimeArea):
 
     def show_values(self, times: IntArray, values: FloatArray) -> None:
         """The value of the second that begins at each of `times`; NaN where there is none."""
-        self._times, self._values = times, values
+        self._times, self._values, self._lines = times, values, None
         self.update()
 
     def value_at(self, time_ns: int) -> float:
@@ -68,13 +72,21 @@ class CurveStrip(TimeArea):
         painter = QPainter(self)
         painter.fillRect(self.rect(), self.theme.color("base"))
         painter.fillRect(gutter(), self.height() - 1, self.width() - gutter(), 1, self.theme.color("grid"))
-        lows, highs = self._extremes()
-        highest = float(np.nanmax(highs)) if np.isfinite(highs).any() else 0.0
-        top = self._fixed_top or nice_ceiling(highest * 1.04)
-        self._draw_curve(painter, lows / top, highs / top)
+        top, lines = self._curve(painter.fontMetrics().height())
+        painter.setPen(QPen(QColor(self.theme.series[self._series]), 1))
+        painter.drawLines(lines)
         self.draw_cursor(painter)
-        self._draw_words(painter, top, known=highs.size > 0)
+        self._draw_words(painter, top)
         painter.end()
+
+    def _curve(self, text_height: int) -> _Curve:
+        drawn_with = (self.frame.scale, self.width(), self.height(), text_height)
+        if self._lines is None or self._lines[0] != drawn_with:
+            lows, highs = self._extremes()
+            highest = float(np.nanmax(highs)) if np.isfinite(highs).any() else 0.0
+            top = self._fixed_top or nice_ceiling(highest * 1.04)
+            self._lines = drawn_with, (top, self._lines_of(lows / top, highs / top, text_height))
+        return self._lines[1]
 
     def _extremes(self) -> tuple[FloatArray, FloatArray]:
         """The lowest and the highest known value in each column of pixels."""
@@ -93,9 +105,8 @@ class CurveStrip(TimeArea):
             highs[known] = np.fmax.reduceat(values, pairs)[::2]
         return lows, highs
 
-    def _draw_curve(self, painter: QPainter, lows: FloatArray, highs: FloatArray) -> None:
-        painter.setPen(QPen(QColor(self.theme.series[self._series]), 1))
-        bottom, room = self.height() - _PAD, self.height() - 2 * _PAD - painter.fontMetrics().height()
+    def _lines_of(self, lows: FloatArray, highs: FloatArray, text_height: int) -> list[QLineF]:
+        bottom, room = self.height() - _PAD, self.height() - 2 * _PAD - text_height
         lines = []
         columns = np.flatnonzero(np.isfinite(highs))
         ys_low, ys_high = bottom - lows * room, bottom - highs * room
@@ -107,9 +118,9 @@ class CurveStrip(TimeArea):
                 lines.append(QLineF(gutter() + before, float(ys_low[before]), gutter() + x, near))
             lines.append(QLineF(gutter() + x, top, gutter() + x, low if low - top > 1 else top + 1))
             before = x
-        painter.drawLines(lines)
+        return lines
 
-    def _draw_words(self, painter: QPainter, top: float, *, known: bool) -> None:
+    def _draw_words(self, painter: QPainter, top: float) -> None:
         at = self.hover_ns if self.hover_ns is not None else self.cursor_ns
         value = self.value_at(at)
         words = self._text(value) if np.isfinite(value) else "–"
@@ -124,11 +135,10 @@ class CurveStrip(TimeArea):
         painter.setFont(sans(0.82))
         painter.setPen(self.theme.color("muted"))
         small = painter.fontMetrics().height()
-        if known:
-            rect = QRect(0, metrics.height() - 2, gutter() - 6, small)
-            painter.drawText(rect, Qt.AlignmentFlag.AlignRight, self._axis_text(top))
-            rect.moveTop(self.height() - small)
-            painter.drawText(rect, Qt.AlignmentFlag.AlignRight, "0")
+        rect = QRect(0, metrics.height() - 2, gutter() - 6, small)
+        painter.drawText(rect, Qt.AlignmentFlag.AlignRight, self._axis_text(top))
+        rect.moveTop(self.height() - small)
+        painter.drawText(rect, Qt.AlignmentFlag.AlignRight, "0")
 
 
 class Ruler(TimeArea):

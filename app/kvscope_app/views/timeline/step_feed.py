@@ -34,6 +34,8 @@ class StepFeed(QObject):
         self.steps: Steps = NO_STEPS
         self._session = session
         self._asked_s = 0.0
+        self._asked_at: tuple[int | None, int] | None = None
+        """The newest frame when all was read up to it; None: not so far."""
         self._reading: RecordedReading[Steps] = RecordedReading(session, "kvscope-steps", self)
         self._reading.over.connect(self._take)
 
@@ -52,11 +54,12 @@ class StepFeed(QObject):
         begin_ns, end_ns = max(span.begin_ns, whole.begin_ns), min(span.end_ns, whole.end_ns)
         if self.is_reading or self.steps.covers(begin_ns, end_ns) or not hasattr(self._session, "own_handle"):
             return
-        if time.monotonic() - self._asked_s < self._rest_s(begin_ns):
+        if time.monotonic() - self._asked_s < self._rest_s(begin_ns) or self._knows_all(begin_ns):
             return
         margin_ns = round(span.length_ns * _MARGIN)
         first_ns, last_ns = max(begin_ns - margin_ns, whole.begin_ns), min(end_ns + margin_ns, whole.end_ns)
         self._asked_s = time.monotonic()
+        self._asked_at = self._live_end() if last_ns == whole.end_ns else None
         self._reading.begin(lambda recorded, watch: read_steps(recorded, first_ns, last_ns, watch))
 
     def finish(self) -> None:
@@ -73,6 +76,17 @@ class StepFeed(QObject):
             return AFTER_FAILURE_S
         only_the_end_went_on = self.steps.covers(begin_ns, begin_ns)
         return _AGAIN_S if only_the_end_went_on else 0.0
+
+    def _knows_all(self, begin_ns: int) -> bool:
+        """Whether only the end went on, and no step with it."""
+        end = self._live_end()
+        return end is not None and end == self._asked_at and not self.failure and self.steps.covers(begin_ns, begin_ns)
+
+    def _live_end(self) -> tuple[int | None, int] | None:
+        """The newest frame of an engine; None for a file, which may grow beyond what is shown."""
+        if getattr(self._session, "is_file", True):
+            return None
+        return self._session.live_mirror.epoch, self._session.live_mirror.seq
 
     def _take(self) -> None:
         if self._reading.made is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from kvscope_app.session.kept.own_handle import OwnHandle
@@ -112,4 +115,39 @@ def test_steps_that_cannot_be_read_are_not_asked_for_without_end(kept, qtbot, mo
     with qtbot.waitSignal(feed.changed, timeout=WAIT_MS):
         feed.want(span, span)
     assert feed.failure == ""
+    feed.close()
+
+
+def test_steps_are_read_again_once_there_are_more(kept, qtbot, monkeypatch):
+    """While an engine idles time goes on, and no step with it; who looks elsewhere is shown what is there."""
+    monkeypatch.setattr(step_feed, "_AGAIN_S", 0.0)
+    read = []
+
+    def read_steps(_recorded, first_ns, last_ns, _watch):
+        read.append((first_ns, last_ns))
+        return replace(NO_STEPS, first_ns=first_ns, last_ns=last_ns)
+
+    monkeypatch.setattr(step_feed, "read_steps", read_steps)
+    kept.is_broken, kept.is_file, kept.live_mirror = False, False, SimpleNamespace(epoch=7, seq=5)
+    monkeypatch.setattr(kept, "_open", lambda watch: SimpleNamespace(may_grow=False))
+    feed = StepFeed(kept)
+
+    def num_read(begin_ns, end_ns, whole_ns):
+        read.clear()
+        feed.want(TimeSpan(begin_ns, end_ns), TimeSpan(0, whole_ns))
+        qtbot.waitUntil(lambda: not feed.is_reading, timeout=WAIT_MS)
+        assert not feed.failure
+        return len(read)
+
+    assert num_read(0, 100, 1000) == 1
+    assert num_read(100, 500, 1000) == 1, "not all was read"
+    assert num_read(500, 1000, 1000) == 1
+    assert num_read(500, 2000, 2000) == 0, "only time went on"
+    kept.live_mirror.seq = 6
+    assert num_read(500, 3000, 3000) == 1
+    kept.live_mirror.seq, kept.live_mirror.epoch = 1, 8
+    assert num_read(500, 4000, 4000) == 1
+    assert num_read(500, 5000, 5000) == 0
+    kept.is_file = True
+    assert num_read(500, 6000, 6000) == 1, "a file may grow beyond what is shown"
     feed.close()

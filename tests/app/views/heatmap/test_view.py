@@ -320,3 +320,21 @@ def test_tiers_of_what_is_known(make_engine, course, make_view):
     view.pools.note(7, engine.hello.cache)
     assert view.pools.tiers(7, 10).tolist() == [*[Tier.HBM] * 6, *[Tier.HOST] * 2, *[Tier.DISK] * 2]
     assert view.pools.tiers(3, 11).tolist() == [0] * 11
+
+
+def test_a_cursor_that_moves_has_no_curve_drawn_anew(engine, filled, course, make_view):
+    view = make_view(engine, course)
+    strip, begin_ns = view.strips.external, int(course.time_ns[0])
+
+    def drawn():
+        strip.grab()
+        return strip._lines
+
+    before = drawn()
+    strip.show_cursor(begin_ns + SECOND_NS)
+    assert drawn() is before
+    strip.show_values(course.time_ns, np.full(len(course.time_ns), 0.25))
+    other = drawn()
+    assert other[1][1] != before[1][1]
+    view.frame.show_only(begin_ns, begin_ns + 2 * SECOND_NS)
+    assert drawn()[0] != other[0]
