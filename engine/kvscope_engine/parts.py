@@ -212,6 +212,7 @@ def _assemble(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched,
         enforce_eager=config.enforce_eager,
+        page_heat=config.page_heat,
     )
     runner.warm_up(progress)
     hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
@@ -254,6 +255,7 @@ def _hello(
             allocator=config.allocator,
             prefix_caching=config.enable_prefix_caching,
             has_parents=True,
+            attention_every=config.page_heat,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched,
         ),

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from kvscope_kernels.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
@@ -82,6 +83,25 @@ class PrefillAttention(Protocol):
     ) -> Tensor: ...
 
 
+class BlockAttention(Protocol):
+    """See `block_attention.block_attention`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        k_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        shares: Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        k_scale: Tensor | None = None,
+        max_seq_len: int | None = None,
+    ) -> None: ...
+
+
 class CopyRows(Protocol):
     """See `copy_rows.copy_rows`."""
 
@@ -142,6 +162,7 @@ class Ops:
     add_rms_norm: AddRmsNorm
     gated_activation: GatedActivation
     allow_tokens: AllowTokens
+    block_attention: BlockAttention
 
 
 _CPU: Final = Ops(
@@ -154,6 +175,7 @@ _CPU: Final = Ops(
     add_rms_norm_torch,
     gated_activation_torch,
     allow_tokens_torch,
+    block_attention_torch,
 )
 _CUDA: Final = Ops(
     kv_write,
@@ -165,6 +187,7 @@ _CUDA: Final = Ops(
     add_rms_norm,
     gated_activation,
     allow_tokens,
+    block_attention,
 )
 
 
