@@ -163,6 +163,12 @@ def attention_units(shares: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
     return units
 
 
+def attention_shares(units: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
+    """Of the ledger's `attention`, 0 to 1; 0 also where nothing was measured."""
+    shares: npt.NDArray[np.float64] = (np.maximum(units, np.uint32(1)) - np.uint32(1)) / _WHOLE_ATTENTION
+    return shares
+
+
 def attention_share(units: int) -> float | None:
     """Of the attention of the request that held it, the most where several did, when it was measured last; None: it
     never was."""

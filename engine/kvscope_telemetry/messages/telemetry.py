@@ -64,8 +64,6 @@ class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Blocks that there is memory for where not every row has some (allocator `virtual`); 0: all rows have."""
     has_parents: bool = False
     """Whether the ledger's `parent` is told; older engines did not tell it."""
-    attention_every: int = 0
-    """The ledger's `attention` is measured in every so many steps with decodes; 0: never."""
 
     @property
     def num_rows(self) -> int:

@@ -54,7 +54,7 @@ LIFE: Final = np.dtype(
 """A row of a life: the ledger's columns that last, and when and how."""
 _MOVES: Final = {name: flag for flag in Moved if (name := str(flag.name).lower())}
 _NOTHING: Final = (0,) * len(LASTING)
-assert LASTING == (*DENSE, "parent"), "`_row` knows no other order"
+assert (*DENSE, "parent") == LASTING, "`_row` knows no other order"
 Rows = npt.NDArray[np.void]
 
 

@@ -43,6 +43,7 @@ _MODE_TIPS: Final = (
     "How many of its slots hold a token",
     "How many requests hold it",
     "How long ago it was used",
+    "Which share of its request's attention fell on it when that was measured last",
 )
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Show all blocks"}
 """By the names of the actions that do the same."""
