@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from kvscope_kernels.block_attention import _block_attention_kernel
 from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
 from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
@@ -15,6 +14,7 @@ from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
 from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
+from kvscope_kernels.relevance.block_attention import _block_attention_kernel
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel

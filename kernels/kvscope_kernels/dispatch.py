@@ -10,13 +10,13 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kvscope_kernels.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
+from kvscope_kernels.relevance.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, rotate_write, rotate_write_torch
 from kvscope_kernels.triton_language import require_triton

@@ -13,7 +13,6 @@ from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
-from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.session.session import Session
@@ -179,13 +178,12 @@ class PageMapView(View):
     # private
 
     def _build(self) -> None:
-        heading = PlainLabel(self.title)
+        heading = FittingLabel(self.title, "")  # small windows need its room for the modes
         heading.setProperty("look", "heading")
         self._summary.setProperty("look", "muted")
         top = QHBoxLayout()
         top.setSpacing(8)
-        top.addWidget(heading)
-        top.addStretch()
+        top.addWidget(heading, 1)
         top.addWidget(self._modes)
         bottom = QHBoxLayout()
         bottom.setSpacing(2)

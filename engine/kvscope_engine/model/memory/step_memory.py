@@ -13,8 +13,8 @@ from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.memory.memory_plan import StepReserves
 from kvscope_engine.model.running.decode_graphs import captured_lengths, captured_sizes
 from kvscope_engine.model.running.step_tensors import inputs_bytes
-from kvscope_kernels.block_attention import MAX_PARTIAL_BYTES
 from kvscope_kernels.launch import decode_tiles, plan_splits
+from kvscope_kernels.relevance.block_attention import MAX_PARTIAL_BYTES
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel

@@ -152,7 +152,16 @@ class PagedContext(AttentionContext):
         batch = self.decode
         assert batch is not None, "a step without prefill has decodes"
         if self.shares is not None:
-            self.shares.add(query, kv, batch, options)
+            self.shares.add(
+                query,
+                kv,
+                batch.block_tables,
+                batch.seq_lens,
+                batch.max_seq_len,
+                scale=options.scale,
+                sliding_window=options.sliding_window,
+                softcap=options.softcap,
+            )
         given = _given(kv, options, batch.max_seq_len, out)
         return self.ops.decode(query, kv.k, kv.v, batch.block_tables, batch.seq_lens, **given)
 

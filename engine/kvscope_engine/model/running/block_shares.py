@@ -5,17 +5,12 @@ Owns when a step is measured and what is added up. Knows neither blocks' owners 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvscope_engine.model.running.kv_storage import LayerKV
 from kvscope_kernels import Ops
-
-if TYPE_CHECKING:
-    from kvscope_engine.model.running.attention import AttentionOptions, DecodeBatch
 
 
 class BlockShares:
@@ -26,22 +21,33 @@ class BlockShares:
         self._total: torch.Tensor | None = None
         self._num_layers = 0
 
-    def add(self, query: torch.Tensor, kv: LayerKV, batch: DecodeBatch, options: AttentionOptions) -> None:
-        """A layer's queries (num_single_token, Hq, D), its keys and how it attends."""
+    def add(
+        self,
+        query: torch.Tensor,
+        kv: LayerKV,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        max_seq_len: int,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """A layer's queries (num_single_token, Hq, D), its keys and how it attends; see `DecodeBatch`."""
         if self._total is None:
-            self._total = torch.zeros(batch.block_tables.shape, device=query.device)
+            self._total = torch.zeros(block_tables.shape, device=query.device)
         self._num_layers += 1
         self._ops.block_attention(
             query,
             kv.k,
-            batch.block_tables,
-            batch.seq_lens,
+            block_tables,
+            seq_lens,
             self._total,
-            scale=options.scale,
-            sliding_window=options.sliding_window,
-            softcap=options.softcap,
+            scale=scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
             k_scale=kv.k_scale,
-            max_seq_len=batch.max_seq_len,
+            max_seq_len=max_seq_len,
         )
 
     def rows(self) -> NDArray[np.float32] | None:

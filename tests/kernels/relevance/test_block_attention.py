@@ -70,7 +70,7 @@ def test_a_call_adds_one_to_each_request(fast_runner: Any, shape: Any, build: An
 
 def test_large_batches_go_in_parts(runner: Any, shape: Any, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process alone: what is held at once changes nothing."""
-    monkeypatch.setattr("kvscope_kernels.block_attention.MAX_PARTIAL_BYTES", 1)
+    monkeypatch.setattr("kvscope_kernels.relevance.block_attention.MAX_PARTIAL_BYTES", 1)
     batch = build(shape(seq_lens=[5, 40, 17]), runner.device)
     found = measured(batch, runner.ops).double().cpu()
     assert (found - expected_shares(batch)).abs().max().item() <= 2e-5
