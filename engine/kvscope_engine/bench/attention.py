@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
 
 LENGTHS: Final = (1024, 4096)
+HEAT_STEPS: Final = 48
 HEADER: Final = ("method", "tokens", "time", "KV a token", "workspace a token", "error", "perplexity")
 Tell = Callable[[str], None]
 
@@ -49,15 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scored", type=int, metavar="N", default=64, help="tokens that perplexity is of, 0: none (default: 64)"
     )
+    parser.add_argument(
+        "--page-heat",
+        type=int,
+        metavar="N",
+        default=16,
+        help="also measure what `--page-heat N` costs decode at the shortest length, 0: do not (default: 16)",
+    )
     parser.add_argument("--html", metavar="FILE", help="also write a report with plots, one file that needs no other")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 0 when all ran."""
     lengths = _lengths(args.lengths)
-    for name, least in (("batch", 1), ("layers", 1), ("repeats", 1), ("scored", 0)):
+    for name, least in (("batch", 1), ("layers", 1), ("repeats", 1), ("scored", 0), ("page_heat", 0)):
         if getattr(args, name) < least:
-            raise BadInput(f"--{name} {getattr(args, name)} is not accepted: at least {least}")
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} is not accepted: at least {least}")
     if args.scored == 1 or args.scored > lengths[0] // 2:
         raise BadInput(f"--scored {args.scored} is not accepted: 0, or 2 to half of the shortest of --lengths")
     report = _measure(args, lengths, _tell(args))
@@ -81,6 +89,7 @@ def _lengths(given: str) -> list[int]:
 
 def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[str, Any]:
     from kvscope_engine.bench.laboratory.captured import read, samples
+    from kvscope_engine.bench.laboratory.heat_cost import heat_cost
     from kvscope_engine.bench.laboratory.measuring import measured
     from kvscope_engine.model.loading.device import dtype_name
     from kvscope_engine.model.loading.loader import load_model
@@ -98,6 +107,10 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
         rows += measured(samples(context, length, args.batch, args.layers), args.repeats, tell)
     if args.scored:
         _add_perplexity(rows, loaded, context, ids[: lengths[0]], args.scored, tell)
+    heat = None
+    if args.page_heat:
+        tell("page heat")
+        heat = heat_cost(config, ids[: lengths[0]], args.batch, HEAT_STEPS, args.page_heat)
     return {
         "version": program_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -109,6 +122,7 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
         "num_scored_tokens": args.scored,
         "max_model_len": loaded.max_model_len,
         "rows": rows,
+        "page_heat": heat,
     }
 
 
@@ -167,4 +181,15 @@ def headline(report: dict[str, Any]) -> str:
 def _text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report) + "\n"]
     lines.append(table(HEADER, [cells(row) for row in report["rows"]]))
+    if report["page_heat"] is not None:
+        lines.append("\n" + heat_words(report["page_heat"]))
     return "\n".join(lines)
+
+
+def heat_words(heat: dict[str, Any]) -> str:
+    """What measuring costs."""
+    return (
+        f"page heat at {heat['num_context_tokens']:,} tokens: a measured step takes {heat['measured_step_ms']:.1f} ms,"
+        f" others {heat['other_step_ms']:.1f} ms; one in {heat['every']} costs"
+        f" {100 * heat['cost_share']:.2f} % of decode"
+    )

@@ -30,7 +30,7 @@ SCALES: Final[dict[ColorMode, Scale]] = {
     ColorMode.FILL: (fill_stops, "full", "empty slots"),
     ColorMode.SHARING: (sharing_stops, "1 request", "16 or more"),
     ColorMode.AGE: (age_stops, "long unused", "used now"),
-    ColorMode.ATTENTION: (attention_stops, "0.01 % of a request's attention", "all of it"),
+    ColorMode.ATTENTION: (attention_stops, "0.01 %", "all attention"),
 }
 
 

@@ -35,7 +35,7 @@ class LayerSample:
 
 
 class DenseContext(AttentionContext):
-    """Keeps every layer's keys and values in a row, and attends causally; single tokens by `method`, if there is one."""
+    """Keeps every layer's keys and values in a row, and attends causally; single tokens by `method` if given."""
 
     def __init__(self, method: Callable[[], Method] | None = None) -> None:
         self.scratch: dict[int, tuple[Tensor, ...]] = {}

@@ -86,5 +86,8 @@ def _wait(tensor: Tensor) -> None:
 
 
 def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    squares = [((a.double() - b.double()).square().sum(), b.double().square().sum()) for a, b in zip(found, expected)]
+    squares = [
+        ((a.double() - b.double()).square().sum(), b.double().square().sum())
+        for a, b in zip(found, expected, strict=True)
+    ]
     return float(sum(wrong for wrong, _ in squares) / sum(whole for _, whole in squares)) ** 0.5

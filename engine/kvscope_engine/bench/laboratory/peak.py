@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 def workspace_bytes(run: Callable[[], object]) -> int:
     """Of tensors that `run` makes, its result among them; what one operation holds inside itself is not seen."""
-    with _Storages() as storages:
+    storages = _Storages()
+    with storages:
         run()
-    return storages.peak
+    return int(storages.peak)
 
 
 class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The laboratory's report: one HTML file with a plot a figure and the whole table. Needs no other file and no script."""
+"""The laboratory's report: one HTML file with a plot a figure and the whole table. Needs no script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvscope_engine.bench.attention import HEADER, cells, headline
+from kvscope_engine.bench.attention import HEADER, cells, headline, heat_words
 from kvscope_engine.bench.laboratory.measuring import Row
 from kvscope_telemetry.exports.report.page import clean, page, section, table
 
@@ -47,6 +47,8 @@ def html(report: dict[str, Any]) -> str:
         body.append(section(f"{length:,} tokens", *plots))
     header = [(name, place > 0) for place, name in enumerate(HEADER)]
     body.append(section("All figures", table(header, [[clean(cell) for cell in cells(row)] for row in rows])))
+    if report["page_heat"] is not None:
+        body.append(section("What --page-heat costs", f"<p>{clean(heat_words(report['page_heat']))}</p>"))
     body.append(f"<footer>kvscope {clean(report['version'])}, {clean(report['date'])}</footer>")
     return page("kvscope: ways to attend", body)
 

@@ -56,7 +56,7 @@ class Sparse:
 
     @property
     def held_bytes(self) -> int:
-        return sum(each.nbytes for each in (*self._blocks, self._low, self._high))
+        return sum(int(each.nbytes) for each in (*self._blocks, self._low, self._high))
 
 
 class Hierarchical(Sparse):
@@ -64,16 +64,17 @@ class Hierarchical(Sparse):
 
     def hold(self, keys: Tensor, values: Tensor) -> None:
         super().hold(keys, values)
-        self._missing = -self._low.shape[2] % GROUP_BLOCKS
-        low = pad(self._low, (0, 0, 0, self._missing), value=math.inf).unflatten(2, (-1, GROUP_BLOCKS))
-        high = pad(self._high, (0, 0, 0, self._missing), value=-math.inf).unflatten(2, (-1, GROUP_BLOCKS))
-        self._group_low, self._group_high = low.amin(3), high.amax(3)
+        missing = -self._low.shape[2] % GROUP_BLOCKS
+        low = pad(self._low, (0, 0, 0, missing), value=math.inf)
+        high = pad(self._high, (0, 0, 0, missing), value=-math.inf)
+        by_group = (*low.shape[:2], -1, GROUP_BLOCKS, low.shape[3])
+        self._group_low, self._group_high = low.view(by_group).amin(3), high.view(by_group).amax(3)
 
     def _choose(self, rows: Tensor) -> Tensor:
         num_blocks = self._low.shape[2]
         groups = _bounds(rows, self._group_low, self._group_high)
         groups[..., -1] = math.inf
-        wanted = -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)
+        wanted = 1 + -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)  # beside the newest
         kept = groups.topk(min(wanted, groups.shape[-1]), -1).indices
         blocks = (kept[..., None] * GROUP_BLOCKS + torch.arange(GROUP_BLOCKS, device=kept.device)).flatten(2)
         inside = blocks.clamp(max=num_blocks - 1)
@@ -85,7 +86,8 @@ class Hierarchical(Sparse):
 
     @property
     def held_bytes(self) -> int:
-        return super().held_bytes + self._group_low.nbytes + self._group_high.nbytes
+        groups: int = self._group_low.nbytes + self._group_high.nbytes
+        return super().held_bytes + groups
 
 
 def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
@@ -95,7 +97,8 @@ def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
         tensor = torch.cat((tensor, tensor[:, -1:].expand(-1, missing, -1, -1)), 1)
     elif missing:
         tensor = pad(tensor, (0, 0, 0, 0, 0, missing))
-    return tensor.unflatten(1, (-1, BLOCK_SIZE)).permute(0, 3, 1, 2, 4).contiguous()
+    batch, _, heads, dim = tensor.shape
+    return tensor.reshape(batch, -1, BLOCK_SIZE, heads, dim).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _bounds(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:

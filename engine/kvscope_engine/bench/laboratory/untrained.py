@@ -57,7 +57,8 @@ class LowRank:
 
     def attend(self, query: Tensor) -> Tensor:
         rows = query.view(len(query), self._kept[0].shape[1], -1, query.shape[-1])
-        return scaled_dot_product_attention(rows, *self._kept).reshape(query.shape)
+        keys, values = self._kept
+        return scaled_dot_product_attention(rows, keys, values).reshape(query.shape)
 
     @property
     def held_bytes(self) -> int:
