@@ -54,8 +54,13 @@ class BlockShares:
         """(num_single_token, blocks): each row sums to 1. Waits for the step; None where no layer asked."""
         if self._total is None:
             return None
-        shares: NDArray[np.float32] = (self._total / self._num_layers).cpu().numpy()
-        return shares
+        return on_host(self._total) / np.float32(self._num_layers)
+
+
+def on_host(tensor: torch.Tensor) -> NDArray[np.float32]:
+    """A copy; waits for the device."""
+    array: NDArray[np.float32] = tensor.cpu().numpy()
+    return array
 
 
 class ShareSchedule:
