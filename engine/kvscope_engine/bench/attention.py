@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import sample_text
 from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 LENGTHS: Final = (1024, 4096)
 HEAT_STEPS: Final = 48
-HEADER: Final = ("method", "tokens", "time", "KV a token", "workspace a token", "error", "perplexity")
 Tell = Callable[[str], None]
 
 
@@ -156,40 +156,9 @@ def _tell(args: argparse.Namespace) -> Tell:
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def cells(row: Row) -> list[str]:
-    """A line of the table."""
-    change = row["perplexity_change"]
-    return [
-        row["method"],
-        f"{row['length']:,}",
-        f"{row['time_us']:,.0f} µs",
-        f"{row['kv_bytes_per_token']:,.0f} B",
-        f"{row['workspace_bytes_per_token']:,.1f} B",
-        f"{100 * row['error']:.2f} %",
-        f"{row['perplexity']:.3f} ({100 * change:+.2f} %)" if change is not None else "",
-    ]
-
-
-def headline(report: dict[str, Any]) -> str:
-    """What was measured, and where."""
-    return (
-        f"{report['model']}, {report['dtype']}, {report['device']}; {report['batch']} requests at once,"
-        f" means of {report['num_layers']} layers; perplexity of {report['num_scored_tokens']} tokens"
-    )
-
-
 def _text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report) + "\n"]
     lines.append(table(HEADER, [cells(row) for row in report["rows"]]))
     if report["page_heat"] is not None:
         lines.append("\n" + heat_words(report["page_heat"]))
     return "\n".join(lines)
-
-
-def heat_words(heat: dict[str, Any]) -> str:
-    """What measuring costs."""
-    return (
-        f"page heat at {heat['num_context_tokens']:,} tokens: a measured step takes {heat['measured_step_ms']:.1f} ms,"
-        f" others {heat['other_step_ms']:.1f} ms; one in {heat['every']} costs"
-        f" {100 * heat['cost_share']:.2f} % of decode"
-    )

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvscope_engine.bench.attention import HEADER, cells, headline, heat_words
 from kvscope_engine.bench.laboratory.measuring import Row
+from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words
 from kvscope_telemetry.exports.report.page import clean, page, section, table
 
 _WIDTH: Final = 960
