@@ -108,8 +108,8 @@ def perplexity_after(
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     count, length = len(query), len(key)
-    heads = [each.transpose(0, 1)[None] for each in (query, key, value)]
+    q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
     place = torch.arange(length, device=query.device)
     mask = place[None] <= place[length - count :, None]
-    out = scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=True)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypedDict
 
 import torch
@@ -47,7 +48,7 @@ def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str],
     rows = []
     for name, methods in held.items():
         pairs = list(zip(methods, samples, strict=True))
-        kv, extra = methods[0].held_bytes, workspace_bytes(lambda m=methods[0]: m.attend(samples[0].query))
+        kv, extra = methods[0].held_bytes, workspace_bytes(partial(methods[0].attend, samples[0].query))
         rows.append(
             Row(
                 method=name,
@@ -86,8 +87,6 @@ def _wait(tensor: Tensor) -> None:
 
 
 def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    squares = [
-        ((a.double() - b.double()).square().sum(), b.double().square().sum())
-        for a, b in zip(found, expected, strict=True)
-    ]
-    return float(sum(wrong for wrong, _ in squares) / sum(whole for _, whole in squares)) ** 0.5
+    wrong = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
+    whole = sum(float(b.double().square().sum()) for b in expected)
+    return (wrong / whole) ** 0.5 if whole else 0.0
