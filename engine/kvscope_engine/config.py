@@ -61,6 +61,9 @@ class EngineConfig:
     allocator: str = "paged"
     """How a request gets its blocks. All but `paged` place a request's blocks in a row and share none: no prefix
     caching."""
+    page_heat: int = 0
+    """In every so many steps with decodes it is measured how much of each request's attention fell on each of its
+    blocks; 0: never. Such a step runs without a CUDA graph."""
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
     seed: int = 0
@@ -87,6 +90,7 @@ class EngineConfig:
         for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "num_threads"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1, 1 << 31)
+        _whole("page_heat", self.page_heat, 0, 1 << 31)
         if self.kv_memory_bytes is not None:
             _whole("kv_memory_bytes", self.kv_memory_bytes, 1, 1 << 50)
         share = self.gpu_memory_utilization

@@ -30,6 +30,7 @@ from kvscope_engine.outputs import OutputStream
 from kvscope_engine.parts import Parts, build_parts
 from kvscope_engine.policy.blocks.block_contents import block_content
 from kvscope_engine.policy.blocks.cache_log import CacheLog
+from kvscope_engine.policy.blocks.measured_attention import tell_attention
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.submission import child_requests
@@ -143,6 +144,8 @@ class Engine:
         outcome = run_with_shortages(self._parts.runner, plan, self._parts.explain_shortage)
         plan, result = outcome.plan, outcome.result
         ran_ns = time.monotonic_ns()
+        if result.block_shares is not None:
+            tell_attention(self._parts.pool, plan, result.block_shares, self.step_count)
         for request in outcome.failed:
             self._finish(request, self._streams[request.number], "error", ran_ns, outcome.reason)
         self._parts.scheduler.rate.observe(plan, result.forward_ns / 1e9)

@@ -41,6 +41,7 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, ModuleBytes, Progress
 from kvscope_telemetry.sockets.host_id import host_id
 
@@ -212,6 +213,7 @@ def _assemble(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched,
         enforce_eager=config.enforce_eager,
+        page_heat=config.page_heat,
     )
     runner.warm_up(progress)
     hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
@@ -261,6 +263,7 @@ def _hello(
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),
+        capabilities=Capabilities(attention=config.page_heat > 0),
     )
 
 

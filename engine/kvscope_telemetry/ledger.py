@@ -54,9 +54,16 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "prefix_hits": np.dtype("<u2"),  # prefix-cache hits since it was written, saturating
     "hash": np.dtype("<u8"),  # low 64 bits of the chained block hash, 0 when not hashed
     "parent": np.dtype("<u8"),  # `hash` of the block before it in its text; 0 for the first, and when not hashed
+    "attention": np.dtype("<u4"),  # see `attention_share`; 0 where it was never measured
+    "attention_step": np.dtype("<u4"),  # the step it was measured in, 0 where it never was
 }
-DENSE: Final = tuple(name for name in COLUMNS if name != "parent")
+MEASURED: Final = ("attention", "attention_step")
+"""Columns that only some engines fill: on the wire they have a value a row, or are empty where all are 0."""
+DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *MEASURED))
 """Columns that have a value a row on the wire. Parents are there for rows with a hash alone."""
+LASTING: Final = (*DENSE, "parent")
+"""Columns that change when something happens to a block, and not whenever somebody measures."""
+_WHOLE_ATTENTION: Final = 1_000_000_000
 
 Column = npt.NDArray[np.generic]
 
@@ -66,7 +73,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `parent` has an entry for each row whose `hash` is not 0, in order, or is empty where all are 0: so a block that
     is being filled costs nothing for it. A name on the wire never changes: `prefix_hits` was called `heat` once, and
-    is there still.
+    is there still. `attention` and `attention_step` are as `MEASURED` says.
     """
 
     ids: bytes = b""
@@ -79,6 +86,8 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     prefix_hits: bytes = msgspec.field(default=b"", name="heat")
     hash: bytes = b""
     parent: bytes = b""
+    attention: bytes = b""
+    attention_step: bytes = b""
 
 
 class Ledger:
@@ -98,6 +107,8 @@ class Ledger:
     prefix_hits: npt.NDArray[np.uint16]
     hash: npt.NDArray[np.uint64]
     parent: npt.NDArray[np.uint64]
+    attention: npt.NDArray[np.uint32]
+    attention_step: npt.NDArray[np.uint32]
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -118,11 +129,13 @@ class Ledger:
         columns = {name: getattr(self, name)[ids].tobytes() for name in DENSE}
         hashed = ids[self.hash[ids].nonzero()]
         parent = _packed_parents(self.parent[hashed]) if hashed.size else b""
+        columns |= {name: _packed_unless_zero(getattr(self, name)[ids]) for name in MEASURED}
         return BlockRows(ids=ids.astype("<u4", copy=False).tobytes(), parent=parent, **columns)
 
     def pack_all(self) -> BlockRows:
         """Every row, in order of block id; `ids` is left empty, which means 0..num_blocks-1."""
         columns = {name: getattr(self, name).tobytes() for name in DENSE}
+        columns |= {name: _packed_unless_zero(getattr(self, name)) for name in MEASURED}
         return BlockRows(parent=_packed_parents(self.parent[self.hash != 0]), **columns)
 
     def equals(self, other: Ledger) -> bool:
@@ -140,7 +153,26 @@ def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
         name: np.frombuffer(b"".join([getattr(r, name) for r in rows]), COLUMNS[name]) for name in DENSE
     }
     columns["parent"] = _unpacked_parents(rows, columns["hash"])
-    return columns
+    return columns | {name: _unpacked_measured(rows, name) for name in MEASURED}
+
+
+def attention_units(shares: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
+    """Shares of a request's attention, 0 to 1, as the ledger's `attention` has them: 1 and so many billionths."""
+    whole = np.rint(np.clip(shares.astype(np.float64), 0.0, 1.0) * _WHOLE_ATTENTION)
+    units: npt.NDArray[np.uint32] = (whole + 1).astype(np.uint32)
+    return units
+
+
+def attention_shares(units: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
+    """Of the ledger's `attention`, 0 to 1; 0 also where nothing was measured."""
+    shares: npt.NDArray[np.float64] = (np.maximum(units, np.uint32(1)) - np.uint32(1)) / _WHOLE_ATTENTION
+    return shares
+
+
+def attention_share(units: int) -> float | None:
+    """Of the attention of the request that held it, the most where several did, when it was measured last; None: it
+    never was."""
+    return (units - 1) / _WHOLE_ATTENTION if units else None
 
 
 def num_hashed(rows: BlockRows) -> int:
@@ -159,6 +191,19 @@ def parent_at(rows: BlockRows, place: int) -> int:
 def _packed_parents(parents: npt.NDArray[np.uint64]) -> bytes:
     packed = parents.tobytes()
     return packed if packed.strip(b"\0") else b""
+
+
+def _packed_unless_zero(column: npt.NDArray[np.uint32]) -> bytes:
+    return column.tobytes() if column.any() else b""
+
+
+def _unpacked_measured(rows: Sequence[BlockRows], name: str) -> Column:
+    """An entry a row, 0 for those of messages that do not tell it."""
+    dtype = COLUMNS[name]
+    if not any(getattr(each, name) for each in rows):
+        return np.zeros(sum(len(each.state) for each in rows), dtype)  # a state is a byte
+    told = [getattr(each, name) or bytes(dtype.itemsize * len(each.state)) for each in rows]
+    return np.frombuffer(b"".join(told), dtype)
 
 
 def _unpacked_parents(rows: Sequence[BlockRows], hashes: Column) -> Column:

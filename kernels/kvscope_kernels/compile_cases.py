@@ -7,13 +7,14 @@ from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
 from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
-from kvscope_kernels.launch import DotTiles, attention_constants, decode_tiles, prefill_tiles
+from kvscope_kernels.launch import DotTiles, attention_constants, block_tiles, decode_tiles, prefill_tiles
 from kvscope_kernels.logits.allow_tokens import _TILE as _TOKENS_TILE
 from kvscope_kernels.logits.allow_tokens import _allow_tokens_kernel
 from kvscope_kernels.merge_splits import _merge_splits_kernel, merge_constants
 from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
+from kvscope_kernels.relevance.block_attention import _block_attention_kernel
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
@@ -24,7 +25,7 @@ _TYPES: Final = {
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
     "allowed": "*i32",
     "logits": "*fp32",
-    **dict.fromkeys(("partial", "partial_lse", "k_scale", "v_scale"), "*fp32"),
+    **dict.fromkeys(("partial", "partial_lse", "sums", "k_scale", "v_scale"), "*fp32"),
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
@@ -86,6 +87,20 @@ def decode_case(heads: Heads, options: Options, dtype: str = "bf16", form: int =
     constants = {"NUM_KV_HEADS": heads.num_kv_heads, **_attention_constants(heads, tiles, options, form)}
     variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options}"
     return _launch("paged_decode", variant, _paged_decode_attention_kernel, constants, dtype, tiles)
+
+
+def blocks_case(heads: Heads, options: Options, dtype: str = "bf16", form: int = AS_IS) -> Launch:
+    """Shares of blocks; a window is no variant, as in decode, and sinks are none."""
+    constants: dict[str, object] = {
+        "NUM_KV_HEADS": heads.num_kv_heads,
+        **block_tiles(heads.head_dim, heads.group, _BLOCK_SIZE, _element_bytes(dtype)),
+        **_format_constants(form),
+        "HAS_SOFTCAP": options.softcap,
+        "UPCAST_DOT": False,
+    }
+    constants.pop("v_scale", None)
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}{' softcap' * options.softcap}"
+    return _launch("block_attention", variant, _block_attention_kernel, constants, dtype)
 
 
 def prefill_case(
@@ -161,6 +176,7 @@ def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options:
     """What touches the cache, for both 8-bit formats."""
     for form in (INT8, fp8_format(capability)):
         yield decode_case(heads, options, dtype, form)
+        yield blocks_case(heads, options, dtype, form)
         yield prefill_case(heads, options, capability, dtype, form)
         yield prefill_case(heads, options, capability, dtype, form, max_query_len=1)
         yield write_case(heads, dtype, form)
@@ -175,6 +191,7 @@ def shipped_cases(capability: int) -> Iterator[Launch]:
                 yield decode_case(heads, options)
             yield prefill_case(heads, options, capability)
         yield prefill_case(heads, PLAIN, capability, max_query_len=1)
+        yield blocks_case(heads, PLAIN)
         yield from memory_cases(heads)
         yield from quantized_cases(heads, capability)
         yield from quantized_cases(heads, capability, options=EVERY_OPTION[-1])
@@ -188,10 +205,12 @@ def core_cases(capability: int) -> Iterator[Launch]:
     """A few that between them hold every branch of every kernel: what the tests compile."""
     for heads, options in ((LLAMA_8B, PLAIN), (SMOLLM2_135M, EVERY_OPTION[-1])):
         yield decode_case(heads, options)
+        yield blocks_case(heads, options)
         yield prefill_case(heads, options, capability)
     yield from memory_cases(LLAMA_8B)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
-    yield decode_case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))
+    for case in (decode_case, blocks_case):
+        yield case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))
     for form in (INT8, fp8_format(capability)):
         yield write_case(SMOLLM2_135M, form=form)
 

@@ -16,6 +16,7 @@ from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
+from kvscope_kernels.relevance.block_attention import block_attention, block_attention_torch
 from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, rotate_write, rotate_write_torch
 from kvscope_kernels.triton_language import require_triton
@@ -82,6 +83,25 @@ class PrefillAttention(Protocol):
     ) -> Tensor: ...
 
 
+class BlockAttention(Protocol):
+    """See `block_attention.block_attention`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        k_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        shares: Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        k_scale: Tensor | None = None,
+        max_seq_len: int | None = None,
+    ) -> None: ...
+
+
 class CopyRows(Protocol):
     """See `copy_rows.copy_rows`."""
 
@@ -142,6 +162,7 @@ class Ops:
     add_rms_norm: AddRmsNorm
     gated_activation: GatedActivation
     allow_tokens: AllowTokens
+    block_attention: BlockAttention
 
 
 _CPU: Final = Ops(
@@ -154,6 +175,7 @@ _CPU: Final = Ops(
     add_rms_norm_torch,
     gated_activation_torch,
     allow_tokens_torch,
+    block_attention_torch,
 )
 _CUDA: Final = Ops(
     kv_write,
@@ -165,6 +187,7 @@ _CUDA: Final = Ops(
     add_rms_norm,
     gated_activation,
     allow_tokens,
+    block_attention,
 )
 
 

@@ -42,6 +42,16 @@ def gather_kv(cache: Cache, block_tables: Tensor, first: Lengths, end: Lengths, 
     return GatheredKV(keys, values, base, padding)
 
 
+def gather_keys(cache: Cache, block_tables: Tensor, dtype: torch.dtype) -> Tensor:
+    """(n, width * block_size, num_kv_heads, head_dim) of all blocks of the tables (n, width), whatever is in them.
+
+    Table entries that point nowhere point to some block; what nobody has written may be NaN: scores are to be masked.
+    """
+    blocks = block_tables.clamp(0, cache.k_cache.shape[0] - 1)
+    keys = _dense(cache.k_cache, blocks)
+    return keys if cache.k_scale is None else dequantize(keys, _dense(cache.k_scale, blocks), dtype)
+
+
 def _gather_equal(cache: Cache, block_tables: Tensor, first: int, end: int, dtype: torch.dtype) -> GatheredKV:
     """The same positions of every request: no padding, so nothing to zero or to mask."""
     block_size = cache.k_cache.shape[1]

@@ -134,7 +134,7 @@ def watched(make_engine: Make) -> Callable[..., Engine]:
     return make
 
 
-TIERS = {"host_kv_memory_bytes": 20 * 2048, "disk_kv_memory_bytes": 300 * 4096, "preemption": "swap"}
+TIERS = {"host_kv_memory_bytes": 20 * 2048, "disk_kv_memory_bytes": 300 * 4096, "preemption": "swap", "page_heat": 3}
 
 
 @pytest.mark.parametrize("tiers", [{}, TIERS], ids=["the pool alone", "host memory and disk"])

@@ -21,7 +21,7 @@ def test_no_spills(capability: int) -> None:
     lines = [line.split() for line in run.stdout.splitlines() if f"sm_{capability}" in line]
     assert {line[0] for line in lines} == {
         *("paged_decode", "paged_prefill", "merge_splits", "kv_write", "copy_rows"),
-        *("rms_norm", "add_rms_norm", "gate", "rotate_write", "allow_tokens"),
+        *("rms_norm", "add_rms_norm", "gate", "rotate_write", "allow_tokens", "block_attention"),
     }
     attention = [line for line in lines if line[0].startswith("paged")]
     assert all(int(line[-3]) > 0 and int(line[-2]) > 0 for line in attention), "async copies and matrix units in use"

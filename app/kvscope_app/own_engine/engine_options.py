@@ -167,6 +167,12 @@ ENGINE_OPTIONS: Final = (
         "how a request gets its blocks: paged, contiguous, buddy or virtual",
         _one_of("paged", "contiguous", "buddy", "virtual"),
     ),
+    EngineOption(
+        "--page-heat",
+        "STEPS",
+        "in every so many decode steps measure where attention falls, for the page map (default: 0, never)",
+        _whole(0, _MANY),
+    ),
     EngineOption("--seed", "N", "for requests that bring none (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
     EngineOption(
         "--kv-events-config",

@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the last recording went; empty: where the person's documents are."""
     record_texts: bool | None = None
     """Whether texts of blocks are recorded; None: the person was not asked yet."""
-    color_mode: Literal["state", "owner", "fill", "sharing", "age"] = "state"
+    color_mode: Literal["state", "owner", "fill", "sharing", "age", "attention"] = "state"
     """What the colours of the page map mean at first."""
     flashes: bool = True
     """Whether cells light up that change."""

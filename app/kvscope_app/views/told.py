@@ -13,12 +13,14 @@ _NEEDED: Final = {
     "fill": ("filled", "how full a block is"),
     "sharing": ("ref_counts", "how many requests hold a block"),
     "age": ("last_used", "when a block was used last"),
+    "attention": ("attention", "where attention falls"),
 }
 _MEASURED: Final = {
     RUN_OUT: ("free_rows", "which blocks are free"),
     WAITING: ("requests", "how long each request waits"),
     STUCK: ("steps", "its steps"),
 }
+HOW_TO_MEASURE: Final = "it measures that when it is started with --page-heat 16"
 SLOTS: Final = "cells are slots that kvscope gives out"
 
 
@@ -30,7 +32,10 @@ def engine_name(told: Capabilities) -> str:
 def why_no_mode(mode: str, told: Capabilities) -> str:
     """Why blocks cannot be coloured by `mode`, a `ColorMode`; empty when they can."""
     capability, words = _NEEDED.get(mode, ("", ""))
-    return "" if not capability or getattr(told, capability) else f"{engine_name(told)} does not tell {words}"
+    if not capability or getattr(told, capability):
+        return ""
+    how = f": {HOW_TO_MEASURE}" if capability == "attention" and told.commands else ""
+    return f"{engine_name(told)} does not tell {words}{how}"
 
 
 def why_no_addresses(told: Capabilities) -> str:

@@ -26,6 +26,7 @@ BENCHMARKS: Final = (
     "costs",
     "reuse",
     "neighbour",
+    "attention",
     "gpu",
 )
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
@@ -47,3 +50,6 @@ class StepResult:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     """Empty when no request asked for any."""
     forward_ns: int = 0
+    block_shares: NDArray[np.float32] | None = None
+    """(num_single_token, blocks): the share of each decode's attention that fell on each of its blocks; None where it
+    was not measured."""

@@ -44,6 +44,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A frame is a step of the engine, with its batch and the times of its parts; otherwise a moment of reading."""
     latencies: bool = True
     """Latencies are told one by one; otherwise as histograms, in which percentiles are between two bounds."""
+    attention: bool = False
+    """The ledger's `attention` is measured now and then; our own engine does so when asked."""
     blocks: bool = True
     """It has a pool of blocks at all; otherwise it tells of devices alone, and its one row stands for nothing."""
     aborts: bool = True

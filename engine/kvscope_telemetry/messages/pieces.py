@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from kvscope_telemetry.ledger import DENSE, BlockRows, Column, Ledger
+from kvscope_telemetry.ledger import DENSE, MEASURED, BlockRows, Column, Ledger
 from kvscope_telemetry.messages.telemetry import Snapshot
 from kvscope_telemetry.messages.wire import encode
 
@@ -40,6 +40,7 @@ def _rows(ledger: Ledger, *, has_parents: bool) -> list[bytes | memoryview]:
     parents = ledger.parent[ledger.hash != 0] if has_parents else ledger.parent[:0]
     if parents.any():
         columns["parent"] = parents
+    columns |= {name: column for name in MEASURED if (column := getattr(ledger, name)).any()}
     pieces: list[bytes | memoryview] = [bytes([_MAP_OF_FEW + len(columns)])]
     for name, column in columns.items():
         pieces += (_KEYS[name] + head_of_bytes(column.nbytes), _bytes_of(column))

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import astuple
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, DENSE, BlockRows, num_hashed
+from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows, num_hashed
 from kvscope_telemetry.messages.devices import Devices, check_devices
 from kvscope_telemetry.messages.telemetry import (
     PROTOCOL_VERSION,
@@ -139,12 +139,16 @@ def _check_changed_blocks(rows: BlockRows) -> None:
 
 
 def _check_columns(where: str, rows: BlockRows, num_rows: int) -> None:
-    lengths = tuple(map(len, astuple(rows)))[1:-1]  # without ids and parents
+    lengths = tuple(map(len, astuple(rows)))[1 : 1 + len(DENSE)]  # without ids
     expected = tuple([num_rows * size for size in _COLUMN_BYTES])
     if lengths != expected:
         raise ProtocolError(f"{where}: block columns of {lengths} bytes where {num_rows} rows are {expected}")
     if rows.parent and len(rows.parent) != (needed := _PARENT_BYTES * num_hashed(rows)):
         raise ProtocolError(f"{where}: {len(rows.parent)} bytes of parents where rows with a hash have {needed}")
+    for name in MEASURED:
+        packed: bytes = getattr(rows, name)
+        if packed and len(packed) != (needed := num_rows * COLUMNS[name].itemsize):
+            raise ProtocolError(f"{where}: {len(packed)} bytes of {name} where {num_rows} rows are {needed}")
 
 
 def _check_request_rows(rows: RequestRows) -> None:

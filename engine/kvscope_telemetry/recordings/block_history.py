@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS
+from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.messages.leap import Leap, decode_leap
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.wire import decode_telemetry
@@ -146,7 +146,7 @@ def joined(older: LifePart, newer: LifePart) -> LifePart:
 def _goes_on(last: np.void, first: np.void) -> bool:
     """Whether `first` says nothing but how it was left."""
     is_known = first["how"] == How.KNOWN and last["how"] != How.LOST and first["epoch"] == last["epoch"]
-    return bool(is_known and all(first[name] == last[name] for name in COLUMNS))
+    return bool(is_known and all(first[name] == last[name] for name in LASTING))
 
 
 def _message(stored: StoredMessage, life: BlockLife) -> TelemetryMessage | None:

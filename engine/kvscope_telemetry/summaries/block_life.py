@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import COLUMNS, DENSE, NO_OWNER, BlockRows, Ledger, parent_at
+from kvscope_telemetry.ledger import COLUMNS, DENSE, LASTING, NO_OWNER, BlockRows, Ledger, parent_at
 from kvscope_telemetry.messages.telemetry import Frame, Moves, RequestRows, Snapshot, TelemetryMessage
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.continuity import Continuity
@@ -48,13 +48,13 @@ LIFE: Final = np.dtype(
         ("how", "u1"),
         ("moved", "u1"),
         ("taker", "<i4"),  # the request whose block table took the block in then, NO_OWNER: none did
-        *COLUMNS.items(),
+        *((name, COLUMNS[name]) for name in LASTING),
     ]
 )
-"""A row of a life: the ledger's columns, and when and how."""
+"""A row of a life: the ledger's columns that last, and when and how."""
 _MOVES: Final = {name: flag for flag in Moved if (name := str(flag.name).lower())}
-_NOTHING: Final = (0,) * len(COLUMNS)
-assert tuple(COLUMNS) == (*DENSE, "parent"), "`_row` knows no other order"
+_NOTHING: Final = (0,) * len(LASTING)
+assert (*DENSE, "parent") == LASTING, "`_row` knows no other order"
 Rows = npt.NDArray[np.void]
 
 
@@ -114,7 +114,7 @@ class BlockLife:
         if self.block >= ledger.num_blocks:
             self.lose(time_ns)
             return
-        values = tuple(int(getattr(ledger, name)[self.block]) for name in COLUMNS)
+        values = tuple(int(getattr(ledger, name)[self.block]) for name in LASTING)
         self._add(time_ns, epoch, step, values, how=How.KNOWN)
 
     def lose(self, time_ns: int) -> None:
@@ -132,7 +132,7 @@ class BlockLife:
             return
         taker = _taker(update.requests, self.needle)
         for place in places or [-1]:
-            values = self._last if place < 0 else tuple(int(update.block_columns[name][place]) for name in COLUMNS)
+            values = self._last if place < 0 else tuple(int(update.block_columns[name][place]) for name in LASTING)
             time_ns, step = _frame_of(update, values[_LAST_USED])
             epoch = int(self._data["epoch"][self._size - 1]) if self._size else 0
             self._add(time_ns + wall_offset_ns, epoch, step, values, moved=moved, taker=taker)
@@ -184,7 +184,7 @@ class BlockLife:
             self._data["how"][0] = How.KNOWN
 
 
-_LAST_USED: Final = list(COLUMNS).index("last_used_step")
+_LAST_USED: Final = LASTING.index("last_used_step")
 
 
 def _find(ids: bytes, needle: bytes) -> int | None:
@@ -196,7 +196,7 @@ def _find(ids: bytes, needle: bytes) -> int | None:
 
 
 def _row(blocks: BlockRows, place: int) -> tuple[int, ...]:
-    """In the order of `COLUMNS`, of which `parent` is packed in another way."""
+    """In the order of `LASTING`, of which `parent` is packed in another way."""
     return (*(_value(blocks, name, place) for name in DENSE), parent_at(blocks, place))
 
 

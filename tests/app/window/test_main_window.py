@@ -20,6 +20,7 @@ from kvscope_app.window.sheets.command_palette import CommandPalette, action_tex
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_actions import entries
 from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Control, Failed
 from kvscope_telemetry.source import SourceState
 
@@ -140,7 +141,9 @@ def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
 
 
 @pytest.mark.parametrize(("index", "mode"), list(enumerate(ColorMode, start=1)))
-def test_number_keys_choose_the_colours(index, mode, session, make_window, qtbot):
+def test_number_keys_choose_the_colours(index, mode, make_engine, make_session, make_window, poll, qtbot):
+    session = make_session(make_engine(capabilities=Capabilities(attention=True)))
+    poll(session)
     window = make_window(session)
     window.page_map.canvas.setFocus()
     qtbot.waitUntil(window.isActiveWindow)

@@ -185,6 +185,7 @@ def shape_true_ops() -> Ops:
         add_rms_norm=add_rms_norm,
         gated_activation=gated_activation,
         allow_tokens=lambda *a: None,
+        block_attention=lambda *a, **k: None,
     )
 
 

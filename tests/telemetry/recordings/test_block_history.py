@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope_telemetry.ledger import COLUMNS
+from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.messages.leap import decode_leap
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello
 from kvscope_telemetry.recordings.block_history import GrowingLife, LifePart, joined, part_of, read_part
@@ -30,7 +30,7 @@ LONG_NS = 1 << 60
 
 
 def row_of(mirror: Mirror, block: int) -> tuple[int, ...]:
-    return tuple(int(getattr(mirror.ledger, name)[block]) for name in COLUMNS)
+    return tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING)
 
 
 def at(part: LifePart, time_ns: int) -> tuple[int, ...] | None:
@@ -38,7 +38,7 @@ def at(part: LifePart, time_ns: int) -> tuple[int, ...] | None:
     place = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
     if place < 0 or part.rows["how"][place] == How.LOST:
         return None
-    return tuple(int(part.rows[name][place]) for name in COLUMNS)
+    return tuple(int(part.rows[name][place]) for name in LASTING)
 
 
 def truth(recording: Recording, blocks: list[int]) -> list[tuple[int, list[tuple[int, ...]]]]:
@@ -95,7 +95,7 @@ def test_as_it_comes_it_is_the_mirrors_too(make_messages: Callable[..., Any]) ->
         for life in lives:
             life.take(update, 5)
             last = life.rows[-1]
-            assert tuple(int(last[name]) for name in COLUMNS) == row_of(mirror, life.block)
+            assert tuple(int(last[name]) for name in LASTING) == row_of(mirror, life.block)
             assert last["time_ns"] <= mirror.time_ns + 5
     assert all((np.diff(life.rows["time_ns"]) >= 0).all() for life in lives)
 
@@ -168,7 +168,7 @@ def test_no_more_than_the_newest_rows_are_kept(make_messages: Callable[..., Any]
     assert len(short.rows) <= 16 < len(long.rows)
     assert short.num_forgotten == len(long.rows) - len(short.rows)
     kept = long.rows[-len(short.rows) :]
-    assert all(np.array_equal(short.rows[name], kept[name]) for name in COLUMNS)
+    assert all(np.array_equal(short.rows[name], kept[name]) for name in LASTING)
     part = part_of(short, 0, 1 << 60, BLOCK_SIZE)
     assert part.begin_ns == short.rows["time_ns"][0] > 0
 

@@ -65,6 +65,7 @@ def block_rows(draw: st.DrawFn) -> BlockRows:
     hashes = draw(st.lists(st.integers(0, 5) | st.integers(0, U8), min_size=count, max_size=count))
     parents = draw(st.lists(st.integers(0, 5) | st.integers(0, U8), min_size=count, max_size=count))
     told = [parent for parent, own in zip(parents, hashes, strict=True) if own]
+    attention, measured = column("<u4", U4), column("<u4", U4)
     owners = draw(st.lists(st.integers(-1, 5) | st.integers(-1, (1 << 31) - 1), min_size=count, max_size=count))
     return BlockRows(
         ids=packed(draw(st.lists(FEW_IDS, min_size=count, max_size=count)), "<u4"),
@@ -77,6 +78,8 @@ def block_rows(draw: st.DrawFn) -> BlockRows:
         prefix_hits=column("<u2", U2),
         hash=packed(hashes, "<u8"),
         parent=packed(told, "<u8") if any(told) or draw(st.booleans()) else b"",
+        attention=attention if any(attention) else b"",
+        attention_step=measured if any(measured) else b"",
     )
 
 

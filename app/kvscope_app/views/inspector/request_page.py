@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count
+from kvscope_app.look.number_text import count, percent
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.history import History
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.facts import Fact, Page, block_link, page, time_link
 from kvscope_app.views.places import place_of
 from kvscope_app.views.requests.blocks_words import blocks_sentence
+from kvscope_app.views.requests.cold_blocks import cold_blocks
 from kvscope_app.views.requests.columns import read_columns
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_words import FindFirst, phases
@@ -92,6 +93,10 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
         if len(table) > abs(at):
             block = int(table[at])
             yield Fact(name, place_of(hello.cache, block).name, block_link(block))
+    if (cold := cold_blocks(mirror, number)) is not None:
+        yield Fact("Cold blocks", cold.words, tip="By the attention that was measured last, of all layers and heads")
+        place = f"{place_of(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
+        yield Fact("Coldest block", place, block_link(cold.coldest))
 
 
 def _reuse(mirror: Mirror, number: int, events: list[LoggedEvent]) -> Iterator[Fact]:

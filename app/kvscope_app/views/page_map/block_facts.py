@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_app.look.number_text import UNKNOWN, count, plural
+from kvscope_app.look.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_app.views.places import is_swapped_out, place_of
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier, attention_share
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
@@ -133,6 +133,8 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     if block in mirror.pinned:
         rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: not evicted"))
     rows.append(("Last used", _age(mirror, block)))
+    if (share := attention_share(int(ledger.attention[block]))) is not None:
+        rows.append(("Attention", f"{percent(share, _digits(share))} of {_whose(mirror, block, holders)}"))
     if told.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
         rows.append(("Prefix hits", count(prefix_hits)))
     if block_hash := int(ledger.hash[block]):
@@ -169,6 +171,18 @@ def _age(mirror: Mirror, block: int) -> str:
     last_used = int(mirror.ledger.last_used_step[block])
     age = max(0, mirror.step - last_used)
     return f"step {count(last_used)}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
+
+
+def _digits(share: float) -> int:
+    return 0 if share >= 0.1 else 1 if share >= 0.01 else 2
+
+
+def _whose(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
+    """Whose attention it is a share of, and how long ago that was."""
+    measured = int(mirror.ledger.attention_step[block])
+    age = max(0, mirror.step - measured)
+    whose = f"request {holders[0]}'s" if len(holders) == 1 else "a request's"
+    return f"{whose}, {'now' if age == 0 else plural(age, 'step') + ' ago'}"
 
 
 def _holders(mirror: Mirror, block: int) -> tuple[int, ...]:

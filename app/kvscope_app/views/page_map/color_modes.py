@@ -1,4 +1,4 @@
-"""What a block's colour says: a key of one byte for each block, in five ways. numpy alone.
+"""What a block's colour says: a key of one byte for each block, in six ways. numpy alone.
 
 Keys are ordered by what must not be missed: where several blocks share a pixel, the highest key is shown.
 Key 0 is "no block here", key 1 address space without memory, key 2 a free block.
@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_shares
 
 Keys = npt.NDArray[np.uint8]
 Rows = npt.NDArray[np.uint32] | slice
@@ -49,6 +49,12 @@ _MAX_AGE: Final = (1 << 16) - 1
 _HALVINGS: Final = 14.0
 """Each doubling of the age is one of so many equal steps in colour."""
 
+UNMEASURED: Final = 3
+COLDEST: Final = 4
+ATTENTION_STEPS: Final = 120
+ATTENTION_HALVINGS: Final = 13
+"""Each halving of the share is one of so many equal steps in colour: the coldest gets 0.01 % or less."""
+
 
 class ColorMode(StrEnum):
     """What the colour of a cell means."""
@@ -58,6 +64,7 @@ class ColorMode(StrEnum):
     FILL = "fill"
     SHARING = "sharing"
     AGE = "age"
+    ATTENTION = "attention"
 
 
 def keys(mode: ColorMode, ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
@@ -70,6 +77,8 @@ def keys(mode: ColorMode, ledger: Ledger, rows: Rows, block_size: int, step: int
         return _fill(ledger, rows, block_size)
     if mode is ColorMode.SHARING:
         return _sharing(ledger, rows)
+    if mode is ColorMode.ATTENTION:
+        return _attention(ledger, rows)
     return _age(ledger, rows, step)
 
 
@@ -129,4 +138,12 @@ def _age(ledger: Ledger, rows: Rows, step: int) -> Keys:
     now = np.uint32(step & 0xFFFFFFFF)
     age = np.minimum(now - np.minimum(last_used, now), np.uint32(_MAX_AGE))
     result: Keys = _KEY_BY_AGE[age]
+    return _without_content(result, ledger.state[rows])
+
+
+def _attention(ledger: Ledger, rows: Rows) -> Keys:
+    units = ledger.attention[rows]
+    halvings = -np.log2(np.maximum(attention_shares(units), 2.0**-ATTENTION_HALVINGS))
+    steps = np.rint(ATTENTION_STEPS * (1 - halvings / ATTENTION_HALVINGS))
+    result = np.where(units == 0, np.uint8(UNMEASURED), (COLDEST + steps).astype(np.uint8))
     return _without_content(result, ledger.state[rows])

@@ -9,7 +9,15 @@ from typing import Final, NamedTuple
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.page_map.drawing.ink import age_stops, fill_stops, hollow, lower_cached, sharing_stops
+from kvscope_app.views.page_map.drawing.ink import (
+    age_stops,
+    attention_stops,
+    fill_stops,
+    hollow,
+    lower_cached,
+    sharing_stops,
+    unmeasured,
+)
 from kvscope_app.views.places import section_sizes
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.state.mirror import Mirror
@@ -22,6 +30,7 @@ SCALES: Final[dict[ColorMode, Scale]] = {
     ColorMode.FILL: (fill_stops, "full", "empty slots"),
     ColorMode.SHARING: (sharing_stops, "1 request", "16 or more"),
     ColorMode.AGE: (age_stops, "long unused", "used now"),
+    ColorMode.ATTENTION: (attention_stops, "0.01 %", "all attention"),
 }
 
 
@@ -88,6 +97,8 @@ def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
 def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
     if mode is ColorMode.SHARING:
         return [Swatch(mix(theme.block_cached, theme.block_free, 0.62), "cached, held by none")]
+    if mode is ColorMode.ATTENTION:
+        return [Swatch(unmeasured(theme), "not measured")]
     if mode is not ColorMode.STATE:
         return []
     unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []

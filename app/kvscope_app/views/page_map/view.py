@@ -13,7 +13,6 @@ from PySide6.QtWidgets import QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
-from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import FittingLabel, Segments
 from kvscope_app.session.session import Session
@@ -43,6 +42,7 @@ _MODE_TIPS: Final = (
     "How many of its slots hold a token",
     "How many requests hold it",
     "How long ago it was used",
+    "Which share of its request's attention fell on it when that was measured last",
 )
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Show all blocks"}
 """By the names of the actions that do the same."""
@@ -178,13 +178,12 @@ class PageMapView(View):
     # private
 
     def _build(self) -> None:
-        heading = PlainLabel(self.title)
+        heading = FittingLabel(self.title, "")  # small windows need its room for the modes
         heading.setProperty("look", "heading")
         self._summary.setProperty("look", "muted")
         top = QHBoxLayout()
         top.setSpacing(8)
-        top.addWidget(heading)
-        top.addStretch()
+        top.addWidget(heading, 1)
         top.addWidget(self._modes)
         bottom = QHBoxLayout()
         bottom.setSpacing(2)

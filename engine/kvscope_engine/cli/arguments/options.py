@@ -120,6 +120,15 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         " everybody who reaches these endpoints reads the tokens of prompts; engines with the same --seed give the same"
         " text the same hash (without it: nothing is published)",
     )
+    group.add_argument(
+        "--page-heat",
+        type=whole_number,
+        metavar="STEPS",
+        default=DEFAULTS.page_heat,
+        help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
+        " (the page map's Attention colours): one more pass over the keys in that step, which on a GPU runs without a"
+        " CUDA graph; 16 is a good number (0: never)",
+    )
     group.add_argument("--allocator", choices=ENGINE_ALLOCATORS, default="paged", help="how a request gets its blocks")
 
 

@@ -14,6 +14,7 @@ from kvscope_engine.model.memory.memory_plan import StepReserves
 from kvscope_engine.model.running.decode_graphs import captured_lengths, captured_sizes
 from kvscope_engine.model.running.step_tensors import inputs_bytes
 from kvscope_kernels.launch import decode_tiles, plan_splits
+from kvscope_kernels.relevance.block_attention import MAX_PARTIAL_BYTES
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
@@ -85,7 +86,7 @@ def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors
     )
     graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_logits_bytes(limits, logits_width(loaded))
     return StepReserves(
-        attention_partials=split_partials_bytes(limits, heads, num_multiprocessors),
+        attention_partials=split_partials_bytes(limits, heads, num_multiprocessors) + shares_bytes(config, limits),
         graphs=graphs + step_buffer_bytes(limits, logits_width(loaded)),
         sampling=sampling_bytes(limits, logits_width(loaded)),
     )
@@ -109,6 +110,13 @@ def split_partials_bytes(limits: StepLimits, heads: HeadShape, num_multiprocesso
     sizes = {*captured_sizes(limits.max_num_seqs), limits.max_num_seqs}
     lengths = captured_lengths(limits.max_request_tokens)
     return max(_partials(size, length, heads, num_multiprocessors) for size in sizes for length in lengths)
+
+
+def shares_bytes(config: EngineConfig, limits: StepLimits) -> int:
+    """Bytes that measuring attention by blocks takes of a step: its parts, their softmax and mean, and the sums."""
+    if not config.page_heat:
+        return 0
+    return 3 * MAX_PARTIAL_BYTES + 2 * FLOAT32_BYTES * limits.max_num_seqs * limits.max_request_blocks
 
 
 def sampling_bytes(limits: StepLimits, vocab_size: int) -> int:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
+from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
 from kvscope_kernels import Ops
 from kvscope_kernels.rotate_write import Rotation, rotate_torch
@@ -104,6 +105,8 @@ class PagedContext(AttentionContext):
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    shares: BlockShares | None = None
+    """Where the decodes' attention is measured in this step."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -148,6 +151,17 @@ class PagedContext(AttentionContext):
     ) -> torch.Tensor:
         batch = self.decode
         assert batch is not None, "a step without prefill has decodes"
+        if self.shares is not None:
+            self.shares.add(
+                query,
+                kv,
+                batch.block_tables,
+                batch.seq_lens,
+                batch.max_seq_len,
+                scale=options.scale,
+                sliding_window=options.sliding_window,
+                softcap=options.softcap,
+            )
         given = _given(kv, options, batch.max_seq_len, out)
         return self.ops.decode(query, kv.k, kv.v, batch.block_tables, batch.seq_lens, **given)
 

@@ -17,6 +17,7 @@ from kvscope_engine.model.joined.fuse import weights_bytes
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
 from kvscope_engine.model.running.attention import PagedContext
+from kvscope_engine.model.running.block_shares import BlockShares, ShareSchedule
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs, GraphShape
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
@@ -49,10 +50,12 @@ class ModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enforce_eager: bool = False,
+        page_heat: int = 0,
     ) -> None:
         self._storage = storage
         self._device = loaded.device
         self._ops = ops_for(loaded.device.type)
+        self._schedule = ShareSchedule(page_heat, self._ops)
         if loaded.device.type == "cpu":
             keep_freed_memory()
         self.fused = make_ready_to_run(loaded.module)
@@ -88,7 +91,7 @@ class ModelRunner:
             return
         nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
         self._ops.copy_rows(self._storage.rows, nothing)
-        failure = warm_up(self._limits, self._run_eagerly, self._sampler, self._buffer, self._graphs, progress)
+        failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, self._graphs, progress)
         if failure:
             self._graphs = None
             torch.cuda.empty_cache()
@@ -99,7 +102,8 @@ class ModelRunner:
         """One step: copy blocks, write and attend, sample what is to be sampled."""
         inputs = build_inputs(plan, self._rows, self._storage.block_size)
         sampled = [item.request for item in plan.scheduled if item.samples]
-        shape = self._graphs.shape_of(inputs) if self._graphs is not None else None
+        shares = self._schedule.begin(inputs.num_single_token)
+        shape = self._graphs.shape_of(inputs) if self._graphs is not None and shares is None else None
         buffer = self._buffer
         buffer.begin()
         tensors = None
@@ -113,15 +117,17 @@ class ModelRunner:
         if pairs is not None:
             self._ops.copy_rows(self._storage.rows, pairs)
         timer = _Timer(self._device)
-        logits = self._forward(tensors, shape, len(sampled))
+        logits = self._forward(tensors, shape, len(sampled), shares)
         timer.stop()
+        told = shares.rows() if shares is not None else None
         if logits is None:
-            return StepResult((None,) * len(plan.scheduled), forward_ns=timer.elapsed_ns())
+            return StepResult((None,) * len(plan.scheduled), forward_ns=timer.elapsed_ns(), block_shares=told)
         token_ids, logprobs = self._sampler.run(logits, sampling)
         return StepResult(
             token_ids=_spread(plan.scheduled, token_ids),
             logprobs=_spread_logprobs(plan.scheduled, logprobs),
             forward_ns=timer.elapsed_ns(),
+            block_shares=told,
         )
 
     def recover(self) -> None:
@@ -135,24 +141,32 @@ class ModelRunner:
         self._graphs = None
         del self._model
 
-    def _forward(self, tensors: StepTensors | None, shape: GraphShape | None, num_samples: int) -> torch.Tensor | None:
+    def _forward(
+        self, tensors: StepTensors | None, shape: GraphShape | None, num_samples: int, shares: BlockShares | None
+    ) -> torch.Tensor | None:
         """Logits of the sampled rows, (num_samples, vocabulary); None when nothing is sampled."""
         if tensors is None:
             assert shape is not None, "a step without tensors has a graph"
             assert self._graphs is not None, "and its graph is there"
             return self._graphs.replay(shape, num_samples)
         if not num_samples:
-            self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
+            self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors, shares))
             return None
-        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors), tensors.sample_rows)
+        context = self._context(tensors, shares)
+        return self._model.logits(tensors.input_ids, tensors.positions, context, tensors.sample_rows)
 
     def _run_eagerly(self, tensors: StepTensors) -> torch.Tensor:
         """Logits of all rows. A context of its own each time: what layers share is made in the graph that reads it."""
         return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors))
 
-    def _context(self, tensors: StepTensors) -> PagedContext:
-        decode, prefill = tensors.decode, tensors.prefill
-        return PagedContext(self._storage, self._ops, tensors.slot_mapping, tensors.num_single_token, decode, prefill)
+    def _warm_measuring(self, tensors: StepTensors) -> torch.Tensor:
+        """The same, measured where service measures."""
+        shares = self._schedule.any(tensors.num_single_token)
+        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors, shares))
+
+    def _context(self, tensors: StepTensors, shares: BlockShares | None = None) -> PagedContext:
+        decode, prefill, count = tensors.decode, tensors.prefill, tensors.num_single_token
+        return PagedContext(self._storage, self._ops, tensors.slot_mapping, count, decode, prefill, shares=shares)
 
 
 class _Timer:

@@ -78,6 +78,7 @@ class BlockPool:
         self._free: FreeBlocks = free if free is not None else FreeList(num_blocks)
         self._cached = EvictionOrder()
         self._changed = ChangedRows(self.ledger.num_blocks)
+        self._is_measured = False
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
         self._hashes = self.ledger.hash.data
         self._parents = self.ledger.parent.data
@@ -183,6 +184,15 @@ class BlockPool:
         ledger.last_used_step[ids] = step
         self._changed.add(ids)
 
+    def measure(self, ids: Ids, attention: npt.NDArray[np.uint32], step: int) -> None:
+        """So much attention (`ledger.attention_units`) fell on active blocks; of a block that is there more than once,
+        the most."""
+        self._is_measured = True
+        order = np.argsort(attention, kind="stable")
+        self.ledger.attention[ids[order]] = attention[order]  # the last of a block stays
+        self.ledger.attention_step[ids] = step
+        self._changed.add(ids)
+
     def seal(self, block: int, prefix: Prefix) -> None:
         """An active block is full: later prompts may find it.
 
@@ -285,6 +295,9 @@ class BlockPool:
         ledger.owner[ids] = owner
         ledger.filled[ids] = 0
         ledger.prefix_hits[ids] = 0
+        if self._is_measured:
+            ledger.attention[ids] = 0
+            ledger.attention_step[ids] = 0
         self._changed.add(ids)
 
     def _unhash(self, ids: Ids) -> None:

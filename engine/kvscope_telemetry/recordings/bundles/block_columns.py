@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, DENSE, BlockRows
+from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows
 from kvscope_telemetry.recordings.bundles import hashes as told_hashes
 from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined_as, lengths_of
 from kvscope_telemetry.recordings.bundles.integers import Ints, starts_of
@@ -32,6 +32,7 @@ def pack_blocks(rows: Sequence[BlockRows], steps: Ints, known: Known) -> dict[st
     blocks, owners = Keyed(ids), Keyed(columns["owner"])
     packed = dict(zip(("ids", "new_ids"), pack_chained(known), strict=True))
     packed |= {name: blocks.pack(columns[name]) for name in _PLAIN}
+    packed |= {name: blocks.pack(column) for name, column in _measured(rows, groups).items()}
     packed["age"] = blocks.pack(steps[groups.of] - columns["last_used_step"])
     packed["hash"], packed["hashes"] = told_hashes.pack_hashes(columns["hash"], blocks)
     parents = told_hashes.pack_parents(columns["parent"], columns["hash"], owners, blocks)
@@ -54,6 +55,7 @@ def unpack_blocks(
     """The rows that `pack_blocks` was given; `has_parents`: frames that told any."""
     blocks = Keyed(ids)
     columns = {name: blocks.unpack(packed[name]) for name in _PLAIN}
+    columns |= {name: blocks.unpack(packed[name]) for name in MEASURED if name in packed}
     columns["last_used_step"] = (steps[groups.of] - blocks.unpack(packed["age"])) & _MASK
     hashes, codes = told_hashes.unpack_hashes((packed["hash"], packed["hashes"]), blocks, groups.num_rows)
     told = (packed["parent"], packed["parents"], packed["parent_places"])
@@ -70,9 +72,31 @@ def _rows(
         raise ProtocolError("a bundle with the parent of a block that has no hash")
     num_hashed = _num_hashed(is_hashed, groups)
     told = cut_up(parents[is_hashed], COLUMNS["parent"], Groups.counted(num_hashed))
+    nothing = [b""] * len(told)
     cut = [cut_up(ids, "<u4", groups), *(cut_up(columns[name], COLUMNS[name], groups) for name in DENSE)]
     cut.append([each if has else b"" for each, has in zip(told, has_parents, strict=True)])
+    cut += [_told_measured(columns[name], COLUMNS[name], groups) if name in columns else nothing for name in MEASURED]
     return [BlockRows(*each) for each in zip(*cut, strict=True)]
+
+
+def _measured(rows: Sequence[BlockRows], groups: Groups) -> dict[str, Ints]:
+    """Of the measured columns those that are told, an entry a row. Raises ValueError for a frame that tells zeros, or
+    more or fewer than it has rows."""
+    found = {}
+    for name in MEASURED:
+        parts = [getattr(each, name) for each in rows]
+        if not any(parts):
+            continue
+        if any(part and not part.strip(b"\0") for part in parts):
+            raise ValueError("a measured column of zeros, which is left out otherwise")
+        size = COLUMNS[name].itemsize
+        whole = [part or bytes(size * count) for part, count in zip(parts, groups.counts.tolist(), strict=True)]
+        found[name] = joined_as(whole, COLUMNS[name], groups.counts)
+    return found
+
+
+def _told_measured(column: Ints, form: np.dtype[np.generic], groups: Groups) -> list[bytes]:
+    return [part if part.strip(b"\0") else b"" for part in cut_up(column, form, groups)]
 
 
 def _joined_parents(parts: Sequence[bytes], hashes: Ints, groups: Groups) -> Ints:

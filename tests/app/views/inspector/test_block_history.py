@@ -16,7 +16,7 @@ from kvscope_app.session.kept.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.block_history import BlockHistory, reading_order
 from kvscope_app.views.inspector.view import BLOCK, STEP, InspectorView
-from kvscope_telemetry.ledger import COLUMNS
+from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -89,7 +89,7 @@ def read(view, qtbot):
 
 def row_at(part, time_ns):
     place = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
-    return tuple(int(part.rows[name][place]) for name in COLUMNS)
+    return tuple(int(part.rows[name][place]) for name in LASTING)
 
 
 def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
@@ -100,7 +100,7 @@ def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
     assert (part.begin_ns, part.end_ns) == played.timeline_range_ns
     for seconds in np.linspace(1.0, file.info.duration_s, 30):
         mirror = file.state_at(float(seconds))
-        expected = tuple(int(getattr(mirror.ledger, name)[block]) for name in COLUMNS)
+        expected = tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING)
         assert row_at(part, file.start_ns + round(seconds * 1e9)) == expected
     assert view.life.model.rowCount() == len(part.moments) > 10
     assert "known" in view.life.note.text()
@@ -158,7 +158,7 @@ def test_another_block_gives_the_reading_up(recording, played, show, qtbot):
     part = read(view, qtbot)
     assert set(part.rows["epoch"].tolist()) == {1}
     mirror = recording[0].state_at(5.0)
-    expected = tuple(int(getattr(mirror.ledger, name)[recording[1]]) for name in COLUMNS)
+    expected = tuple(int(getattr(mirror.ledger, name)[recording[1]]) for name in LASTING)
     assert row_at(part, recording[0].start_ns + 5 * SECOND_NS) == expected
 
 
@@ -262,7 +262,7 @@ def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
 
         def compare():
             mirror = session.live_mirror
-            seen.append(tuple(int(getattr(mirror.ledger, name)[block]) for name in COLUMNS))
+            seen.append(tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING))
             part = view.life.history.part
             return row_at(part, part.end_ns) == seen[-1] and len(part.rows) > num_rows + 3
 

@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.inspector.view import BLOCK, EMPTY_TEXTS, REQUEST, STEP, InspectorView
-from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.telemetry import Counters
 
@@ -77,6 +77,27 @@ def test_a_block_is_told_with_who_holds_it_and_what_is_next_to_it(shared, show):
     assert ("Before", "Block 6: free") in facts
     assert ("References", "2") in facts
     assert ("Size", "360.0 KiB") in facts
+
+
+def test_where_attention_fell_is_told_of_blocks_and_of_requests(engine, shared, show, poll):
+    engine.ledger.attention[[7, 20]] = attention_units(np.array([0.031, 0.0002], np.float32))
+    engine.ledger.attention_step[[7, 20]] = 2
+    engine.hold([7], owner=2, ref_count=2)
+    engine.hold([20], owner=2, filled=5)
+    engine.frame()
+    poll(shared)
+    view = show(shared)
+    shared.select_block(20)
+    ago = shared.mirror.step - 2
+    assert ("Attention", f"0.02 % of request 2's, {ago} steps ago") in told(view)
+    shared.select_block(7)
+    assert ("Attention", f"3.1 % of a request's, {ago} steps ago") in told(view)
+    shared.select_request(2)
+    words = "2 of 2 blocks get less than a tenth of an even share, together 3.1 % of the attention"
+    assert ("Cold blocks", words) in told(view)
+    assert ("Coldest block", "Block 20, 0.02 %") in told(view)
+    shared.select_block(6)
+    assert "Attention" not in dict(told(view))
 
 
 def test_links_lead_to_blocks_and_requests(shared, show, qtbot):

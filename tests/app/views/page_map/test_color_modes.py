@@ -12,7 +12,7 @@ from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import ColorMode, keys
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS
 from kvscope_app.views.page_map.drawing.ink import Ink, key_colors
-from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+from kvscope_telemetry.ledger import BlockState, Ledger, Tier, attention_units
 
 ALL = slice(None)
 
@@ -106,3 +106,13 @@ def contrast(first, second):
 
     light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
+
+
+def test_attention_is_told_from_not_measured_and_its_share_ranks(ledger):
+    ledger.attention[1:4] = attention_units(np.array([1.0, 0.03, 1e-7], np.float32))
+    result = keys(ColorMode.ATTENTION, ledger, ALL, 16, 100).astype(int)
+    assert result[0] == modes.FREE
+    assert result[1] == modes.COLDEST + modes.ATTENTION_STEPS
+    assert modes.COLDEST < result[2] < result[1]
+    assert result[3] == modes.COLDEST
+    assert result[4] == result[5] == modes.UNMEASURED

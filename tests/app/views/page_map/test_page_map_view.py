@@ -13,6 +13,7 @@ from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 
 
@@ -260,8 +261,17 @@ def test_dragging_pans_and_does_not_select(make_engine, make_session, show, qtbo
     assert session.selected_request is None
 
 
+def test_attention_waits_until_an_engine_measures_it(engine, session, show):
+    view = show(session)
+    view.set_mode(ColorMode.ATTENTION)
+    assert view.mode is ColorMode.STATE
+    assert "--page-heat 16" in view.why_not(ColorMode.ATTENTION)
+
+
 @pytest.mark.parametrize("mode", list(ColorMode))
-def test_each_mode_draws_and_explains_itself(mode, engine, session, show, poll):
+def test_each_mode_draws_and_explains_itself(mode, make_engine, make_session, show, poll):
+    engine = make_engine(capabilities=Capabilities(attention=True))
+    session = make_session(engine)
     engine.hold(range(10), filled=5)
     poll(session)
     view = show(session)

@@ -28,7 +28,7 @@ from kvscope_engine.model.joined.fused_attention import attention_candidates
 from kvscope_engine.model.joined.fused_layer import chain_layers, layer_candidate
 from kvscope_engine.model.joined.fused_mlp import mlp_candidate
 from kvscope_engine.model.joined.fused_norm import norm_candidates
-from kvscope_engine.model.running import runner, step_buffer
+from kvscope_engine.model.running import block_shares, runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.runner import ModelRunner
@@ -225,6 +225,7 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
     monkeypatch.setattr(step_buffer, "pinned_bytes", pinned)
     for module in (sampler, logprobs):
         monkeypatch.setattr(module, "read_back", read_back)
+    monkeypatch.setattr(block_shares, "on_host", lambda t: np.array(read_back(t), np.float32).reshape(t.shape))
 
 
 def make_runner(
@@ -235,6 +236,7 @@ def make_runner(
     kv_dtype: torch.dtype = torch.bfloat16,
     max_model_len: int = 4096,
     enforce_eager: bool = False,
+    page_heat: int = 0,
     architecture: str = "llama",
     num_layers: int = 2,
     **config_changes: Any,
@@ -272,7 +274,12 @@ def make_runner(
         dtype=torch.bfloat16,
     )
     return ModelRunner(
-        loaded, storage, max_num_seqs=max_num_seqs, max_num_batched_tokens=512, enforce_eager=enforce_eager
+        loaded,
+        storage,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=512,
+        enforce_eager=enforce_eager,
+        page_heat=page_heat,
     )
 
 

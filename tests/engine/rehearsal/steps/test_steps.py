@@ -114,6 +114,24 @@ def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: b
         assert fake_gpu.seen.replays == int(is_decode and not enforce_eager), name
 
 
+def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) -> None:
+    """Without its graph, and with kernels that the warm-up compiled; those between are as ever."""
+    runner = fake_gpu.make_runner(page_heat=2)
+    runner.warm_up(lambda _: None)
+    known = set(fake_gpu.seen.compiled)
+    for place, (name, plan) in enumerate((n, p) for n, p in service_plans().items() if p.num_single_token):
+        is_measured = place % 2 == 0
+        fake_gpu.seen.clear()
+        result = runner.run(plan)
+        assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1 + is_measured), name
+        assert fake_gpu.seen.launches["block_attention"] == 2 * is_measured, name
+        assert (result.block_shares is not None) == is_measured, name
+        if result.block_shares is not None:
+            assert len(result.block_shares) == plan.num_single_token
+            assert fake_gpu.seen.replays == 0, name
+        assert set(fake_gpu.seen.compiled) <= known, name
+
+
 @pytest.mark.parametrize("options", EVERYTHING.values(), ids=EVERYTHING)
 def test_no_option_reads_anything_but_the_result(fake_gpu: Any, options: dict[str, Any]) -> None:
     runner = fake_gpu.make_runner(enforce_eager=True)

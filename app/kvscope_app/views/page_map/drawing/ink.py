@@ -101,6 +101,18 @@ def age_stops(theme: Theme) -> tuple[str, ...]:
     return ("#cfd6ea", "#a9a3d8", "#a9559f", "#a32a55", "#5c0f1f")
 
 
+def attention_stops(theme: Theme) -> tuple[str, ...]:
+    """From hardly read to where all attention is."""
+    if theme.is_dark:
+        return ("#1c3f63", "#2f7fa3", "#c9b458", "#f2803a", "#fff1cf")
+    return ("#cfe3f2", "#86b6d6", "#e0b04a", "#d2541b", "#5c0f0f")
+
+
+def unmeasured(theme: Theme) -> str:
+    """A block whose attention is not known."""
+    return mix(theme.muted, theme.block_free, 0.7)
+
+
 def lower_cached(color: str, theme: Theme) -> str:
     """A cached block of a lower tier whose needed blocks have `color`."""
     return mix(color, theme.block_free, 0.6)
@@ -140,12 +152,19 @@ def _age(colors: list[str], theme: Theme) -> None:
         colors[modes.OLDEST + index] = gradient(age_stops(theme), index / modes.AGE_STEPS)
 
 
+def _attention(colors: list[str], theme: Theme) -> None:
+    colors[modes.UNMEASURED] = unmeasured(theme)
+    for index in range(modes.ATTENTION_STEPS + 1):
+        colors[modes.COLDEST + index] = gradient(attention_stops(theme), index / modes.ATTENTION_STEPS)
+
+
 _FILLERS: Final = {
     ColorMode.STATE: _state,
     ColorMode.OWNER: _owner,
     ColorMode.FILL: _fill,
     ColorMode.SHARING: _sharing,
     ColorMode.AGE: _age,
+    ColorMode.ATTENTION: _attention,
 }
 
 

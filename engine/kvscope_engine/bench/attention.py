@@ -1,0 +1,164 @@
+"""`kvscope-engine bench attention`: ways to attend to a long context, on the keys and values of a real model.
+
+A model reads a text (the story that comes with kvscope, again from its beginning where it ends). At each length every
+method attends the same queries to the same keys and values of some of its layers: time (medians, in turns), bytes
+kept and bytes held meanwhile, for each token of each request, and the error of the output against full attention. Then
+the last tokens of the shortest text are read one by one by each method that needs no training: their perplexity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words
+from kvscope_engine.bench.table import table
+from kvscope_engine.bench.workloads import sample_text
+from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
+from kvscope_telemetry.about import program_version
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_engine.bench.laboratory.captured import DenseContext
+    from kvscope_engine.bench.laboratory.measuring import Row
+    from kvscope_engine.model.loading.loader import LoadedModel
+
+LENGTHS: Final = (1024, 4096)
+HEAT_STEPS: Final = 48
+Tell = Callable[[str], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    parser.add_argument("--model", metavar="M", default="default", help="which model (default: `default`)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where it runs")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations")
+    parser.add_argument(
+        "--lengths",
+        metavar="N,N",
+        default=",".join(map(str, LENGTHS)),
+        help=f"tokens of context, 64 to the model's own limit (default: {','.join(map(str, LENGTHS))})",
+    )
+    parser.add_argument("--batch", type=int, metavar="N", default=4, help="requests that attend at once (default: 4)")
+    parser.add_argument("--layers", type=int, metavar="N", default=4, help="layers to measure (default: 4)")
+    parser.add_argument("--repeats", type=int, metavar="N", default=7, help="turns of each method (default: 7)")
+    parser.add_argument(
+        "--scored", type=int, metavar="N", default=64, help="tokens that perplexity is of, 0: none (default: 64)"
+    )
+    parser.add_argument(
+        "--page-heat",
+        type=int,
+        metavar="N",
+        default=16,
+        help="also measure what `--page-heat N` costs decode at the shortest length, 0: do not (default: 16)",
+    )
+    parser.add_argument("--html", metavar="FILE", help="also write a report with plots, one file that needs no other")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; 0 when all ran."""
+    lengths = _lengths(args.lengths)
+    for name, least in (("batch", 1), ("layers", 1), ("repeats", 1), ("scored", 0), ("page_heat", 0)):
+        if getattr(args, name) < least:
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} is not accepted: at least {least}")
+    if args.scored == 1 or args.scored > lengths[0] // 2:
+        raise BadInput(f"--scored {args.scored} is not accepted: 0, or 2 to half of the shortest of --lengths")
+    report = _measure(args, lengths, _tell(args))
+    if args.html is not None:
+        from kvscope_engine.bench.laboratory.report import html
+
+        try:
+            Path(args.html).write_text(html(report), "utf-8")
+        except OSError as error:
+            raise BadInput(f"--html {args.html!r} cannot be written: {error.strerror}") from None
+    print(json.dumps(report) if args.json else _text(report))
+    return 0
+
+
+def _lengths(given: str) -> list[int]:
+    parts = given.split(",")
+    if not all(part.strip().isdecimal() and 64 <= int(part) <= 1 << 20 for part in parts):
+        raise BadInput(f"--lengths {given!r} is not accepted: whole numbers from 64, with commas between")
+    return sorted({int(part) for part in parts})
+
+
+def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[str, Any]:
+    from kvscope_engine.bench.laboratory.captured import read, samples
+    from kvscope_engine.bench.laboratory.heat_cost import heat_cost
+    from kvscope_engine.bench.laboratory.measuring import measured
+    from kvscope_engine.model.loading.device import dtype_name
+    from kvscope_engine.model.loading.loader import load_model
+
+    config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype)
+    loaded = load_model(config, lambda progress: tell(progress.stage))
+    if lengths[-1] > loaded.max_model_len:
+        raise BadInput(
+            f"--lengths {lengths[-1]} is not accepted: {loaded.info.name} reads {loaded.max_model_len} tokens"
+        )
+    ids = _text_ids(loaded, lengths[-1])
+    context = read(loaded, ids, lambda done: tell(f"{done} of {len(ids)} tokens read"))
+    rows: list[Row] = []
+    for length in lengths:
+        rows += measured(samples(context, length, args.batch, args.layers), args.repeats, tell)
+    if args.scored:
+        _add_perplexity(rows, loaded, context, ids[: lengths[0]], args.scored, tell)
+    heat = None
+    if args.page_heat:
+        tell("page heat")
+        heat = heat_cost(config, ids[: lengths[0]], args.batch, HEAT_STEPS, args.page_heat)
+    return {
+        "version": program_version(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": loaded.info.name,
+        "dtype": dtype_name(loaded.dtype),
+        "device": str(loaded.device),
+        "batch": args.batch,
+        "num_layers": min(args.layers, len(context.held)),
+        "num_scored_tokens": args.scored,
+        "max_model_len": loaded.max_model_len,
+        "rows": rows,
+        "page_heat": heat,
+    }
+
+
+def _text_ids(loaded: LoadedModel, count: int) -> list[int]:
+    if loaded.tokenizer is None:
+        raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read a text")
+    ids = loaded.tokenizer.encode(sample_text())
+    return [ids[index % len(ids)] for index in range(count)]
+
+
+def _add_perplexity(
+    rows: list[Row], loaded: LoadedModel, context: DenseContext, ids: list[int], num_scored: int, tell: Tell
+) -> None:
+    from kvscope_engine.bench.laboratory.captured import perplexity_after
+    from kvscope_engine.bench.laboratory.methods import FULL, METHODS, UNTRAINED
+
+    full = 0.0
+    for row in rows:
+        name = row["method"]
+        if row["length"] != len(ids) or name in UNTRAINED or name.startswith("paged"):
+            continue
+        tell(f"perplexity: {name}")
+        found = perplexity_after(loaded, context, ids, num_scored, METHODS[name])
+        full = found if name == FULL else full
+        row["perplexity"], row["perplexity_change"] = found, found / full - 1.0
+
+
+def _tell(args: argparse.Namespace) -> Tell:
+    if args.json or not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _text(report: dict[str, Any]) -> str:
+    lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report) + "\n"]
+    lines.append(table(HEADER, [cells(row) for row in report["rows"]]))
+    if report["page_heat"] is not None:
+        lines.append("\n" + heat_words(report["page_heat"]))
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Ways to attend to a long context, side by side on the keys and values of a real model. Not used in service."""

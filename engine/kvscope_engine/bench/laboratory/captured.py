@@ -1,0 +1,115 @@
+"""Keys, values and queries of a real model that reads a text; and the same model with its attention replaced.
+
+Owns the contexts that go through the model in place of the engine's own. Knows no method by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvscope_engine.bench.laboratory.methods import Method
+from kvscope_engine.model.running.attention import AttentionContext, AttentionOptions
+from kvscope_engine.model.running.forward import Forward
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loading.loader import LoadedModel
+
+CHUNK_TOKENS: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSample:
+    """Of one layer: the text's keys and values (T, Hkv, D), and the queries of its last tokens, (B, H, D)."""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class DenseContext(AttentionContext):
+    """Keeps every layer's keys and values in a row, and attends causally; single tokens by `method` if given."""
+
+    def __init__(self, method: Callable[[], Method] | None = None) -> None:
+        self.scratch: dict[int, tuple[Tensor, ...]] = {}
+        self.method = method
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}
+        self.queries: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """(T, H, D) each -> (T, H, D)."""
+        if options.sliding_window or options.softcap or options.sinks is not None:
+            raise BadInput("the laboratory takes models with plain attention: no window, soft cap or sinks")
+        if layer in self.held:
+            key, value = (torch.cat(pair) for pair in zip(self.held[layer], (key, value), strict=True))
+        self.held[layer], self.queries[layer] = (key, value), query
+        if len(query) == 1 and self.method is not None:
+            method = self.method()
+            method.hold(key[None], value[None])
+            return method.attend(query * (options.scale * query.shape[-1] ** 0.5))
+        return _causal(query, key, value, options.scale)
+
+    def restored(self, length: int, method: Callable[[], Method] | None) -> DenseContext:
+        """As it was after `length` tokens, to go on another way."""
+        other = DenseContext(method)
+        other.held = {layer: (k[:length], v[:length]) for layer, (k, v) in self.held.items()}
+        return other
+
+
+def read(loaded: LoadedModel, ids: Sequence[int], tell: Callable[[int], None]) -> DenseContext:
+    """The model reads a text in chunks."""
+    context, forward = DenseContext(), Forward(loaded.module)
+    tokens = torch.tensor(ids, device=loaded.device)
+    with torch.inference_mode():
+        for start in range(0, len(ids), CHUNK_TOKENS):
+            part = slice(start, start + CHUNK_TOKENS)
+            context.scratch.clear()
+            forward.fill(tokens[part], torch.arange(len(ids), device=loaded.device)[part], context)
+            tell(min(start + CHUNK_TOKENS, len(ids)))
+    return context
+
+
+def samples(context: DenseContext, length: int, batch: int, num_layers: int) -> list[LayerSample]:
+    """Evenly spaced layers, as they are after `length` tokens of what was read.
+
+    Queries are those of the last tokens read, whatever `length`: of text that goes on.
+    """
+    layers = sorted(context.held)
+    picked = {layers[index * (len(layers) - 1) // max(1, num_layers - 1)] for index in range(num_layers)}
+    found = []
+    for layer in sorted(picked):
+        keys, values = context.held[layer]
+        found.append(LayerSample(context.queries[layer][-batch:], keys[:length], values[:length]))
+    return found
+
+
+def perplexity_after(
+    loaded: LoadedModel, context: DenseContext, ids: Sequence[int], num_scored: int, method: Callable[[], Method]
+) -> float:
+    """Of the last tokens of a text, read one by one by `method` after all before them was read as it is."""
+    start = len(ids) - num_scored
+    other, forward = context.restored(start, method), Forward(loaded.module)
+    tokens, total = torch.tensor(ids, device=loaded.device), 0.0
+    with torch.inference_mode():
+        for place in range(start, len(ids) - 1):
+            other.scratch.clear()
+            at = torch.tensor([place], device=loaded.device)
+            logits = forward.logits(tokens[place : place + 1], at, other)
+            total -= float(logits[0].double().log_softmax(-1)[ids[place + 1]])
+    return math.exp(total / (num_scored - 1))
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    count, length = len(query), len(key)
+    q, k, v = (each.transpose(0, 1)[None] for each in (query, key, value))
+    place = torch.arange(length, device=query.device)
+    mask = place[None] <= place[length - count :, None]
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)

@@ -1,0 +1,69 @@
+"""What measuring where attention falls (`--page-heat`) costs decode: measured steps beside those between them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.engine import Engine
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.messages.wire import encode
+
+_EVERY: Final = 2
+"""So that each measured step has neighbours to compare with."""
+_ROOM: Final = 2
+
+
+def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, every: int) -> dict[str, Any]:
+    """`batch` requests of the text `ids` decode `num_steps` tokens; medians of whole steps, frames encoded too.
+
+    `cost_share`: of decode's time, were one step in `every` measured.
+    """
+    blocks = batch * (-(-(len(ids) + num_steps) // config.block_size) + _ROOM)
+    config = replace(config, page_heat=_EVERY, num_gpu_blocks_override=blocks, enable_prefix_caching=False)
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True)
+    told = _Told()
+    with Engine(config, publish=told.take) as engine:
+        for number in range(batch):
+            engine.submit(Submit(request_id=str(number), prompt_token_ids=tuple(ids), sampling=sampling))
+        took: dict[bool, list[float]] = {True: [], False: []}
+        while engine.has_unfinished:
+            started = time.perf_counter()
+            told.begin(engine)
+            engine.step()
+            if told.num_decodes == batch:
+                took[told.is_measured].append(time.perf_counter() - started)
+    measured, others = (statistics.median(took[is_measured]) for is_measured in (True, False))
+    return {
+        "every": every,
+        "num_context_tokens": len(ids),
+        "measured_step_ms": measured * 1e3,
+        "other_step_ms": others * 1e3,
+        "cost_share": (measured / others - 1.0) / every,
+    }
+
+
+class _Told:
+    """What the newest frame says of its step."""
+
+    def __init__(self) -> None:
+        self.num_decodes, self.is_measured, self._step = 0, False, 0
+
+    def begin(self, engine: Engine) -> None:
+        """A step begins."""
+        self.num_decodes, self.is_measured = 0, False
+        self._step = engine.step_count + 1
+
+    def take(self, message: TelemetryMessage) -> None:
+        """As a publisher would: encoded."""
+        encode(message)
+        if isinstance(message, Frame) and not message.batch.num_prefill_tokens:
+            self.num_decodes = message.batch.num_decode_tokens
+            self.is_measured = self._step in np.frombuffer(message.blocks.attention_step, "<u4")

@@ -1,0 +1,92 @@
+"""What a method costs and what it loses, on samples of a model's layers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from kvscope_engine.bench.laboratory.captured import LayerSample
+from kvscope_engine.bench.laboratory.methods import FULL, METHODS, Method
+from kvscope_engine.bench.laboratory.peak import workspace_bytes
+
+
+class Row(TypedDict):
+    """One method at one length; times and bytes of one layer."""
+
+    method: str
+    length: int
+    time_us: float
+    kv_bytes: int
+    workspace_bytes: int
+    kv_bytes_per_token: float
+    """Over batch times length."""
+    workspace_bytes_per_token: float
+    error: float
+    """Of the output against full attention: the root mean square, as a share of the output's own."""
+    perplexity: float | None
+    perplexity_change: float | None
+
+
+@torch.inference_mode()
+def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str], None]) -> list[Row]:
+    """All methods, in turns, so that what a neighbour does to the machine falls on all of them."""
+    batch, length = len(samples[0].query), len(samples[0].keys)
+    held = {name: [_held(make, sample) for sample in samples] for name, make in METHODS.items()}
+    expected = [method.attend(sample.query) for method, sample in zip(held[FULL], samples, strict=True)]
+    times: dict[str, list[float]] = {name: [] for name in METHODS}
+    for turn in range(repeats + 1):  # the first warms up
+        tell(f"{length} tokens: turn {turn} of {repeats}")
+        for name, methods in held.items():
+            elapsed_ns = sum(_time_ns(m, s.query) for m, s in zip(methods, samples, strict=True))
+            times[name].append(elapsed_ns / len(samples) / 1e3)
+    rows = []
+    for name, methods in held.items():
+        pairs = list(zip(methods, samples, strict=True))
+        kv, extra = methods[0].held_bytes, workspace_bytes(partial(methods[0].attend, samples[0].query))
+        rows.append(
+            Row(
+                method=name,
+                length=length,
+                time_us=statistics.median(times[name][1:]),
+                kv_bytes=kv,
+                workspace_bytes=extra,
+                kv_bytes_per_token=kv / (batch * length),
+                workspace_bytes_per_token=extra / (batch * length),
+                error=_error([m.attend(s.query) for m, s in pairs], expected),
+                perplexity=None,
+                perplexity_change=None,
+            )
+        )
+    return rows
+
+
+def _held(make: Callable[[], Method], sample: LayerSample) -> Method:
+    """A copy of the text's keys and values for each request of the batch."""
+    method, batch = make(), len(sample.query)
+    method.hold(*(each[None].repeat(batch, 1, 1, 1) for each in (sample.keys, sample.values)))
+    return method
+
+
+def _time_ns(method: Method, query: Tensor) -> int:
+    _wait(query)
+    started_ns = time.perf_counter_ns()
+    method.attend(query)
+    _wait(query)
+    return time.perf_counter_ns() - started_ns
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    wrong = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
+    whole = sum(float(b.double().square().sum()) for b in expected)
+    return (wrong / whole) ** 0.5 if whole else 0.0

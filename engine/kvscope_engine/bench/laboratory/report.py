@@ -1,0 +1,73 @@
+"""The laboratory's report: one HTML file with a plot a figure and the whole table. Needs no script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from kvscope_engine.bench.laboratory.measuring import Row
+from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words
+from kvscope_telemetry.exports.report.page import clean, page, section, table
+
+_WIDTH: Final = 960
+_NAME_WIDTH: Final = 170
+_VALUE_WIDTH: Final = 90
+_LINE: Final = 20
+
+
+class Figure(NamedTuple):
+    """One plot: a bar a method and length."""
+
+    title: str
+    value: Callable[[Row], float | None]
+    text: Callable[[float], str]
+
+
+_FIGURES: Final = (
+    Figure("Time of one layer, µs", lambda row: row["time_us"], lambda value: f"{value:,.0f} µs"),
+    Figure("Kept for each token, bytes", lambda row: row["kv_bytes_per_token"], lambda value: f"{value:,.0f} B"),
+    Figure(
+        "Held meanwhile for each token, bytes",
+        lambda row: row["workspace_bytes_per_token"],
+        lambda value: f"{value:,.1f} B",
+    ),
+    Figure("Error of the output", lambda row: row["error"], lambda value: f"{100 * value:.2f} %"),
+    Figure("Perplexity", lambda row: row["perplexity"], lambda value: f"{value:.3f}"),
+)
+
+
+def html(report: dict[str, Any]) -> str:
+    """The whole file."""
+    rows: list[Row] = report["rows"]
+    body = [f"<h1>Ways to attend</h1>\n<p>{clean(headline(report))}</p>"]
+    for length in sorted({row["length"] for row in rows}):
+        those = [row for row in rows if row["length"] == length]
+        plots = (f"<h3>{clean(figure.title)}</h3>{plot}" for figure in _FIGURES if (plot := bars(figure, those)))
+        body.append(section(f"{length:,} tokens", *plots))
+    header = [(name, place > 0) for place, name in enumerate(HEADER)]
+    body.append(section("All figures", table(header, [[clean(cell) for cell in cells(row)] for row in rows])))
+    if report["page_heat"] is not None:
+        body.append(section("What --page-heat costs", f"<p>{clean(heat_words(report['page_heat']))}</p>"))
+    body.append(f"<footer>kvscope {clean(report['version'])}, {clean(report['date'])}</footer>")
+    return page("kvscope: ways to attend", body)
+
+
+def bars(figure: Figure, rows: Sequence[Row]) -> str:
+    """A bar for each row that has the figure; nothing where none has."""
+    told = [(row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)]
+    if not told:
+        return ""
+    highest = max((value for _, value in told), default=0.0) or 1.0
+    room = _WIDTH - _NAME_WIDTH - _VALUE_WIDTH
+    parts = []
+    for place, (name, value) in enumerate(told):
+        y, width = place * _LINE, max(1.0, room * value / highest)
+        parts.append(
+            f'<text class="label end" x="{_NAME_WIDTH - 8}" y="{y + 14}">{clean(name)}</text>'
+            f'<rect class="bar prefill" x="{_NAME_WIDTH}" y="{y + 3}" width="{width:.1f}" height="{_LINE - 6}"/>'
+            f'<text class="label" x="{_NAME_WIDTH + width + 6:.1f}" y="{y + 14}">{clean(figure.text(value))}</text>'
+        )
+    words = "; ".join(f"{name} {figure.text(value)}" for name, value in told)
+    size = f'viewBox="0 0 {_WIDTH} {len(told) * _LINE}"'
+    return f'<svg role="img" aria-label="{clean(figure.title + ": " + words)}" {size}>{"".join(parts)}</svg>'

@@ -1,0 +1,119 @@
+"""Only the blocks whose keys could score highest (Quest, arXiv 2406.10774), in one level or in two.
+
+Kept beside the keys: for each block, head and dimension the smallest and the largest key, so that
+sum over d of max(q_d * low_d, q_d * high_d) is no less than any score in the block.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+BLOCK_SIZE: Final = 16
+GROUP_BLOCKS: Final = 8
+GROUP_SLACK: Final = 2
+"""In two levels, so many times the wanted blocks are looked at."""
+
+
+class Sparse:
+    """The top fraction of blocks for each request and KV head; the newest block is always one of them."""
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+
+    def hold(self, keys: Tensor, values: Tensor) -> None:
+        self._length = keys.shape[1]
+        self._blocks = (_in_blocks(keys), _in_blocks(values))  # (B, Hkv, n, 16, D)
+        whole = _in_blocks(keys, pad_last=True)
+        self._low, self._high = whole.amin(3), whole.amax(3)
+
+    def attend(self, query: Tensor) -> Tensor:
+        rows = query.view(len(query), self._low.shape[1], -1, query.shape[-1])  # (B, Hkv, group, D)
+        return self._read(rows, self._choose(rows)).reshape(query.shape)
+
+    def _choose(self, rows: Tensor) -> Tensor:
+        """(B, Hkv, k) blocks: one choice for the heads that share keys, by the head that wants a block most."""
+        bounds = _bounds(rows, self._low, self._high)
+        bounds[..., -1] = math.inf
+        return bounds.topk(self._num_wanted, -1).indices
+
+    @property
+    def _num_wanted(self) -> int:
+        return max(1, math.ceil(self._low.shape[2] * self._fraction))
+
+    def _read(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        keys, values = (_picked(each, chosen) for each in self._blocks)
+        num_padding = self._blocks[0].shape[2] * BLOCK_SIZE - self._length
+        mask = None
+        if num_padding:
+            slot = chosen[..., None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=chosen.device)
+            mask = (slot < self._length).flatten(2)[:, :, None]
+        return scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(int(each.nbytes) for each in (*self._blocks, self._low, self._high))
+
+
+class Hierarchical(Sparse):
+    """Groups of 8 blocks first, then the blocks of the groups that were kept."""
+
+    def hold(self, keys: Tensor, values: Tensor) -> None:
+        super().hold(keys, values)
+        missing = -self._low.shape[2] % GROUP_BLOCKS
+        low = pad(self._low, (0, 0, 0, missing), value=math.inf)
+        high = pad(self._high, (0, 0, 0, missing), value=-math.inf)
+        by_group = (*low.shape[:2], -1, GROUP_BLOCKS, low.shape[3])
+        self._group_low, self._group_high = low.view(by_group).amin(3), high.view(by_group).amax(3)
+
+    def _choose(self, rows: Tensor) -> Tensor:
+        num_blocks = self._low.shape[2]
+        groups = _bounds(rows, self._group_low, self._group_high)
+        groups[..., -1] = math.inf
+        wanted = 1 + -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)  # beside the newest
+        kept = groups.topk(min(wanted, groups.shape[-1]), -1).indices
+        blocks = (kept[..., None] * GROUP_BLOCKS + torch.arange(GROUP_BLOCKS, device=kept.device)).flatten(2)
+        inside = blocks.clamp(max=num_blocks - 1)
+        bounds = _bounds(rows, *(_gathered(each, inside) for each in (self._low, self._high)))
+        bounds[blocks >= num_blocks] = -math.inf
+        bounds[blocks == num_blocks - 1] = math.inf
+        best = bounds.topk(min(self._num_wanted, num_blocks), -1).indices
+        return inside.gather(2, best)
+
+    @property
+    def held_bytes(self) -> int:
+        groups: int = self._group_low.nbytes + self._group_high.nbytes
+        return super().held_bytes + groups
+
+
+def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
+    """(B, T, Hkv, D) -> (B, Hkv, n, 16, D); what is missing of the last block is zero, or its last token again."""
+    missing = -tensor.shape[1] % BLOCK_SIZE
+    if missing and pad_last:
+        tensor = torch.cat((tensor, tensor[:, -1:].expand(-1, missing, -1, -1)), 1)
+    elif missing:
+        tensor = pad(tensor, (0, 0, 0, 0, 0, missing))
+    batch, _, heads, dim = tensor.shape
+    return tensor.reshape(batch, -1, BLOCK_SIZE, heads, dim).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def _bounds(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """(B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n): two products instead of a maximum a dimension."""
+    up, down = rows.clamp(min=0), rows.clamp(max=0)
+    return (up @ high.mT + down @ low.mT).amax(2)
+
+
+def _picked(blocks: Tensor, chosen: Tensor) -> Tensor:
+    """(B, Hkv, n, 16, D) and (B, Hkv, k) -> (B, Hkv, k * 16, D)."""
+    batch, heads = torch.meshgrid(*map(torch.arange, blocks.shape[:2]), indexing="ij")
+    at = batch[..., None].to(chosen.device), heads[..., None].to(chosen.device), chosen
+    return blocks[at].flatten(2, 3)
+
+
+def _gathered(table: Tensor, chosen: Tensor) -> Tensor:
+    """(B, Hkv, n, D) and (B, Hkv, k) -> (B, Hkv, k, D)."""
+    return table.gather(2, chosen[..., None].expand(-1, -1, -1, table.shape[3]))

@@ -1,0 +1,84 @@
+"""Where attention fell, measured in some steps: which steps, and the sum over a step's layers.
+
+Owns when a step is measured and what is added up. Knows neither blocks' owners nor who is told.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvscope_engine.model.running.kv_storage import LayerKV
+from kvscope_kernels import Ops
+
+
+class BlockShares:
+    """Of the decodes of one step; every layer adds to it."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+        self._total: torch.Tensor | None = None
+        self._num_layers = 0
+
+    def add(
+        self,
+        query: torch.Tensor,
+        kv: LayerKV,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        max_seq_len: int,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """A layer's queries (num_single_token, Hq, D), its keys and how it attends; see `DecodeBatch`."""
+        if self._total is None:
+            self._total = torch.zeros(block_tables.shape, device=query.device)
+        self._num_layers += 1
+        self._ops.block_attention(
+            query,
+            kv.k,
+            block_tables,
+            seq_lens,
+            self._total,
+            scale=scale,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            k_scale=kv.k_scale,
+            max_seq_len=max_seq_len,
+        )
+
+    def rows(self) -> NDArray[np.float32] | None:
+        """(num_single_token, blocks): each row sums to 1. Waits for the step; None where no layer asked."""
+        if self._total is None:
+            return None
+        return on_host(self._total) / np.float32(self._num_layers)
+
+
+def on_host(tensor: torch.Tensor) -> NDArray[np.float32]:
+    """A copy; waits for the device."""
+    array: NDArray[np.float32] = tensor.cpu().numpy()
+    return array
+
+
+class ShareSchedule:
+    """Measures the first step with decodes and every `every`-th after it; 0: none."""
+
+    def __init__(self, every: int, ops: Ops) -> None:
+        self._every = every
+        self._ops = ops
+        self._num_steps = 0
+
+    def begin(self, num_decodes: int) -> BlockShares | None:
+        """What to measure this step with, None where it is not measured."""
+        if not self._every or not num_decodes:
+            return None
+        is_due = self._num_steps % self._every == 0  # counted where a step may fail: it is tried again without
+        self._num_steps += 1
+        return BlockShares(self._ops) if is_due else None
+
+    def any(self, num_decodes: int) -> BlockShares | None:
+        """The same for a step that counts for nothing, as if it were due."""
+        return BlockShares(self._ops) if self._every and num_decodes else None

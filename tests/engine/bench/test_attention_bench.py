@@ -1,0 +1,130 @@
+"""Ways to attend: those that read everything agree, the others read what they say; the benchmark from end to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.bench import attention
+from kvscope_engine.bench.laboratory.methods import EXACT, FULL, METHODS, Contiguous
+from kvscope_engine.bench.laboratory.peak import workspace_bytes
+from kvscope_engine.bench.laboratory.sparse import Hierarchical, Sparse
+from kvscope_engine.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def layer() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys, values of 2 requests, 6 heads over 2, 150 tokens: no whole number of blocks."""
+    draw = torch.Generator().manual_seed(1)
+    keys, values = (torch.randn(2, 150, 2, 32, generator=draw) for _ in range(2))
+    return torch.randn(2, 6, 32, generator=draw), keys, values
+
+
+def attended(name_or_method: Any, layer: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    method = METHODS[name_or_method]() if isinstance(name_or_method, str) else name_or_method
+    query, keys, values = layer
+    method.hold(keys, values)
+    assert method.held_bytes > 0
+    found: torch.Tensor = method.attend(query)
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_read_every_token_agree_and_the_others_differ(name: str, layer: Any) -> None:
+    expected, found = attended(FULL, layer), attended(name, layer)
+    assert found.shape == expected.shape
+    assert torch.isfinite(found).all()
+    assert torch.allclose(found, expected, atol=1e-5) == (name in EXACT)
+
+
+@pytest.mark.parametrize("make", [Sparse, Hierarchical])
+def test_a_block_with_all_the_attention_is_found(make: Any, layer: Any) -> None:
+    """One key that all heads look for, among many; the rest is read in part."""
+    query, keys, values = (each.clone() for each in layer)
+    keys[:, 37] = 40 * query.view(2, 2, 3, 32).mean(2)
+    keys[:, 37] += 0.1
+    query = query.view(2, 2, 3, 32).mean(2, keepdim=True).expand(2, 2, 3, 32).reshape(2, 6, 32)
+    expected = attended(FULL, (query, keys, values))
+    assert torch.allclose(attended(make(0.2), (query, keys, values)), expected, atol=1e-3)
+
+
+def test_workspace_is_what_is_made_and_not_what_was_there() -> None:
+    there = torch.zeros(1 << 16)
+    assert workspace_bytes(lambda: there.view(2, -1)) == 0
+    assert workspace_bytes(lambda: (there + 1, there + 2, there + 3)) == 3 * there.nbytes
+
+
+def test_perplexity_by_full_attention_is_the_models_own(tiny_model: Callable[..., str]) -> None:
+    from kvscope_engine.bench.laboratory.captured import DenseContext, perplexity_after, read
+    from kvscope_engine.config import EngineConfig
+    from kvscope_engine.model.loading.loader import load_model
+    from kvscope_engine.model.running.forward import Forward
+
+    loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda _: None)
+    ids = [(7 * place) % 250 + 3 for place in range(90)]
+    context = read(loaded, ids, lambda _: None)
+    found = perplexity_after(loaded, context, ids, 20, Contiguous)
+    with torch.inference_mode():
+        logits = Forward(loaded.module).logits(torch.tensor(ids), torch.arange(90), DenseContext())
+    logprobs = logits[70:89].log_softmax(-1).gather(1, torch.tensor(ids[71:])[:, None])
+    assert found == pytest.approx(float((-logprobs.mean()).exp()), rel=1e-4)
+
+
+def test_from_end_to_end(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    tiny_model: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "_text_ids", lambda loaded, count: [7 * n % 250 + 3 for n in range(count)])
+    monkeypatch.setattr(attention, "HEAT_STEPS", 6)
+    options = [
+        "--model",
+        tiny_model(),
+        "--dtype",
+        "float32",
+        "--lengths",
+        "64,80",
+        "--batch",
+        "2",
+        "--layers",
+        "2",
+        "--repeats",
+        "1",
+        "--scored",
+        "2",
+    ]
+    report_path = tmp_path / "report.html"
+    assert main(["bench", "attention", *options, "--page-heat", "8", "--html", str(report_path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = report["rows"]
+    assert [(row["method"], row["length"]) for row in rows] == [(n, length) for length in (64, 80) for n in METHODS]
+    by_name = {row["method"]: row for row in rows if row["length"] == 64}
+    assert by_name["sparse 1"]["perplexity_change"] == pytest.approx(0.0, abs=0.05)
+    assert by_name["low rank 1/4"]["perplexity"] is None
+    assert by_name["window 1/4"]["kv_bytes_per_token"] < by_name[FULL]["kv_bytes_per_token"] / 2
+    assert report["page_heat"]["every"] == 8
+    assert report["page_heat"]["measured_step_ms"] > 0
+    page = report_path.read_text("utf-8")
+    assert "Ways to attend" in page
+    assert page.count("<svg") == 9, "five figures, and four where perplexity was not asked for"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--lengths", "10"],
+        ["--lengths", "a"],
+        ["--batch", "0"],
+        ["--scored", "1"],
+        ["--lengths", "64", "--scored", "60"],
+    ],
+)
+def test_bad_options_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "attention", *options]) == 2
+    assert "is not accepted" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""An engine that measures where attention falls: what its ledger says, when, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.ledger import BlockState, attention_shares
+from kvscope_telemetry.messages.commands import Submit
+
+Make = Callable[..., Engine]
+
+
+def submit(engine: Engine, name: str, num_prompt_tokens: int, max_tokens: int, first: int = 3) -> None:
+    ids = tuple(range(first, first + num_prompt_tokens))
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    engine.submit(Submit(request_id=name, prompt_token_ids=ids, sampling=sampling))
+
+
+def shares_by_request(engine: Engine, step: int) -> dict[int, float]:
+    """Sums over the blocks that were measured in `step`."""
+    parts = engine._parts
+    ledger, sums = parts.pool.ledger, {}
+    for number, request in parts.scheduler.requests.items():
+        table = np.array(request.block_table, np.int64)
+        table = table[ledger.attention_step[table] == step]
+        if table.size:
+            sums[number] = float(attention_shares(ledger.attention[table]).sum())
+    return sums
+
+
+def test_shares_of_each_request_sum_to_one_in_every_measured_step(make_engine: Make) -> None:
+    engine = make_engine(page_heat=3, num_gpu_blocks_override=60)
+    submit(engine, "a", 30, 20)
+    submit(engine, "b", 7, 20, first=90)
+    told = {}
+    for _ in range(12):
+        engine.step()
+        if sums := shares_by_request(engine, engine.step_count):
+            told[engine.step_count] = sums
+    assert list(told) == [2, 5, 8, 11], "the first step with decodes, and every third after it"
+    for sums in told.values():
+        assert sums == {1: pytest.approx(1.0, abs=1e-4), 2: pytest.approx(1.0, abs=1e-4)}
+
+
+def test_tokens_are_the_same_with_and_without(make_engine: Make) -> None:
+    answers = []
+    for options in ({}, {"page_heat": 1}):
+        engine: Any = make_engine(num_gpu_blocks_override=60, **options)
+        prompts: list[str | Submit] = ["Hello", "A fox in the forest"]
+        sampling = SamplingParams(temperature=0.0, max_tokens=12)
+        answers.append([done.token_ids for done in engine.generate(prompts, sampling)])
+    assert answers[0] == answers[1]
+
+
+def test_without_it_nothing_is_measured_and_nothing_travels(make_engine: Make) -> None:
+    engine = make_engine(num_gpu_blocks_override=60)
+    submit(engine, "a", 30, 20)
+    for _ in range(5):
+        engine.step()
+    blocks = engine.snapshot().blocks
+    assert (blocks.attention, blocks.attention_step) == (b"", b"")
+    assert not engine.hello.capabilities.attention
+
+
+def test_a_block_that_is_given_away_is_unknown_again(make_engine: Make) -> None:
+    engine = make_engine(page_heat=1, num_gpu_blocks_override=60, enable_prefix_caching=False)
+    assert engine.hello.capabilities.attention
+    submit(engine, "a", 30, 4)
+    while engine.has_unfinished:
+        engine.step()
+    ledger = engine._parts.pool.ledger
+    assert (ledger.state == BlockState.FREE).all()
+    assert not ledger.attention.any()
+    assert not ledger.attention_step.any()
+    engine._parts.pool.check_integrity([])
+
+
+def test_a_shared_block_says_the_most_that_fell_on_it(make_engine: Make) -> None:
+    pool = make_engine(num_gpu_blocks_override=60)._parts.pool
+    blocks = pool.allocate(2, 1)
+    ids = np.array([blocks[0], blocks[1], blocks[0]], np.int64)
+    pool.measure(ids, np.array([700, 5, 30], np.uint32), 9)
+    assert pool.ledger.attention[blocks].tolist() == [700, 5]
+    assert pool.ledger.attention_step[blocks].tolist() == [9, 9]
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True])
+def test_a_number_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(BadInput, match="page_heat="):
+        EngineConfig(page_heat=value)
