@@ -90,16 +90,16 @@ API int kvscope_rotate_write(const void *heads, const void *cos, const void *sin
 
 /* All instructions once, on numbers made here: 0 when the sums come out. */
 API int kvscope_trial(void) {
-    enum { INPUTS = 8, OUTPUTS = 64 };
-    static uint8_t weight[INPUTS * OUTPUTS];
+    enum { INPUTS = 8, GROUP = 64, OUTPUTS = 64 };
+    static uint8_t weight[GROUP * OUTPUTS];
     float scale[OUTPUTS], x[INPUTS], out[OUTPUTS], norm[OUTPUTS], ones[OUTPUTS], both[2 * OUTPUTS];
-    for (int i = 0; i < INPUTS * OUTPUTS; i++) weight[i] = 129;
+    for (int i = 0; i < GROUP * OUTPUTS; i++) weight[i] = 129;
     for (int i = 0; i < OUTPUTS; i++) scale[i] = ones[i] = both[i] = both[OUTPUTS + i] = 1.0f;
     for (int i = 0; i < INPUTS; i++) x[i] = 2.0f;
     struct {
         const void *w, *s, *b;
-        int64_t outputs, inputs, padded;
-    } parts = {weight, scale, NULL, OUTPUTS, INPUTS, INPUTS};
+        int64_t outputs, inputs, groups;
+    } parts = {weight, scale, NULL, OUTPUTS, INPUTS, 1};
     if (kvscope_linear(&parts, x, 1, out, NULL, 3, 1)) return 1;
     for (int i = 0; i < OUTPUTS; i++)
         if (fabsf(out[i] - 16.0f) > 1e-3f) return 2;

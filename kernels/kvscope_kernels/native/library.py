@@ -12,7 +12,7 @@ class LinearParts(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("weight", "scale", "bias")),
-        *((name, c_int64) for name in ("outputs", "inputs", "padded_inputs")),
+        *((name, c_int64) for name in ("outputs", "inputs", "groups")),
     )
 
 
@@ -54,3 +54,9 @@ _ARGUMENTS = {
     "kvscope_gate": (c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
     "kvscope_rotate_write": (c_void_p,) * 7 + (c_int64,) * 12 + (c_int,),
 }
+
+
+def has_dot_product() -> bool:
+    """Whether products of 8-bit numbers were compiled to instructions of this CPU's that are made for them."""
+    found = library()
+    return found is not None and bool(found.kvscope_has_dot_product())

@@ -5,37 +5,40 @@ from ctypes import addressof
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvscope_kernels.checks import require
 from kvscope_kernels.native.library import LinearParts, library
 
 PANEL = 64
 """Outputs side by side in the layout."""
+GROUP = 64
+"""Inputs that share a scale."""
+_PANELS_AT_ONCE = 32
+_TINY = 1e-30
 _X_F32, _OUT_F32, _ADD_F32 = 1, 2, 4
 _DTYPES = (torch.bfloat16, torch.float32)
-_MAX_INPUTS = 1 << 15
-"""Sums of 8-bit products of that many stay within 32 bits."""
 
 
 class Int8Weight:
-    """A weight (outputs, inputs) rounded to 8 bits with a scale for each output, and the product with it.
+    """A weight (outputs, inputs) rounded to 8 bits with a scale for each GROUP inputs, and the product with it.
 
-    scale[n] = max|weight[n]| / 127. Raises RuntimeError where there is no compiled library (`library`), ValueError for
-    a weight that is not two-dimensional, is too wide or is not finite.
+    A scale is the largest of its group, as a size, over 127. Raises RuntimeError where there is no compiled library
+    (`library`), ValueError for a weight that is not two-dimensional, is empty or is not finite.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         found = library()
         if found is None:
             raise RuntimeError("weights of 8 bits need a C compiler on a Linux machine (cc, gcc or clang)")
-        require(weight.dim() == 2 and 0 < weight.shape[1] <= _MAX_INPUTS, "weight", weight, "(outputs, inputs <= 32768)")
+        require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
         self.outputs, self.inputs = weight.shape
         self._packed, self._scale = _packed(weight)
-        self._bias = None if bias is None else _padded(bias.detach().float(), len(self._scale))
+        self._bias = None if bias is None else _padded(bias.detach().float(), len(self._packed) * PANEL)
         self._call = found.kvscope_linear
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
-        padded = self._packed.shape[1] * 4
-        parts = (self._packed.data_ptr(), self._scale.data_ptr(), bias_pointer, self.outputs, self.inputs, padded)
+        groups = self._packed.shape[1]
+        parts = (self._packed.data_ptr(), self._scale.data_ptr(), bias_pointer, self.outputs, self.inputs, groups)
         self._parts = LinearParts(*parts)
         self._address = addressof(self._parts)
 
@@ -69,36 +72,38 @@ class Int8Weight:
 
 
 def int8_product_torch(x: Tensor, weight: Tensor) -> Tensor:
-    """What `Int8Weight.product` computes, in float64: both sides rounded to 8 bits, a row each."""
-    (w, w_scale), (a, a_scale) = _rounded(weight), _rounded(x)
-    return (a @ w.T) * a_scale * w_scale.T
+    """What `Int8Weight.product` computes, in float64: both sides rounded to 8 bits, GROUP inputs of a row at a time."""
+    return _rounded(x) @ _rounded(weight).T
 
 
-def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
-    scale = rows.double().abs().amax(-1, keepdim=True) / 127.0
-    return (rows.double() / scale.clamp_min(1e-300)).round(), scale
+def _rounded(rows: Tensor) -> Tensor:
+    groups = _in_groups(rows).double()
+    scale = groups.abs().amax(-1, keepdim=True) / 127.0
+    return ((groups / scale.clamp_min(_TINY)).round() * scale).flatten(-2)[..., : rows.shape[-1]]
+
+
+def _in_groups(rows: Tensor) -> Tensor:
+    """(..., inputs) to (..., groups, GROUP) float32, with zeros behind."""
+    return pad(rows.float(), (0, -rows.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
 
 
 def _packed(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[outputs / 64, inputs / 4, 64, 4] uint8 with 128 added, and the scales, padded to whole panels.
-
-    A part at a time: a large embedding is not made float32 at once.
-    """
-    outputs, inputs = weight.shape
-    panels, quads = -(-outputs // PANEL), -(-inputs // 4)
-    packed = torch.full((panels, quads, PANEL, 4), 128, dtype=torch.uint8)
-    scales = torch.zeros(panels * PANEL)
-    for panel in range(0, panels, 32):
-        rows = weight[panel * PANEL : (panel + 32) * PANEL].detach().float()
-        scale = rows.abs().amax(1) / 127.0
+    """[panels, groups, GROUP / 4, PANEL, 4] uint8 with 128 added, and scales [panels, groups, PANEL]; a part of the
+    weight at a time, so that a large one is not made float32 at once."""
+    panels, groups = -(-len(weight) // PANEL), -(-weight.shape[1] // GROUP)
+    packed = torch.empty((panels, groups, GROUP // 4, PANEL, 4), dtype=torch.uint8)
+    scales = torch.empty((panels, groups, PANEL))
+    for first in range(0, panels, _PANELS_AT_ONCE):
+        rows = weight[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL].detach()
+        parts = _in_groups(pad(rows, (0, 0, 0, -len(rows) % PANEL))).unflatten(0, (-1, PANEL))
+        scale = parts.abs().amax(-1) / 127.0  # (some, PANEL, groups)
         if not bool(torch.isfinite(scale).all()):
             require(False, "weight", weight, "finite numbers")
-        whole = torch.full((-(-len(rows) // PANEL) * PANEL, quads * 4), 128.0)
-        whole[: len(rows), :inputs] = (rows / scale.clamp_min(1e-30)[:, None]).round_().add_(128.0)
-        parts = whole.to(torch.uint8).view(-1, PANEL, quads, 4).transpose(1, 2)
-        packed[panel : panel + len(parts)] = parts
-        scales[panel * PANEL : panel * PANEL + len(rows)] = scale
-    return packed.view(panels, quads, PANEL * 4).view(panels, -1, PANEL, 4), scales
+        whole = (parts / scale.clamp_min(_TINY)[..., None]).round_().add_(128.0).to(torch.uint8)
+        here = slice(first, first + len(parts))
+        packed[here] = whole.unflatten(-1, (GROUP // 4, 4)).permute(0, 2, 3, 1, 4)
+        scales[here] = scale.transpose(1, 2)
+    return packed, scales
 
 
 def _padded(bias: Tensor, length: int) -> Tensor:
