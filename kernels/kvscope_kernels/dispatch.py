@@ -191,6 +191,11 @@ def ops_for(device_type: str) -> Ops:
     raise ValueError(f"device_type={device_type!r} is not accepted: cpu or cuda")
 
 
+def torch_ops() -> Ops:
+    """The references, which do everything that there is, on any device."""
+    return _CPU
+
+
 @cache
 def _cpu_ops() -> Ops:
     """Asked the first time on a machine, this compiles the library, which takes seconds."""

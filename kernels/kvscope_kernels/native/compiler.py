@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -36,18 +37,23 @@ def built_library() -> Path | None:
         return None
     try:
         return _found_or_built()
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: nobody's home
         return None
 
 
 def _found_or_built() -> Path | None:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    folder = _own_folder()
-    if compiler is None or folder is None:
+    if compiler is None:
         return None
-    library = folder / f"kvscope-{_key(compiler)}.so"
-    if library.exists():
-        return library
+    name = f"kvscope-{_key(compiler)}.so"
+    found = [folder / name for folder in _folders() if (folder / name).exists() and _is_ours(folder)]
+    return found[0] if found else _built(compiler, next(_folders()) / name)
+
+
+def _built(compiler: str, library: Path) -> Path | None:
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(library.parent):
+        return None
     with open(library.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it is done within the timeout
         return library if library.exists() or _build(compiler, library) else None
@@ -68,15 +74,18 @@ def _succeeds(command: list[str]) -> bool:
     return subprocess.run(command, capture_output=True, timeout=TIMEOUT_SECONDS, check=False).returncode == 0
 
 
-def _own_folder() -> Path | None:
-    """Ours alone to write: code is loaded from it."""
-    own, base = os.environ.get("KVSCOPE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    cache = Path(own) if own else Path(base or Path.home() / ".cache") / "kvscope"
-    folder = cache / "native"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _folders() -> Iterator[Path]:
+    """Where it may be: the first is where it is built."""
+    own = os.environ.get("KVSCOPE_CACHE")
+    if own:
+        yield Path(own) / "native"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvscope" / "native"
+
+
+def _is_ours(folder: Path) -> bool:
+    """And nobody else's to write: code is loaded from it."""
     found = folder.stat()
-    is_ours = found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return folder if is_ours else None
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _key(compiler: str) -> str:
