@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels import Ops, ops_for
-from kvscope_kernels.dispatch import torch_ops
 from kvscope_kernels.copy_rows import copy_tensors
+from kvscope_kernels.dispatch import torch_ops
 
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 INTERPRETER = pytest.param("interpreter", marks=pytest.mark.interpreter)

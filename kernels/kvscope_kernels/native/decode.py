@@ -46,7 +46,9 @@ def paged_decode_attention_native(
             v_scale=v_scale,
             out=out,
         )
-    check_decode(query, Cache(k_cache, v_cache, k_scale, v_scale), block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    check_decode(
+        query, Cache(k_cache, v_cache, k_scale, v_scale), block_tables, seq_lens, sliding_window, softcap, sinks, out
+    )
     batch, heads, head_dim = query.shape
     block_size, kv_heads = v_cache.shape[1:3]
     out = query.new_empty(batch, heads, head_dim) if out is None else out

@@ -48,8 +48,8 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--quantization",
         choices=QUANTIZATIONS,
         default="auto",
-        help="of weights on a CPU: rounded to 8 bits with a scale for each 64 inputs (int8), as they come (none), or int8"
-        " for GGUF files of 8 bits or fewer where the CPU is fast at it and --dtype is auto (auto)",
+        help="of weights on a CPU: rounded to 8 bits with a scale for each 64 inputs (int8), as they come (none), or"
+        " int8 for GGUF files of 8 bits or fewer where the CPU is fast at it and --dtype is auto (auto)",
     )
     group.add_argument(
         "--max-model-len",

@@ -58,7 +58,9 @@ def test_plain_weights_are_given_up_and_packed_ones_counted(tiny_loaded: Load) -
     assert make_ready_to_run(module, "int8") is found
 
 
-def chosen(config: EngineConfig, name: ModelName, device: torch.device = CPU, dtype: torch.dtype = torch.bfloat16) -> str:
+def chosen(
+    config: EngineConfig, name: ModelName, device: torch.device = CPU, dtype: torch.dtype = torch.bfloat16
+) -> str:
     return choose_quantization(config, name, device, dtype)
 
 
