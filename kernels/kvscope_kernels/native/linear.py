@@ -84,7 +84,8 @@ def _rounded(rows: Tensor) -> Tensor:
 
 def _in_groups(rows: Tensor) -> Tensor:
     """(..., inputs) to (..., groups, GROUP) float32, with zeros behind."""
-    return pad(rows.float(), (0, -rows.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
+    wide = pad(rows.float(), (0, -rows.shape[-1] % GROUP))
+    return wide.view(*rows.shape[:-1], wide.shape[-1] // GROUP, GROUP)
 
 
 def _packed(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,13 +96,13 @@ def _packed(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty((panels, groups, PANEL))
     for first in range(0, panels, _PANELS_AT_ONCE):
         rows = weight[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL].detach()
-        parts = _in_groups(pad(rows, (0, 0, 0, -len(rows) % PANEL))).unflatten(0, (-1, PANEL))
+        parts = _in_groups(pad(rows, (0, 0, 0, -len(rows) % PANEL))).view(-1, PANEL, groups, GROUP)
         scale = parts.abs().amax(-1) / 127.0  # (some, PANEL, groups)
         if not bool(torch.isfinite(scale).all()):
             require(False, "weight", weight, "finite numbers")
         whole = (parts / scale.clamp_min(_TINY)[..., None]).round_().add_(128.0).to(torch.uint8)
         here = slice(first, first + len(parts))
-        packed[here] = whole.unflatten(-1, (GROUP // 4, 4)).permute(0, 2, 3, 1, 4)
+        packed[here] = whole.view(-1, PANEL, groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
         scales[here] = scale.transpose(1, 2)
     return packed, scales
 

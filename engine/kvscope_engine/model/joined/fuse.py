@@ -49,7 +49,8 @@ def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
     """Replace what can be proven equal, in place; asked again, it says what was done.
 
     With `quantization` "int8" weights are rounded last, when all else is proven. Raises BadInput naming the
-    architecture when its attention cannot be served (`hook_check`), or when the whole does not give what it gave before.
+    architecture when its attention cannot be served (`hook_check`), or when the whole does not give what it gave
+    before.
     """
     found: Fused | None = getattr(module, "kvscope_joined", None)
     if found is None:
