@@ -6,7 +6,7 @@ What the library does not do (float16, caches of 8 bits, norms of heads) goes th
 import torch
 from torch import Tensor
 
-from kvscope_kernels.gated_activation import gated_activation_torch
+from kvscope_kernels.gated_activation import ACTIVATIONS, gated_activation_torch
 from kvscope_kernels.kv_formats import Cache
 from kvscope_kernels.native.library import library
 from kvscope_kernels.rms_norm import rms_norm_torch
@@ -20,8 +20,9 @@ _FEW_NUMBERS = 1 << 18
 def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
     """`rms_norm`; a row is read twice and written once."""
     found = library()
-    is_ours = x.dtype in _DTYPES and dtype in _DTYPES and weight.shape == x.shape[-1:] and weight.is_contiguous()
-    if found is None or not is_ours or x.numel() > _FEW_NUMBERS or not x.is_contiguous():
+    is_weight = weight.dtype == torch.float32 and weight.shape == x.shape[-1:] and weight.is_contiguous()
+    is_ours = is_weight and x.dtype in _DTYPES and dtype in _DTYPES and x.is_contiguous()
+    if found is None or not is_ours or not 0 < x.numel() <= _FEW_NUMBERS:
         return rms_norm_torch(x, weight, eps, dtype)
     out = torch.empty(x.shape, dtype=dtype)
     size = x.shape[-1]
@@ -42,7 +43,8 @@ def add_rms_norm_native(
 def gated_activation_native(both: Tensor, kind: int) -> Tensor:
     """`gated_activation`."""
     found = library()
-    if found is None or both.dtype not in _DTYPES or both.numel() > _FEW_NUMBERS or not both.is_contiguous():
+    is_ours = both.dtype in _DTYPES and both.is_contiguous() and kind in ACTIVATIONS and both.shape[-1] % 2 == 0
+    if found is None or not is_ours or not 0 < both.numel() <= _FEW_NUMBERS:
         return gated_activation_torch(both, kind)
     size = both.shape[-1] // 2
     out = torch.empty((*both.shape[:-1], size), dtype=both.dtype)
