@@ -12,6 +12,7 @@ from kvscope_telemetry.kv_events.config import KvEventsConfig
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS: Final = ("auto", "none", "int8")
 KV_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "int8")
 """`fp8_e4m3` is vLLM's other name for `fp8`."""
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
@@ -31,6 +32,9 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     """Of weights and activations."""
+    quantization: str = "auto"
+    """Of linear layers on a CPU: `int8` rounds weights to 8 bits with a scale for each 64 inputs; `auto` does that
+    where it is fast, the type of activations is left open, and the weights come from a GGUF file of 8 bits or fewer."""
     kv_cache_dtype: str = "auto"
     """Of the blocks; `auto` is that of the activations, the others have 8 bits and a scale per token and KV head."""
     block_size: int = 16
@@ -76,6 +80,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_DTYPES)
         _one_of("allocator", self.allocator, ENGINE_ALLOCATORS)
         if self.allocator != "paged" and self.enable_prefix_caching:

@@ -150,7 +150,7 @@ def build_parts(
     loaded = load_model(config, progress)
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which joining gives up
     progress(Progress(stage="warm up"))
-    make_ready_to_run(loaded.module)
+    make_ready_to_run(loaded.module, loaded.quantization)
     plans: list[MemoryPlan] = []
     num_blocks = num_blocks_for(config, loaded, planned=plans.append)
     plan = plans[0] if plans else None

@@ -1,10 +1,12 @@
 """Which implementation of the operations a device gets. The choice is made once, at load, and passed down.
 
-`cpu` gets the torch references, which are its production path; `cuda` gets the Triton kernels. Importing this
-starts neither Triton nor CUDA, and works where Triton is not installed.
+`cpu` gets the operations compiled from C where the machine can compile them (`native`), and the torch references,
+which do everything, where not; `cuda` gets the Triton kernels. Importing this compiles nothing, starts neither Triton
+nor CUDA, and works where Triton is not installed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final, Protocol
 
 import torch
@@ -14,6 +16,14 @@ from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
+from kvscope_kernels.native.decode import paged_decode_attention_native
+from kvscope_kernels.native.layers import (
+    add_rms_norm_native,
+    gated_activation_native,
+    rms_norm_native,
+    rotate_write_native,
+)
+from kvscope_kernels.native.library import library
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
 from kvscope_kernels.relevance.block_attention import block_attention, block_attention_torch
@@ -197,8 +207,28 @@ def ops_for(device_type: str) -> Ops:
     Raises ValueError for any other device type, RuntimeError for `cuda` where Triton is not installed.
     """
     if device_type == "cpu":
-        return _CPU
+        return _cpu_ops()
     if device_type == "cuda":
         require_triton()
         return _CUDA
     raise ValueError(f"device_type={device_type!r} is not accepted: cpu or cuda")
+
+
+def torch_ops() -> Ops:
+    """The references, which do everything that there is, on any device."""
+    return _CPU
+
+
+@cache
+def _cpu_ops() -> Ops:
+    """Asked the first time on a machine, this compiles the library, which takes seconds."""
+    if library() is None:
+        return _CPU
+    return replace(
+        _CPU,
+        decode=paged_decode_attention_native,
+        rotate_write=rotate_write_native,
+        rms_norm=rms_norm_native,
+        add_rms_norm=add_rms_norm_native,
+        gated_activation=gated_activation_native,
+    )

@@ -65,7 +65,7 @@ def paged_decode_attention(
     rows of one tile, arXiv 2511.11581.
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    _check(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    check_decode(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     require_triton()
     batch, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
@@ -272,7 +272,7 @@ def paged_decode_attention_torch(
     Requests of similar length are gathered and run together; nothing loops over requests, blocks or tokens.
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    _check(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
+    check_decode(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
     end = seq_lens.cpu().numpy().astype(np.int64)
     first = np.maximum(end - (sliding_window or UNBOUNDED), 0)
@@ -311,7 +311,7 @@ def _attend_rows(
     return result.reshape(n, num_heads, value_dim)
 
 
-def _check(
+def check_decode(
     query: Tensor,
     cache: Cache,
     block_tables: Tensor,

@@ -61,7 +61,7 @@ def rotate_write(
     the slot mapping of vLLM's reshape_and_cache (arXiv 2309.06180).
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    _check(heads, rotation, cache, slot_mapping)
+    check_rotation(heads, rotation, cache, slot_mapping)
     require_triton()
     num_heads, norm, turn = rotation
     num_tokens, _, head_dim = heads.shape
@@ -224,7 +224,7 @@ def rotate_torch(heads: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Ten
     return rotated[:, :num_heads], rotated[:, num_heads:], value
 
 
-def _check(heads: Tensor, rotation: Rotation, cache: Cache, slot_mapping: Tensor) -> None:
+def check_rotation(heads: Tensor, rotation: Rotation, cache: Cache, slot_mapping: Tensor) -> None:
     num_heads, norm, turn = rotation
     if heads.dim() != 3 or heads.stride(2) != 1 or heads.dtype not in FLOAT_DTYPES:
         needed = "(tokens, num_heads + 2 * num_kv_heads, head_dim), floating, with contiguous head_dim"

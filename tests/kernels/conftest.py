@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kvscope_kernels import Ops, ops_for
 from kvscope_kernels.copy_rows import copy_tensors
+from kvscope_kernels.dispatch import torch_ops
 
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 INTERPRETER = pytest.param("interpreter", marks=pytest.mark.interpreter)
@@ -112,19 +113,21 @@ def interpret() -> Iterator[Interpret]:
         yield call
 
 
-@pytest.fixture(params=["torch", INTERPRETER, GPU])
+@pytest.fixture(params=["torch", "compiled", INTERPRETER, GPU])
 def runner(request: pytest.FixtureRequest) -> Runner:
     return _runner(request)
 
 
-@pytest.fixture(params=["torch", GPU])
+@pytest.fixture(params=["torch", "compiled", GPU])
 def fast_runner(request: pytest.FixtureRequest) -> Runner:
     return _runner(request)
 
 
 def _runner(request: pytest.FixtureRequest) -> Runner:
     if request.param == "torch":
-        return Runner("torch", ops_for("cpu"), "cpu")
+        return Runner("torch", torch_ops(), "cpu")
+    if request.param == "compiled":
+        return Runner("compiled", ops_for("cpu"), "cpu")
     if request.param == "interpreter":
         interpret, kernels = request.getfixturevalue("interpret"), ops_for("cuda")
         ops = {each.name: partial(interpret, getattr(kernels, each.name)) for each in fields(Ops)}

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Final
 
 from kvscope_engine.cli.parser import number, parse_size, whole_number
-from kvscope_engine.config import DEVICES, DTYPES, KV_DTYPES, PREEMPTIONS, EngineConfig
+from kvscope_engine.config import DEVICES, DTYPES, KV_DTYPES, PREEMPTIONS, QUANTIZATIONS, EngineConfig
 from kvscope_engine.policy.allocation.names import ENGINE_ALLOCATORS
 from kvscope_telemetry.kv_events.config import parse_config
 
@@ -44,6 +44,13 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--device", choices=DEVICES, default="auto", help="where the model runs")
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations")
+    group.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default="auto",
+        help="of weights on a CPU: rounded to 8 bits with a scale for each 64 inputs (int8), as they come (none), or"
+        " int8 for GGUF files of 8 bits or fewer where the CPU is fast at it and --dtype is auto (auto)",
+    )
     group.add_argument(
         "--max-model-len",
         type=whole_number,

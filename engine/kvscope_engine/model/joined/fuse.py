@@ -23,6 +23,7 @@ from kvscope_engine.model.joined.fused_attention import attention_candidates
 from kvscope_engine.model.joined.fused_layer import FusedLayer, chain_layers, layer_candidate
 from kvscope_engine.model.joined.fused_mlp import mlp_candidate
 from kvscope_engine.model.joined.fused_norm import norm_candidates
+from kvscope_engine.model.joined.int8_linear import round_linears
 from kvscope_engine.model.joined.packed_linear import can_pack, pack_linears, packed_bytes
 from kvscope_telemetry.errors import BadInput
 
@@ -40,18 +41,21 @@ class Fused:
     layers: int
     packed: bool
     float32_residual: bool
+    int8: int = 0
+    """Linear layers that were rounded to 8 bits."""
 
 
-def fuse_model(module: nn.Module) -> Fused:
+def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
     """Replace what can be proven equal, in place; asked again, it says what was done.
 
-    Raises BadInput naming the architecture when its attention cannot be served (`hook_check`), or when the whole does
-    not give what it gave before.
+    With `quantization` "int8" weights are rounded last, when all else is proven. Raises BadInput naming the
+    architecture when its attention cannot be served (`hook_check`), or when the whole does not give what it gave
+    before.
     """
     found: Fused | None = getattr(module, "kvscope_joined", None)
     if found is None:
         check_hook(module)
-        found = _fuse(module)
+        found = _fuse(module, quantization)
         module.kvscope_joined = found  # type: ignore[assignment]
     return found
 
@@ -62,9 +66,9 @@ def weights_bytes(module: nn.Module) -> int:
     return sum(tensors.values()) + packed_bytes(module)
 
 
-def _fuse(module: nn.Module) -> Fused:
+def _fuse(module: nn.Module, quantization: str) -> Fused:
     parameter = next(module.parameters())
-    packed = can_pack(parameter.dtype, parameter.device)
+    packed = quantization == "none" and can_pack(parameter.dtype, parameter.device)
     del parameter
     plain = take_plain_trace(module) or _whole(module)
     trial = run_trial(module)
@@ -84,7 +88,8 @@ def _fuse(module: nn.Module) -> Fused:
                 f"model architecture {type(module).__name__} is not supported: its joined layers do not give what they"
                 f" gave before ({fault})"
             )
-    return Fused(attentions, mlps, norms, layers, packed, float32_residual)
+    int8 = round_linears(module, trial.calls.keys()) if quantization == "int8" else 0
+    return Fused(attentions, mlps, norms, layers, packed, float32_residual, int8)
 
 
 def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from kvscope_engine.model.joined.packed_linear import FastLinear, PackedLinear
+from kvscope_engine.model.joined.packed_linear import FastLinear
 from kvscope_kernels import ops_for
 
 
@@ -33,7 +33,7 @@ class FastRMSNorm:
 
     def of_sum(self, x: torch.Tensor, linear: FastLinear, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x + linear(given), (T, size) of the type of x, and its norm."""
-        if isinstance(linear, PackedLinear):  # adds as it multiplies
+        if linear.adds_as_it_multiplies:
             total = linear.forward_add(given, x)
             return total, self(total)
         return self._ops.add_rms_norm(x, linear(given), self.weight, self.eps, self.dtype)

@@ -23,6 +23,8 @@ _CPU_CAPABILITIES: Final = ("AVX2", "AVX512", "AMX")
 class PackedLinear(nn.Module):
     """`x @ weight.T + bias` with the weight in oneDNN's layout. Inference alone."""
 
+    adds_as_it_multiplies: Final = True
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -46,6 +48,8 @@ class PackedLinear(nn.Module):
 
 class JoinedLinear(nn.Module):
     """The plain counterpart of `PackedLinear`, for devices and types that are not packed."""
+
+    adds_as_it_multiplies: Final = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()

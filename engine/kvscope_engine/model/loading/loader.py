@@ -23,6 +23,7 @@ from kvscope_engine.model.loading.device import choose_device, choose_dtype, dty
 from kvscope_engine.model.loading.dummy import random_model
 from kvscope_engine.model.loading.fingerprint import model_fingerprint
 from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, num_query_heads, read_config
+from kvscope_engine.model.loading.quantization import choose_quantization
 from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
 from kvscope_engine.model.loading.support import Blueprint, blueprint
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
@@ -51,6 +52,8 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     """Tokens of prompt and output together."""
+    quantization: str = "none"
+    """Of the weights once they run: `none` or `int8`."""
     fingerprint: str = ""
     """Of configuration and weights as they came; only taken for KV that is kept."""
 
@@ -122,6 +125,7 @@ def _load(
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
+        quantization=choose_quantization(config, name, device, dtype),
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
     )
 

@@ -13,8 +13,8 @@ from kvscope_engine.model.joined.float32_head import use_float32_logits
 from kvscope_engine.model.joined.fuse import Fused, fuse_model
 
 
-def make_ready_to_run(module: nn.Module) -> Fused:
+def make_ready_to_run(module: nn.Module, quantization: str = "none") -> Fused:
     """In place; asked again, it says what was done. Raises BadInput naming an architecture that cannot be served."""
     check_hook(module)
     use_float32_logits(module)
-    return fuse_model(module)
+    return fuse_model(module, quantization)

@@ -58,7 +58,7 @@ class ModelRunner:
         self._schedule = ShareSchedule(page_heat, self._ops)
         if loaded.device.type == "cpu":
             keep_freed_memory()
-        self.fused = make_ready_to_run(loaded.module)
+        self.fused = make_ready_to_run(loaded.module, loaded.quantization)
         self.weights_bytes = weights_bytes(loaded.module)
         self.notes: list[str] = []
         """What is not as it was asked for, a line each."""

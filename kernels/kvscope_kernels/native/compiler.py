@@ -1,0 +1,103 @@
+"""Building the C sources beside this file for this very CPU, once: where the result is kept, and when it is trusted.
+
+Owns the compiler's name and options, the file's name (it follows from sources, options and CPU, so that another CPU or
+version builds its own) and the trial in a process of its own, where an instruction that is missing does no harm.
+Nothing here raises for what a machine lacks: no compiler, no room and no rights all mean that there is no library.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+SWITCH: Final = "KVSCOPE_NATIVE"
+"""Set to 0, nothing is compiled or loaded."""
+SOURCES: Final = ("linear.c", "attention.c", "layers.c")
+OPTIONS: Final = (
+    *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fPIC", "-shared", "-fvisibility=hidden", "-w"),
+)
+TIMEOUT_SECONDS: Final = 60.0
+"""It takes 2; a machine that is that busy starts without."""
+_COMPILERS: Final = ("cc", "gcc", "clang")
+_TRIAL: Final = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).kvscope_trial())"
+
+
+def built_library() -> Path | None:
+    """The compiled operations; built when there are none for this CPU. None where that cannot be."""
+    if os.environ.get(SWITCH) == "0" or sys.platform != "linux":
+        return None
+    try:
+        return _found_or_built()
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: nobody's home
+        return None
+
+
+def _found_or_built() -> Path | None:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        return None
+    name = f"kvscope-{_key(compiler)}.so"
+    found = [folder / name for folder in _folders() if (folder / name).exists() and _is_ours(folder)]
+    return found[0] if found else _built(compiler, next(_folders()) / name)
+
+
+def _built(compiler: str, library: Path) -> Path | None:
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(library.parent):
+        return None
+    with open(library.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it is done within the timeout
+        return library if library.exists() or _build(compiler, library) else None
+
+
+def _build(compiler: str, library: Path) -> bool:
+    here = Path(__file__).parent
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
+        made = Path(scratch) / library.name
+        command = [compiler, *OPTIONS, "-o", str(made), *(str(here / name) for name in SOURCES), "-lm"]
+        if not _succeeds(command) or not _succeeds([sys.executable, "-I", "-S", "-c", _TRIAL, str(made)]):
+            return False
+        os.replace(made, library)
+    return True
+
+
+def _succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, timeout=TIMEOUT_SECONDS, check=False).returncode == 0
+
+
+def _folders() -> Iterator[Path]:
+    """Where it may be: the first is where it is built."""
+    own = os.environ.get("KVSCOPE_CACHE")
+    if own:
+        yield Path(own) / "native"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvscope" / "native"
+
+
+def _is_ours(folder: Path) -> bool:
+    """And nobody else's to write: code is loaded from it."""
+    found = folder.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _key(compiler: str) -> str:
+    """Of all that the result hangs on."""
+    here = Path(__file__).parent
+    texts = [(here / name).read_bytes() for name in (*SOURCES, "numbers.h")]
+    facts = (*OPTIONS, os.path.realpath(compiler), platform.machine(), _cpu())
+    return hashlib.sha256(b"\0".join([*texts, *map(str.encode, facts)])).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """Name and instructions of the first CPU, as the system tells them."""
+    words = ("model name", "flags", "features", "cpu implementer", "cpu part")
+    lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n", 1)[0].splitlines()
+    return "\n".join(line for line in lines if line.lower().startswith(words))

@@ -1,0 +1,62 @@
+"""The compiled operations as Python calls them. Owns the one handle of the library and the types of its functions."""
+
+import ctypes
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+
+from kvscope_kernels.native.compiler import built_library
+
+
+class LinearParts(ctypes.Structure):
+    """`linear` of linear.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs", "groups")),
+    )
+
+
+class DecodeParts(ctypes.Structure):
+    """`attention` of attention.c."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "k_cache", "v_cache", "tables", "seq_lens", "sinks", "out")),
+        *((name, c_int64) for name in ("query_stride_t", "query_stride_h")),
+        *((name, c_int64) for name in ("k_stride_b", "k_stride_s", "k_stride_h")),
+        *((name, c_int64) for name in ("v_stride_b", "v_stride_s", "v_stride_h")),
+        *((name, c_int64) for name in ("table_stride", "out_stride_t", "out_stride_h")),
+        *((name, c_int64) for name in ("batch", "heads", "kv_heads", "head_dim", "block_size", "window")),
+        *((name, c_float) for name in ("scale", "softcap")),
+        *((name, c_int32) for name in ("is_f32", "threads")),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Loaded once; None where there is none (`built_library`)."""
+    path = built_library()
+    if path is None:
+        return None
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    for name, arguments in _ARGUMENTS.items():
+        getattr(found, name).argtypes = arguments
+        getattr(found, name).restype = c_int
+    return found
+
+
+_ARGUMENTS = {
+    "kvscope_linear": (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int, c_int),
+    "kvscope_decode": (c_void_p,),
+    "kvscope_rms_norm": (c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64, c_int, c_int),
+    "kvscope_gate": (c_void_p, c_void_p, c_int64, c_int64, c_int, c_int),
+    "kvscope_rotate_write": (c_void_p,) * 7 + (c_int64,) * 12 + (c_int,),
+}
+
+
+def has_dot_product() -> bool:
+    """Whether products of 8-bit numbers were compiled to instructions of this CPU's that are made for them."""
+    found = library()
+    return found is not None and bool(found.kvscope_has_dot_product())

@@ -1,0 +1,61 @@
+"""Where the compiled library comes from, and that without one all goes on: each case in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvscope_kernels.native.compiler import SWITCH
+from kvscope_kernels.native.library import library
+
+PROGRAM = """
+from kvscope_kernels.native.compiler import built_library
+print(built_library())
+"""
+
+
+def built(cache: Path, **changes: str) -> str:
+    """What a process with these variables has for a library."""
+    environment = {name: value for name, value in os.environ.items() if name not in (SWITCH, "XDG_CACHE_HOME")}
+    environment |= {"KVSCOPE_CACHE": str(cache), "HOME": str(cache / "home"), **changes}
+    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=True)
+    assert not run.stderr
+    return run.stdout.strip()
+
+
+@pytest.mark.skipif(library() is None, reason="needs a C compiler")
+def test_built_once_and_kept(tmp_path: Path) -> None:
+    first = built(tmp_path)
+    assert Path(first).parent == tmp_path / "native"
+    made = Path(first).stat().st_mtime_ns
+    assert built(tmp_path) == first
+    assert Path(first).stat().st_mtime_ns == made
+    assert [path.suffix for path in sorted((tmp_path / "native").iterdir())] == [".lock", ".so"]
+    (tmp_path / "native").chmod(0o777)  # somebody else's code may lie there
+    assert built(tmp_path) == "None"
+
+
+def test_without_a_compiler(tmp_path: Path) -> None:
+    assert built(tmp_path, PATH=str(tmp_path)) == "None"
+
+
+def test_switched_off(tmp_path: Path) -> None:
+    assert built(tmp_path, **{SWITCH: "0"}) == "None"
+    assert not (tmp_path / "native").exists()
+
+
+@pytest.mark.parametrize("script", ["exit 1", "for last; do :; done; touch kept; exit 0"])
+def test_a_compiler_that_does_not_work(tmp_path: Path, script: str) -> None:
+    """It fails, or makes nothing that can be loaded."""
+    fake = tmp_path / "bin" / "cc"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    assert built(tmp_path, PATH=str(fake.parent)) == "None"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert built(tmp_path / "file") == "None"
