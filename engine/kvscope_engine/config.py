@@ -68,6 +68,9 @@ class EngineConfig:
     page_heat: int = 0
     """In every so many steps with decodes it is measured how much of each request's attention fell on each of its
     blocks; 0: never. Such a step runs without a CUDA graph."""
+    tensor_parallel_size: int = 1
+    """Ranks, each a process with a device and its share of every layer's heads and weights; on GPUs without CUDA
+    graphs."""
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
     seed: int = 0
@@ -96,6 +99,9 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1, 1 << 31)
         _whole("page_heat", self.page_heat, 0, 1 << 31)
+        _whole("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
+        if self.tensor_parallel_size > 1:
+            self._check_ranks()
         if self.kv_memory_bytes is not None:
             _whole("kv_memory_bytes", self.kv_memory_bytes, 1, 1 << 50)
         share = self.gpu_memory_utilization
@@ -114,6 +120,19 @@ class EngineConfig:
     def publishes_kv_events(self) -> bool:
         """Whether KV events are published."""
         return self.kv_events_config is not None and self.kv_events_config.is_on
+
+    def _check_ranks(self) -> None:
+        """What one rank alone would do with its own bytes is not done."""
+        refused = (
+            ("host_kv_memory_bytes", self.host_kv_memory_bytes, 0, "lower tiers keep the blocks of one device"),
+            ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
+            ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
+            ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
+        )
+        for name, value, accepted, why in refused:
+            if value != accepted:
+                size = self.tensor_parallel_size
+                raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {why}")
 
     def _check_tiers(self) -> None:
         for name in ("host_kv_memory_bytes", "disk_kv_memory_bytes"):

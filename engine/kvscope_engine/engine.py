@@ -23,6 +23,7 @@ from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
 from kvscope_engine.memory_shortage import run_with_shortages
+from kvscope_engine.model.ranks.leader import Leader
 from kvscope_engine.model.structured.forms import matcher_for, prepared
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
@@ -202,6 +203,11 @@ class Engine:
         """Wait until all that went to the disk tier is on the drive; whether it is. Only measurements need it."""
         mover = self._parts.mover
         return mover is None or mover.drain()
+
+    @property
+    def ranks(self) -> Leader | None:
+        """The other ranks of tensor parallel; None without any."""
+        return self._parts.leader
 
     @property
     def dtype(self) -> torch.dtype:

@@ -24,6 +24,8 @@ from kvscope_engine.model.memory.memory_plan import MemoryPlan
 from kvscope_engine.model.memory.shortage_report import Shortage, shortage_report
 from kvscope_engine.model.memory.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
+from kvscope_engine.model.ranks.leader import Leader, config_of_rank, lead_ranks, rank_of
+from kvscope_engine.model.ranks.shard import check_joined
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.memory import num_blocks_for
@@ -70,6 +72,8 @@ class Parts:
     """Of a GPU's memory, where the size of the pool was left to it."""
     forms: Forms | None = None
     """That answers can be asked for in; None for a model without text."""
+    leader: Leader | None = None
+    """Of the other ranks; None where this is the only one."""
     utilization: float = 0.0
     """`--gpu-memory-utilization`."""
     _modules: tuple[ModuleBytes, ...] = ()
@@ -125,6 +129,8 @@ class Parts:
     def close(self) -> None:
         """Drop every tensor."""
         self.runner.close()
+        if self.leader is not None:
+            self.leader.close()
         if self.threads is not None:
             self.threads.close()
         if self.mover is not None:
@@ -146,18 +152,41 @@ def build_parts(
     profile leaves. What is captured comes last, over blocks that are there, out of what was set aside for it.
     Raises BadInput or KvscopeError, with nothing left allocated.
     """
+    leader = lead_ranks(config)
+    with ExitStack() as undo:
+        if leader is not None:
+            undo.callback(leader.close)
+        parts = _build_parts(config_of_rank(config, leader), epoch, progress, cache_log, leader)
+        undo.pop_all()
+    return parts
+
+
+def _build_parts(
+    config: EngineConfig,
+    epoch: int,
+    progress: Callable[[Progress], None],
+    cache_log: CacheLog | None,
+    leader: Leader | None,
+) -> Parts:
     threads = CpuThreads(config.num_threads)
-    loaded = load_model(config, progress)
+    loaded = load_model(config, progress, rank_of(leader))
+    if leader is not None:
+        leader.load(config)
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which joining gives up
     progress(Progress(stage="warm up"))
-    make_ready_to_run(loaded.module, loaded.quantization)
+    fused = make_ready_to_run(loaded.module, loaded.quantization)
+    check_joined(fused.layers, loaded.num_layers, loaded.rank, loaded.info.name)
     plans: list[MemoryPlan] = []
     num_blocks = num_blocks_for(config, loaded, planned=plans.append)
+    if leader is not None:
+        num_blocks = leader.agree(num_blocks, fused)
     plan = plans[0] if plans else None
     if plan is not None:
         progress(Progress(stage="warm up", detail=plan.summary(str(loaded.device))))
     with ExitStack() as undo:  # a driver's pages, pinned memory and files are not collected like tensors
-        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, undo, progress, cache_log)
+        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, undo, progress, cache_log, leader)
+        if leader is not None:
+            leader.join(loaded.module)
         undo.pop_all()
     parts.threads = threads if loaded.device.type == "cpu" else None
     parts.plan = plan
@@ -176,6 +205,7 @@ def _assemble(
     undo: ExitStack,
     progress: Callable[[Progress], None],
     cache_log: CacheLog | None,
+    leader: Leader | None,
 ) -> Parts:
     virtual = virtual_cache(config, loaded, num_blocks)
     space, memory = (virtual.space, virtual.memory) if virtual is not None else (None, None)
@@ -214,6 +244,7 @@ def _assemble(
         max_num_batched_tokens=max_batched,
         enforce_eager=config.enforce_eager,
         page_heat=config.page_heat,
+        others=leader,
     )
     runner.warm_up(progress)
     hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
@@ -223,7 +254,7 @@ def _assemble(
         notes.append("KV events have the hashes of the kept file: other engines with this seed have others")
     for note in notes:
         scheduler.note(note, time.monotonic_ns())
-    return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes)
+    return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes, leader=leader)
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:

@@ -18,6 +18,7 @@ from kvscope_engine.cli.arguments.prompts import read_prompts
 from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, sampling_params
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import tell_notes
+from kvscope_engine.cli.other_ranks import followed
 from kvscope_engine.cli.parser import whole_number
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Submit
@@ -61,6 +62,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 def run(args: argparse.Namespace) -> int:
     """0 when every prompt was run, 2 when one was refused, 130 after Ctrl-C."""
     config = engine_config(args)
+    if (code := followed(config)) is not None:
+        return code
     submits = read_prompts(
         args.prompt,
         args.prompts,

@@ -15,6 +15,7 @@ from kvscope_engine.cli.arguments.options import add_engine_options, engine_conf
 from kvscope_engine.cli.arguments.sample_interval import add_interval
 from kvscope_engine.cli.engine_class import engine_class
 from kvscope_engine.cli.notes import tell_notes
+from kvscope_engine.cli.other_ranks import ends_with_ranks, followed, raise_lost_rank
 from kvscope_engine.cli.parser import whole_number
 from kvscope_engine.http.child import HttpChild, connectable
 from kvscope_engine.http.command import add_api_options, api_key
@@ -97,6 +98,8 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 def run(args: argparse.Namespace) -> int:
     """Serve the real engine."""
     config = engine_config(args)
+    if (code := followed(config)) is not None:
+        return code
     if args.record_text and args.record is None:
         raise BadInput("--record-text is for recordings and goes with --record FILE.mcap")
     if args.exit_with_parent is not None:
@@ -111,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         nonlocal told
         engine = engine_class()(config, progress=progress, publish=publish, messages_dropped=messages_dropped)
         built.append(engine)
+        ends_with_ranks(engine)
         tell_notes([engine.memory_plan] if engine.memory_plan else [])
         tell_notes(engine.notes)
         told = len(engine.notes)
@@ -121,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     bar = TerminalProgress()
     try:
         endpoint = args.endpoint or default_endpoint()
-        return serve(
+        code = serve(
             endpoint,
             build,
             keys=args.keys,
@@ -132,6 +136,8 @@ def run(args: argparse.Namespace) -> int:
             http=http,
             sample_s=args.sample_interval,
         )
+        raise_lost_rank(built)
+        return code
     finally:
         if http is not None:
             http.close()

@@ -64,6 +64,15 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         help=f"of the random numbers of requests that bring no seed (without it: {DEFAULTS.seed})",
     )
     group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=whole_number,
+        metavar="N",
+        default=DEFAULTS.tensor_parallel_size,
+        help="share the model out among N GPUs of this machine, or N processes of its CPU, which are started along;"
+        " torchrun's are taken where it started this command",
+    )
+    group.add_argument(
         "--enforce-eager",
         action="store_true",
         default=None,

@@ -29,6 +29,8 @@ from kvscope_engine.model.loading.support import Blueprint, blueprint
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
+from kvscope_engine.model.ranks.rank import ALONE, Rank
+from kvscope_engine.model.ranks.shard import check_divides, shard_model
 from kvscope_engine.model.running.host_memory import bound_compiled_products
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
@@ -56,6 +58,8 @@ class LoadedModel:
     """Of the weights once they run: `none` or `int8`."""
     fingerprint: str = ""
     """Of configuration and weights as they came; only taken for KV that is kept."""
+    rank: Rank = ALONE
+    """Whose share it is, of how many ranks."""
 
     @property
     def num_layers(self) -> int:
@@ -64,13 +68,13 @@ class LoadedModel:
 
     @property
     def num_query_heads(self) -> int:
-        """Query heads of a layer."""
-        return self.info.num_query_heads
+        """Query heads of a layer, on this rank."""
+        return self.info.num_query_heads // self.rank.count
 
     @property
     def num_kv_heads(self) -> int:
-        """Key and value heads of a layer."""
-        return self.info.num_kv_heads
+        """Key and value heads of a layer, on this rank."""
+        return max(1, self.info.num_kv_heads // self.rank.count)
 
     @property
     def head_dim(self) -> int:
@@ -78,8 +82,8 @@ class LoadedModel:
         return self.info.head_dim
 
 
-def load_model(config: EngineConfig, progress: ProgressCallback) -> LoadedModel:
-    """Find, download, convert and load `config.model`, as far as each is needed.
+def load_model(config: EngineConfig, progress: ProgressCallback, rank: Rank = ALONE) -> LoadedModel:
+    """Find, download, convert and load `config.model`, or the share of it that is of `rank`, as far as each is needed.
 
     Raises BadInput for a model that cannot be accepted and KvscopeError for what stands in the way (no network,
     no memory), each in one line that names it; then nothing of the model is left in memory.
@@ -90,7 +94,7 @@ def load_model(config: EngineConfig, progress: ProgressCallback) -> LoadedModel:
         bound_compiled_products()
     dtype = choose_dtype(config.dtype, device)
     try:
-        return _load(config, name, device, dtype, progress)
+        return _load(config, name, device, dtype, progress, rank)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise KvscopeError(
             f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}:"
@@ -104,17 +108,22 @@ def _load(
     device: torch.device,
     dtype: torch.dtype,
     progress: ProgressCallback,
+    rank: Rank,
 ) -> LoadedModel:
     folder, config_file = _files(name, dtype, progress)
     hf_config = read_config(config_file)
     plan = blueprint(hf_config, name.text)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
+    _check_shares(hf_config, rank, name)
     _check_memory(plan, name, dtype, device, config)
+    source = device if rank.is_alone else torch.device("cpu")  # where a file is mapped, and only what is kept is read
     if name.kind == "dummy":
-        module = random_model(hf_config, dtype, device, config.seed, progress)
+        module = random_model(hf_config, dtype, source, config.seed, progress)
     else:
         check_weights(folder)
-        module = load_weights(folder, hf_config, dtype, device, name.text, progress)
+        module = load_weights(folder, hf_config, dtype, source, name.text, progress)
+    shard_model(module, rank, name.text)
+    module.to(device)
     _make_ready(module)
     return LoadedModel(
         module=module,
@@ -127,7 +136,15 @@ def _load(
         max_model_len=max_model_len,
         quantization=choose_quantization(config, name, device, dtype),
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
+        rank=rank,
     )
+
+
+def _check_shares(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> None:
+    """Before weights are read. A layer whose sizes are not told here is looked at when it is there."""
+    rows = getattr(hf_config, "intermediate_size", None)
+    heads = num_query_heads(hf_config), num_kv_heads(hf_config)
+    check_divides(rank.count, *heads, rows if isinstance(rows, int) else rank.count, name.text)
 
 
 def _files(name: ModelName, dtype: torch.dtype, progress: ProgressCallback) -> tuple[Path, Path]:
@@ -172,7 +189,8 @@ def _check_gpu_memory(
     total, free = memory.total_bytes, memory.free_bytes()
     is_sized = config.kv_memory_bytes is not None or config.num_gpu_blocks_override is not None
     room = free if is_sized else min(free, int(total * config.gpu_memory_utilization) - (total - free))
-    check_weights_fit(name.text, plan.num_parameters, dtype.itemsize, max(room, 0), total, "the GPU")
+    share = plan.num_parameters // config.tensor_parallel_size
+    check_weights_fit(name.text, share, dtype.itemsize, max(room, 0), total, "the GPU")
 
 
 def _make_ready(module: torch.nn.Module) -> None:

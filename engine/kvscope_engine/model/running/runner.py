@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.step_buffer import StepBuffer
-from kvscope_engine.model.running.step_inputs import TableRows, build_inputs
+from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
 from kvscope_engine.model.running.warm_up import warm_up
 from kvscope_engine.model.sampling.sampler import Sampler
@@ -34,6 +34,16 @@ from kvscope_telemetry.messages.telemetry import Progress
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
+
+
+class OtherRanks(Protocol):
+    """Those that run each step with this one; see `ranks.leader`."""
+
+    def tell(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
+        """The step that is run next."""
+
+    def done(self) -> None:
+        """Its layers were run here."""
 
 
 class ModelRunner:
@@ -51,7 +61,9 @@ class ModelRunner:
         max_num_batched_tokens: int,
         enforce_eager: bool = False,
         page_heat: int = 0,
+        others: OtherRanks | None = None,
     ) -> None:
+        self._others = others
         self._storage = storage
         self._device = loaded.device
         self._ops = ops_for(loaded.device.type)
@@ -101,6 +113,8 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""
         inputs = build_inputs(plan, self._rows, self._storage.block_size)
+        if self._others is not None:
+            self._others.tell(inputs, plan.copies)
         sampled = [item.request for item in plan.scheduled if item.samples]
         shares = self._schedule.begin(inputs.num_single_token)
         shape = self._graphs.shape_of(inputs) if self._graphs is not None and shares is None else None
@@ -119,6 +133,8 @@ class ModelRunner:
         timer = _Timer(self._device)
         logits = self._forward(tensors, shape, len(sampled), shares)
         timer.stop()
+        if self._others is not None:
+            self._others.done()
         told = shares.rows() if shares is not None else None
         if logits is None:
             return StepResult((None,) * len(plan.scheduled), forward_ns=timer.elapsed_ns(), block_shares=told)
@@ -129,6 +145,17 @@ class ModelRunner:
             forward_ns=timer.elapsed_ns(),
             block_shares=told,
         )
+
+    @torch.inference_mode()
+    def follow(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
+        """This rank's part of a step that rank 0 runs: all but the head and sampling."""
+        self._buffer.begin()
+        tensors = put_inputs(inputs, self._buffer)
+        pairs = self._buffer.put(np.array(copies, np.int64)) if copies else None
+        self._buffer.send()
+        if pairs is not None:
+            self._ops.copy_rows(self._storage.rows, pairs)
+        self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors))
 
     def recover(self) -> None:
         """After a step that ran out of memory: what it left is over, and memory that is only kept is given back."""

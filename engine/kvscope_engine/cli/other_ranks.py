@@ -1,0 +1,48 @@
+"""Commands on several ranks: what a process does that torchrun made another rank, and what ends a service."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.ranks.processes import torchrun_rank
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+if TYPE_CHECKING:
+    from kvscope_engine.engine import Engine
+
+
+def followed(config: EngineConfig) -> int | None:
+    """Be the rank that torchrun made of this process, until rank 0 ends: the exit code. None: this is rank 0.
+
+    Raises BadInput when torchrun started another number of ranks than `config` asks for.
+    """
+    found = torchrun_rank()
+    if found is None:
+        return None
+    rank, count = found
+    if count != config.tensor_parallel_size:
+        raise BadInput(
+            f"--tensor-parallel-size {config.tensor_parallel_size} is not accepted: torchrun started {count} ranks"
+        )
+    if rank == 0:
+        return None
+    from kvscope_engine.model.ranks.follower import follow_torchrun
+
+    return follow_torchrun(rank, count)
+
+
+def ends_with_ranks(engine: Engine) -> None:
+    """A service without work ends too when it loses a rank."""
+    if engine.ranks is not None:
+        engine.ranks.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def raise_lost_rank(engines: Iterable[Engine]) -> None:
+    """Raise KvscopeError, which says which rank, when that is what ended a service."""
+    for engine in engines:
+        if engine.ranks is not None and engine.ranks.failure:
+            raise KvscopeError(f"{engine.ranks.failure}: the engine cannot go on without it")

@@ -1,0 +1,88 @@
+"""Messages between two processes over a Unix socket: a length, then the bytes. An end that is gone is noticed at once.
+
+Knows no message. The sockets are in a folder that only their user can enter.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.errors import KvscopeError
+
+SOCKET_FILE: Final = "channel"
+SEND_S: Final = 60.0
+"""For the other side to take a message."""
+MAX_BYTES: Final = 1 << 30
+_LENGTH: Final = struct.Struct("<I")
+
+
+class ChannelClosed(KvscopeError):
+    """The other end is gone."""
+
+
+class Channel:
+    """One end. Sending and receiving may be on two threads, each on one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._socket.settimeout(SEND_S)
+
+    def fileno(self) -> int:
+        """For `select`: readable when there is a message, or an end."""
+        return self._socket.fileno()
+
+    def send(self, message: bytes) -> None:
+        """Raises ChannelClosed."""
+        try:
+            self._socket.sendall(_LENGTH.pack(len(message)) + message)
+        except OSError as error:
+            raise ChannelClosed(f"it takes no messages ({error})") from error
+
+    def receive(self) -> bytes:
+        """The next message; once it has begun, all of it comes within `SEND_S`. Raises ChannelClosed."""
+        try:
+            (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+            if length > MAX_BYTES:
+                raise ChannelClosed(f"a message of {length} bytes is not accepted")
+            return self._read(length)
+        except OSError as error:
+            raise ChannelClosed(f"it sends no messages ({error})") from error
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            more = self._socket.recv(min(count - len(data), 1 << 20))
+            if not more:
+                raise ChannelClosed("it is gone")
+            data += more
+        return bytes(data)
+
+
+def listen(folder: Path, backlog: int) -> socket.socket:
+    """Where the others `connect`; `folder` is the user's alone."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(folder / SOCKET_FILE))
+        listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        raise KvscopeError(f"ranks cannot meet in {str(folder)!r}: {error} (TMPDIR names another folder)") from error
+    return listener
+
+
+def connect(folder: Path) -> Channel:
+    """To who listens there. Raises KvscopeError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(str(folder / SOCKET_FILE))
+    except OSError as error:
+        connection.close()
+        raise KvscopeError(f"rank 0 is not in {str(folder)!r}: {error}") from error
+    return Channel(connection)

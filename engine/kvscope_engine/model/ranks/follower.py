@@ -1,0 +1,155 @@
+"""Another rank than 0: a process that loads its share of the model and runs the steps that rank 0 tells it.
+
+Has no scheduler, no requests and no sampler, and writes nothing to the terminal: its last word goes to rank 0. It ends
+when rank 0 says so, or is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.joined.fuse import weights_bytes
+from kvscope_engine.model.loading.loader import LoadedModel, load_model
+from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.memory.step_memory import max_batched_tokens
+from kvscope_engine.model.ranks.channel import Channel, ChannelClosed, connect
+from kvscope_engine.model.ranks.group import GroupBroken, RankGroup
+from kvscope_engine.model.ranks.messages import (
+    Begin,
+    Failed,
+    Here,
+    Joined,
+    Load,
+    Ready,
+    Step,
+    decode_to_rank,
+    encode,
+    inputs_of,
+)
+from kvscope_engine.model.ranks.processes import FOLDER_KEY, torchrun_store
+from kvscope_engine.model.ranks.rank import Rank
+from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_behind_layers
+from kvscope_engine.model.running.cpu_threads import CpuThreads
+from kvscope_engine.model.running.memory import num_blocks_for
+from kvscope_engine.model.running.runner import ModelRunner
+from kvscope_engine.model.running.storage_for_model import storage_for_model
+
+LAST_WORD_S: Final = 5.0
+"""For a rank whose rank 0 is gone to notice by itself."""
+
+
+def follow(folder: Path, rank: Rank) -> int:
+    """Be `rank` until rank 0 ends: 0 in good order, 1 when this rank failed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; rank 0 ends the others
+    channel = connect(folder)
+    threading.Thread(target=_watch_leader, args=(channel,), name="kvscope-leader-watch", daemon=True).start()
+    try:
+        channel.send(encode(Here(rank=rank.index, pid=os.getpid())))
+        _serve(channel, folder, rank)
+    except ChannelClosed:
+        return 1  # rank 0 is gone: nobody is left to tell
+    except Exception as error:
+        _say_why(channel, error)
+        return 1
+    return 0
+
+
+def follow_torchrun(index: int, count: int) -> int:
+    """The same, for a rank that torchrun started."""
+    store = torchrun_store()
+    return follow(Path(store.get(FOLDER_KEY).decode()), Rank(index, count))
+
+
+def _serve(channel: Channel, folder: Path, rank: Rank) -> None:
+    load = decode_to_rank(_next(channel))
+    if not isinstance(load, Load):
+        return
+    config = msgspec.json.decode(load.config, type=EngineConfig)
+    if config.device != "cpu" and torch.cuda.is_available():
+        torch.cuda.set_device(rank.index)
+    threads = CpuThreads(config.num_threads)
+    loaded = load_model(config, lambda progress: None, rank)
+    fused = make_ready_to_run(loaded.module, loaded.quantization)
+    ready = Ready(num_blocks=num_blocks_for(config, loaded), float32_residual=fused.float32_residual)
+    channel.send(encode(ready))
+    begin = decode_to_rank(_next(channel))
+    if isinstance(begin, Begin):
+        _run(channel, folder, rank, config, loaded, begin, threads)
+
+
+def _run(
+    channel: Channel,
+    folder: Path,
+    rank: Rank,
+    config: EngineConfig,
+    loaded: LoadedModel,
+    begin: Begin,
+    threads: CpuThreads,
+) -> None:
+    storage = storage_for_model(loaded, begin.num_blocks, config.block_size, config.kv_cache_dtype)
+    runner = ModelRunner(
+        loaded,
+        storage,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+        enforce_eager=True,
+    )
+    runner.warm_up(lambda progress: None)
+    keep_residual_in_float32(loaded.module, begin.float32_residual)
+    group = RankGroup(folder, rank, loaded.device)
+    reduce_behind_layers(loaded.module, group.all_reduce)
+    num_bytes = weights_bytes(loaded.module)
+    channel.send(encode(Joined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
+    while isinstance(step := decode_to_rank(_next(channel)), Step):
+        threads.look()
+        runner.follow(*inputs_of(step))
+    group.close()
+
+
+def _next(channel: Channel) -> bytes:
+    """The next message, however long there is none; an end that is gone is one too."""
+    select.select([channel], [], [])
+    return channel.receive()
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+
+
+def _say_why(channel: Channel, error: Exception) -> None:
+    line = " ".join(str(error).split())[:300] or type(error).__name__
+    text = f"failed: {line}" if not isinstance(error, RuntimeError) else f"failed: {type(error).__name__}: {line}"
+    try:
+        channel.send(encode(Failed(reason=text, is_consequence=isinstance(error, GroupBroken))))
+    except ChannelClosed:
+        return
+
+
+def _watch_leader(channel: Channel) -> None:
+    """End this process when rank 0 has, wherever it waits then."""
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLRDHUP)
+    poll.poll()
+    time.sleep(LAST_WORD_S)
+    os._exit(1)
+
+
+def main() -> int:
+    """`python -m kvscope_engine.model.ranks.follower FOLDER RANK COUNT`."""
+    folder, index, count = sys.argv[1:]
+    return follow(Path(folder), Rank(int(index), int(count)))
+
+
+if __name__ == "__main__":
+    os._exit(main())  # without taking torch apart first: rank 0 waits for the end

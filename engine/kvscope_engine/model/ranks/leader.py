@@ -1,0 +1,280 @@
+"""Rank 0's side of tensor parallel: the other ranks are started, agreed with, told each step, watched and ended.
+
+Rank 0 alone schedules, keeps the ledger, samples and speaks to clients. The other ranks are told the arrays of each
+step before rank 0 runs it, and run it at the same time; they meet in the sums behind each layer's projections. Block
+ids are the same on all ranks: a block is its heads of every rank together, and each rank has as many blocks as the
+one with the least room.
+
+Owns the channels and what became of each rank. When one fails the engine ends: nobody has its part of the KV.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import msgspec
+import torch
+from torch import nn
+
+from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.joined.fuse import Fused
+from kvscope_engine.model.loading.device import choose_device
+from kvscope_engine.model.ranks.channel import Channel, ChannelClosed, listen
+from kvscope_engine.model.ranks.group import GroupBroken, RankGroup
+from kvscope_engine.model.ranks.messages import (
+    Begin,
+    Failed,
+    FromRank,
+    Here,
+    Joined,
+    Load,
+    Ready,
+    Stop,
+    decode_from_rank,
+    encode,
+    step_of,
+)
+from kvscope_engine.model.ranks.processes import RankProcesses
+from kvscope_engine.model.ranks.rank import ALONE, Rank
+from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_behind_layers
+from kvscope_engine.model.running.cpu_threads import default_num_threads
+from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_telemetry.errors import BadInput, KvscopeError
+
+START_S: Final = 300.0
+"""For a rank's process to say its first word: it imports torch and transformers on a machine that may be busy."""
+LOAD_S: Final = 1800.0
+"""For a rank to load its share."""
+LOOK_S: Final = 0.25
+CAUSE_S: Final = 3.0
+"""For the reason to come when a sum failed: its cause may be known a moment later."""
+
+M = TypeVar("M", bound=FromRank)
+
+
+def lead_ranks(config: EngineConfig) -> Leader | None:
+    """The other ranks that `config` asks for, started; None where it asks for none."""
+    count = config.tensor_parallel_size
+    return None if count == 1 else Leader(count, choose_device(config.device))
+
+
+def config_of_rank(config: EngineConfig, leader: Leader | None) -> EngineConfig:
+    """What each rank runs with: a share of the CPU's threads, and without what is not done by several ranks."""
+    if leader is None:
+        return config
+    threads = config.num_threads or max(1, default_num_threads() // leader.rank.count)
+    return replace(config, enforce_eager=True, quantization="none", num_threads=threads)
+
+
+def rank_of(leader: Leader | None) -> Rank:
+    """Of this process."""
+    return ALONE if leader is None else leader.rank
+
+
+class Leader:
+    """Rank 0 of `count` ranks. Raises BadInput and KvscopeError as the ranks do, naming the rank."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        if device.type == "cuda" and torch.cuda.device_count() < count:
+            raise BadInput(
+                f"tensor_parallel_size={count} is not accepted: there are {torch.cuda.device_count()} GPUs"
+                " (--device cpu runs all ranks on the CPU)"
+            )
+        self.rank = Rank(0, count)
+        self.joined: tuple[Joined, ...] = ()
+        """What each of the other ranks has, in order."""
+        self._device = device
+        self._begin: Begin | None = None
+        self._group: RankGroup | None = None
+        self._channels: dict[int, Channel] = {}
+        self._failures: list[tuple[int, Failed]] = []
+        self._failed = threading.Event()
+        self._closing = threading.Event()
+        self._when_lost: Callable[[], None] = lambda: None
+        self._watch: threading.Thread | None = None
+        self._is_in_step = False
+        self._processes = RankProcesses(count)
+        try:
+            self._listener = listen(self._processes.folder, count)
+            self._processes.start()
+        except BaseException:
+            self._processes.close()
+            raise
+
+    # Before the first step, in this order.
+
+    def load(self, config: EngineConfig) -> None:
+        """Rank 0 has loaded: the others find every file where it was put."""
+        self._meet()
+        message = encode(Load(config=msgspec.json.encode(replace(config, kv_events_config=None))))
+        for rank, channel in self._channels.items():
+            self._send(rank, channel, message)
+
+    def agree(self, num_blocks: int, fused: Fused) -> int:
+        """Blocks that all ranks have room for, when rank 0 has room for `num_blocks`."""
+        ready = [self._expect(rank, Ready, LOAD_S) for rank in sorted(self._channels)]
+        self._begin = Begin(
+            num_blocks=min(num_blocks, *(one.num_blocks for one in ready)),
+            float32_residual=fused.float32_residual and all(one.float32_residual for one in ready),
+        )
+        return self._begin.num_blocks
+
+    def join(self, module: nn.Module) -> None:
+        """All ranks make their blocks and connect; from then on every pass through `module` is one of all ranks."""
+        assert self._begin is not None, "ranks agree before they join"
+        for rank, channel in self._channels.items():
+            self._send(rank, channel, encode(self._begin))
+        keep_residual_in_float32(module, self._begin.float32_residual)
+        try:
+            self._group = RankGroup(self._processes.folder, self.rank, self._device)
+        except GroupBroken as error:
+            raise self._lost(error) from error
+        self.joined = tuple(self._expect(rank, Joined, LOAD_S) for rank in sorted(self._channels))
+        self._watch = threading.Thread(target=self._watch_ranks, name="kvscope-ranks", daemon=True)
+        self._watch.start()
+        reduce_behind_layers(module, self.all_reduce)
+
+    # Steps.
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks. Raises KvscopeError with the reason when a rank is lost."""
+        assert self._group is not None, "ranks add up once they have joined"
+        try:
+            return self._group.all_reduce(part)
+        except GroupBroken as error:
+            raise self._lost(error) from error
+
+    def tell(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
+        """The next step. Until `done` no other can be told: ranks would add up layers of different steps."""
+        if self._failed.is_set():
+            raise self._lost(None)
+        if self._is_in_step:
+            raise KvscopeError(
+                f"a step failed on rank 0 of {self.rank.count}, and the ranks are not at the same layer any more;"
+                " if it was for want of memory, give a smaller --max-num-batched-tokens or --kv-memory"
+            )
+        self._is_in_step = True
+        message = encode(step_of(inputs, copies))
+        for rank, channel in self._channels.items():
+            self._send(rank, channel, message)
+
+    def done(self) -> None:
+        """Rank 0 has run the step's layers."""
+        self._is_in_step = False
+
+    # The end.
+
+    @property
+    def failure(self) -> str:
+        """Why the ranks are of no use any more; empty while they are."""
+        causes = sorted(self._failures, key=lambda one: one[1].is_consequence)
+        return "" if not causes else f"rank {causes[0][0]} of {self.rank.count} {causes[0][1].reason}"
+
+    def when_lost(self, act: Callable[[], None]) -> None:
+        """Call `act` once on another thread when a rank is lost, whether a step runs or not."""
+        self._when_lost = act
+
+    def close(self) -> None:
+        """End all ranks; none is left behind. Idempotent."""
+        self._closing.set()
+        for channel in self._channels.values():
+            with contextlib.suppress(ChannelClosed):
+                channel.send(encode(Stop()))
+        if self._watch is not None:
+            self._watch.join()
+        if self._group is not None:
+            self._group.close()
+        for channel in self._channels.values():
+            channel.close()
+        self._listener.close()
+        self._processes.close()
+
+    # Below.
+
+    def _meet(self) -> None:
+        """Every rank connects."""
+        deadline = time.monotonic() + START_S
+        self._listener.settimeout(LOOK_S)
+        while len(self._channels) < self.rank.count - 1:
+            missing = [rank for rank in range(1, self.rank.count) if rank not in self._channels]
+            for rank in missing:
+                if ended := self._processes.ended(rank):
+                    raise KvscopeError(f"rank {rank} of {self.rank.count} {ended} before it was there")
+            if time.monotonic() > deadline:
+                raise KvscopeError(f"rank {missing[0]} of {self.rank.count} did not start within {START_S:.0f} s")
+            with contextlib.suppress(TimeoutError):
+                self._welcome(self._listener.accept()[0])
+
+    def _welcome(self, connection: socket.socket) -> None:
+        channel = Channel(connection)
+        try:
+            here = decode_from_rank(channel.receive())
+        except ChannelClosed:
+            channel.close()
+            return  # what became of its process is seen by the next look
+        assert isinstance(here, Here), "a rank says first who it is"
+        self._channels[here.rank] = channel
+
+    def _send(self, rank: int, channel: Channel, message: bytes) -> None:
+        try:
+            channel.send(message)
+        except ChannelClosed as error:
+            self._note(rank, self._how_ended(rank, error))
+            raise self._lost(None) from error
+
+    def _expect(self, rank: int, kind: type[M], wait_s: float) -> M:
+        """The rank's next word, which is of this kind unless it failed."""
+        deadline = time.monotonic() + wait_s
+        while not select.select([self._channels[rank]], [], [], LOOK_S)[0]:
+            if time.monotonic() > deadline:
+                raise KvscopeError(f"rank {rank} of {self.rank.count} was not ready within {wait_s:.0f} s")
+        message = self._hear(rank)
+        if isinstance(message, kind):
+            return message
+        self._note(rank, message if isinstance(message, Failed) else Failed(reason=f"said {message!r:.80}"))
+        raise self._lost(None)
+
+    def _hear(self, rank: int) -> FromRank:
+        try:
+            heard: FromRank = decode_from_rank(self._channels[rank].receive())
+        except (ChannelClosed, msgspec.DecodeError) as error:
+            return self._how_ended(rank, error)
+        return heard
+
+    def _how_ended(self, rank: int, error: Exception) -> Failed:
+        return Failed(reason=self._processes.ended(rank, CAUSE_S) or f"is gone ({error})")
+
+    def _note(self, rank: int, failed: Failed) -> None:
+        self._failures.append((rank, failed))
+        self._failed.set()
+
+    def _lost(self, error: Exception | None) -> KvscopeError:
+        """With the first cause, once it is known."""
+        deadline = time.monotonic() + CAUSE_S
+        while self._watch is not None and not self._has_cause() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        reason = self.failure or f"{error}"
+        return KvscopeError(f"{reason}: the engine cannot go on without it" if self.failure else reason)
+
+    def _has_cause(self) -> bool:
+        return any(not failed.is_consequence for _, failed in self._failures)
+
+    def _watch_ranks(self) -> None:
+        """A rank that serves says nothing: whatever is heard is its last word."""
+        open_ranks: dict[Any, int] = {channel: rank for rank, channel in self._channels.items()}
+        while open_ranks and not self._closing.is_set():
+            for channel in select.select(list(open_ranks), [], [], LOOK_S)[0]:
+                heard = self._hear(open_ranks[channel])
+                if self._closing.is_set():
+                    return
+                was_whole = not self._failures
+                self._note(open_ranks.pop(channel), heard if isinstance(heard, Failed) else Failed(reason="spoke"))
+                if was_whole:
+                    self._when_lost()

@@ -1,0 +1,122 @@
+"""What rank 0 and the others tell each other.
+
+A step is told as the arrays that the model is run on: block ids are the same on all ranks, so there is one scheduler
+and one ledger, and only the bytes behind an id differ. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope_engine.model.running.step_inputs import StepInputs
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    pass
+
+
+class Load(_Message, frozen=True, kw_only=True):
+    """Rank 0 has loaded its share: every file is there. `config` is an EngineConfig as JSON."""
+
+    config: bytes
+
+
+class Begin(_Message, frozen=True, kw_only=True):
+    """What all ranks can do."""
+
+    num_blocks: int
+    float32_residual: bool
+
+
+class Step(_Message, frozen=True, kw_only=True):
+    """`StepInputs` without what only sampling reads, and the blocks to copy before it, (from, to) each."""
+
+    input_ids: bytes
+    positions: bytes
+    slot_mapping: bytes
+    block_tables: bytes
+    seq_lens: bytes
+    query_start: bytes
+    num_single_token: int
+    copies: bytes = b""
+
+
+class Stop(_Message, frozen=True, kw_only=True):
+    """The end, in good order."""
+
+
+class Here(_Message, frozen=True, kw_only=True):
+    """First word of a rank."""
+
+    rank: int
+    pid: int
+
+
+class Ready(_Message, frozen=True, kw_only=True):
+    """Its share is loaded, joined and profiled: what it could do."""
+
+    num_blocks: int
+    float32_residual: bool
+
+
+class Joined(_Message, frozen=True, kw_only=True):
+    """It has its blocks, and can add up with the others."""
+
+    weights_bytes: int
+    kv_bytes: int
+    device: str
+
+
+class Failed(_Message, frozen=True, kw_only=True):
+    """Its last word. A consequence is another rank's fault."""
+
+    reason: str
+    is_consequence: bool = False
+
+
+ToRank: TypeAlias = Load | Begin | Step | Stop
+FromRank: TypeAlias = Here | Ready | Joined | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+
+
+def step_of(inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> Step:
+    """A step as a message."""
+    return Step(
+        input_ids=inputs.input_ids.tobytes(),
+        positions=inputs.positions.tobytes(),
+        slot_mapping=inputs.slot_mapping.tobytes(),
+        block_tables=np.ascontiguousarray(inputs.block_tables).tobytes(),
+        seq_lens=inputs.seq_lens.tobytes(),
+        query_start=inputs.query_start.tobytes(),
+        num_single_token=inputs.num_single_token,
+        copies=np.array(copies, np.int64).tobytes() if copies else b"",
+    )
+
+
+def inputs_of(step: Step) -> tuple[StepInputs, list[tuple[int, int]]]:
+    """And back: arrays that may be written to, and the copies. No row is sampled."""
+    seq_lens = _array(step.seq_lens, np.int32)
+    inputs = StepInputs(
+        input_ids=_array(step.input_ids, np.int64),
+        positions=_array(step.positions, np.int64),
+        slot_mapping=_array(step.slot_mapping, np.int64),
+        block_tables=_array(step.block_tables, np.int32).reshape(len(seq_lens), -1),
+        seq_lens=seq_lens,
+        query_start=_array(step.query_start, np.int32),
+        num_single_token=step.num_single_token,
+        sample_rows=np.empty(0, np.int64),
+    )
+    copies = [(int(source), int(target)) for source, target in _array(step.copies, np.int64).reshape(-1, 2)]
+    return inputs, copies
+
+
+def _array(data: bytes, dtype: Any) -> NDArray[Any]:
+    return np.frombuffer(data, dtype).copy()
