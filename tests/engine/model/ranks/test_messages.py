@@ -1,0 +1,45 @@
+"""A step comes out of its message as it went in, whatever it is made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvscope_engine.model.ranks.messages import Begin, Step, decode_to_rank, encode, inputs_of, step_of
+from kvscope_engine.model.running.step_inputs import StepInputs
+
+
+def step(num_tokens: int, num_seqs: int, width: int) -> StepInputs:
+    rng = np.random.default_rng(num_tokens)
+    wide = rng.integers(0, 99, (num_seqs, width + 3)).astype(np.int32)
+    return StepInputs(
+        input_ids=rng.integers(0, 99, num_tokens),
+        positions=np.arange(num_tokens),
+        slot_mapping=rng.integers(-1, 99, num_tokens),
+        block_tables=wide[:, :width],  # as it comes: part of a wider table
+        seq_lens=np.full(num_seqs, 5, np.int32),
+        query_start=np.linspace(0, num_tokens, num_seqs + 1).astype(np.int32),
+        num_single_token=1,
+        sample_rows=np.arange(1),
+    )
+
+
+@pytest.mark.parametrize("copies", [[], [(3, 7), (1 << 40, 2)]])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (9, 3, 5)])
+def test_round_trip(sizes: tuple[int, int, int], copies: list[tuple[int, int]]) -> None:
+    told = step(*sizes)
+    message = decode_to_rank(encode(step_of(told, copies)))
+    assert isinstance(message, Step)
+    heard, copied = inputs_of(message)
+    assert copied == copies
+    assert heard.num_single_token == told.num_single_token
+    for name in ("input_ids", "positions", "slot_mapping", "block_tables", "seq_lens", "query_start"):
+        found, expected = getattr(heard, name), getattr(told, name)
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+        found[...] = 0  # torch takes arrays that may be written to
+
+
+def test_kinds_are_told_apart() -> None:
+    begin = Begin(num_blocks=7, float32_residual=True)
+    assert decode_to_rank(encode(begin)) == begin
