@@ -44,7 +44,15 @@ from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.capabilities import Capabilities
-from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, MemoryBreakdown, ModuleBytes, Progress
+from kvscope_telemetry.messages.telemetry import (
+    CacheInfo,
+    DeviceInfo,
+    Hello,
+    MemoryBreakdown,
+    ModuleBytes,
+    Progress,
+    RankMemory,
+)
 from kvscope_telemetry.sockets.host_id import host_id
 
 PUT_AWAY_S = 20.0
@@ -103,6 +111,7 @@ class Parts:
             reserved_bytes=use.reserved,
             split_bytes=use.split,
             peak_bytes=use.peak,
+            ranks=self._ranks(),
         )
 
     def explain_shortage(self, plan: StepPlan) -> str:
@@ -120,6 +129,11 @@ class Parts:
                 utilization=self.utilization if is_gpu else 0.0,
             )
         )
+
+    def _ranks(self) -> tuple[RankMemory, ...]:
+        if self.leader is None:
+            return ()
+        return self.leader.memory(self.runner.weights_bytes, self.storage.num_bytes, self.hello.device.name)
 
     def _weights_by_part(self) -> tuple[ModuleBytes, ...]:
         if not self._modules:  # weights stay what they are
@@ -295,6 +309,7 @@ def _hello(
         pid=os.getpid(),
         host=host_id(),
         capabilities=Capabilities(attention=config.page_heat > 0),
+        num_ranks=loaded.rank.count,
     )
 
 

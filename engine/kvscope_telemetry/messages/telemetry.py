@@ -99,6 +99,8 @@ class Hello(_Message, frozen=True, kw_only=True):
     """Which start of which machine `time_ns` is of (`host_id`); empty: unknown."""
     capabilities: Capabilities = OWN_ENGINE
     """What it can tell and be asked for."""
+    num_ranks: int = 1
+    """Processes that the model is shared out among, each with its heads of every block (tensor parallel)."""
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -343,6 +345,15 @@ class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank of tensor parallel holds."""
+
+    rank: int
+    device: str
+    weights_bytes: int
+    kv_bytes: int
+
+
 class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     """Where the memory went, in bytes. KV in use, cached and free follow from the ledger."""
 
@@ -374,6 +385,8 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     context_bytes: int = -1
     """What the process had on the device beside torch's memory when the engine began to serve: the driver's context,
     its kernels and libraries; -1: the driver did not tell."""
+    ranks: tuple[RankMemory, ...] = ()
+    """Of each rank in order, where a model is shared out among several; all else here is rank 0's."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_b
 from kvscope_engine.model.running.cpu_threads import default_num_threads
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.telemetry import RankMemory
 
 START_S: Final = 300.0
 """For a rank's process to say its first word: it imports torch and transformers on a machine that may be busy."""
@@ -100,12 +101,12 @@ class Leader:
         self._when_lost: Callable[[], None] = lambda: None
         self._watch: threading.Thread | None = None
         self._is_in_step = False
-        self._processes = RankProcesses(count)
+        self.processes = RankProcesses(count)
         try:
-            self._listener = listen(self._processes.folder, count)
-            self._processes.start()
+            self._listener = listen(self.processes.folder, count)
+            self.processes.start()
         except BaseException:
-            self._processes.close()
+            self.processes.close()
             raise
 
     # Before the first step, in this order.
@@ -133,7 +134,7 @@ class Leader:
             self._send(rank, channel, encode(self._begin))
         keep_residual_in_float32(module, self._begin.float32_residual)
         try:
-            self._group = RankGroup(self._processes.folder, self.rank, self._device)
+            self._group = RankGroup(self.processes.folder, self.rank, self._device)
         except GroupBroken as error:
             raise self._lost(error) from error
         self.joined = tuple(self._expect(rank, Joined, LOAD_S) for rank in sorted(self._channels))
@@ -169,6 +170,15 @@ class Leader:
         """Rank 0 has run the step's layers."""
         self._is_in_step = False
 
+    def memory(self, weights_bytes: int, kv_bytes: int, device: str) -> tuple[RankMemory, ...]:
+        """What each rank holds, in order, where rank 0 holds this."""
+        first = RankMemory(rank=0, device=device, weights_bytes=weights_bytes, kv_bytes=kv_bytes)
+        others = (
+            RankMemory(rank=rank, device=one.device, weights_bytes=one.weights_bytes, kv_bytes=one.kv_bytes)
+            for rank, one in enumerate(self.joined, 1)
+        )
+        return (first, *others)
+
     # The end.
 
     @property
@@ -194,7 +204,7 @@ class Leader:
         for channel in self._channels.values():
             channel.close()
         self._listener.close()
-        self._processes.close()
+        self.processes.close(told=self._channels)
 
     # Below.
 
@@ -205,7 +215,7 @@ class Leader:
         while len(self._channels) < self.rank.count - 1:
             missing = [rank for rank in range(1, self.rank.count) if rank not in self._channels]
             for rank in missing:
-                if ended := self._processes.ended(rank):
+                if ended := self.processes.ended(rank):
                     raise KvscopeError(f"rank {rank} of {self.rank.count} {ended} before it was there")
             if time.monotonic() > deadline:
                 raise KvscopeError(f"rank {missing[0]} of {self.rank.count} did not start within {START_S:.0f} s")
@@ -249,7 +259,7 @@ class Leader:
         return heard
 
     def _how_ended(self, rank: int, error: Exception) -> Failed:
-        return Failed(reason=self._processes.ended(rank, CAUSE_S) or f"is gone ({error})")
+        return Failed(reason=self.processes.ended(rank, CAUSE_S) or f"is gone ({error})")
 
     def _note(self, rank: int, failed: Failed) -> None:
         self._failures.append((rank, failed))

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +46,8 @@ class RankProcesses:
 
     def __init__(self, count: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="kvscope-ranks-"))  # mode 0700
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self.children: dict[int, subprocess.Popen[bytes]] = {}
+        """By rank; none under torchrun."""
         self._count = count
 
     def start(self) -> None:
@@ -55,13 +56,13 @@ class RankProcesses:
         if under_torchrun is None:
             for rank in range(1, self._count):
                 command = [sys.executable, "-m", MODULE, str(self.folder), str(rank), str(self._count)]
-                self._children[rank] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+                self.children[rank] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         else:
             torchrun_store().set(FOLDER_KEY, str(self.folder))
 
     def ended(self, rank: int, wait_s: float = 0.0) -> str:
         """How a child ended, in words; empty while it has not, and for ranks that are none."""
-        child = self._children.get(rank)
+        child = self.children.get(rank)
         if child is None:
             return ""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -69,15 +70,16 @@ class RankProcesses:
             return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return ""
 
-    def close(self) -> None:
-        """End all that are left: by themselves, then by signals. Idempotent."""
-        for rank, child in self._children.items():
-            if not self.ended(rank, END_S):
+    def close(self, told: Container[int] = ()) -> None:
+        """End all that are left: those that were told to may do it by themselves, the rest by signals. Idempotent."""
+        for rank, child in self.children.items():
+            if rank not in told or not self.ended(rank, END_S):
                 child.terminate()
+        for rank, child in self.children.items():
             if not self.ended(rank, END_S):
                 child.kill()
                 child.wait()
-        self._children.clear()
+        self.children.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

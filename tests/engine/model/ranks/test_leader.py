@@ -1,0 +1,123 @@
+"""Ranks as processes, over gloo: the tokens of one process, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvscope_engine import Engine, EngineConfig
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+HEADS = {
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "initializer_range": 0.3,
+}
+PROMPTS = (range(3, 20), range(40, 45), range(100, 220), range(100, 130))
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def model(tiny_model: Callable[..., str]) -> str:
+    """Heads that 1, 2 and 4 ranks share out, and weights that matter."""
+    return tiny_model(**HEADS)
+
+
+def submits(**sampling: float) -> list[Submit]:
+    params = SamplingParams(**({"max_tokens": 10, "temperature": 0.0} | sampling))  # type: ignore[arg-type]
+    return [
+        Submit(request_id=f"r{index}", prompt_token_ids=tuple(prompt), sampling=params)
+        for index, prompt in enumerate(PROMPTS)
+    ]
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_unfinished:
+        engine.step()
+
+
+def said(engine: Engine) -> list[tuple[int, ...]]:
+    """Greedy and drawn tokens, with chunks of prefill, cached prefixes and few enough blocks that requests wait."""
+    greedy = [tuple(one.token_ids) for one in engine.generate(submits())]
+    drawn = [tuple(one.token_ids) for one in engine.generate(submits(temperature=0.7, seed=5))]
+    return greedy + drawn
+
+
+def test_two_processes_say_what_one_says_and_end_with_a_reason(model: str, make_engine: Make) -> None:
+    """All in one, for each start of a process costs seconds."""
+    options = {"model": model, "num_gpu_blocks_override": 48, "max_num_batched_tokens": 32, "quantization": "none"}
+    expected = said(make_engine(**options))
+    engine = make_engine(**options, tensor_parallel_size=2)
+    assert said(engine) == expected
+
+    ranks = engine.ranks
+    assert ranks is not None
+    (joined,) = ranks.joined
+    memory = engine.memory()
+    assert joined.kv_bytes == memory.kv_bytes
+    assert [one.rank for one in memory.ranks] == [0, 1]
+    assert engine.hello.num_ranks == 2
+
+    for one in submits():
+        engine.submit(one)
+    engine.step()
+    (child,) = ranks.processes.children.values()
+    folder = ranks.processes.folder
+    os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(KvscopeError, match="rank 1 of 2 ended by SIGKILL"):
+        finish(engine)
+    engine.close()
+    assert child.returncode == -signal.SIGKILL
+    assert not folder.exists()
+
+
+@pytest.mark.storm
+def test_four_processes_say_what_one_says(model: str, make_engine: Make) -> None:
+    engine = make_engine(model=model, tensor_parallel_size=4)
+    assert said(engine) == said(make_engine(model=model, quantization="none"))
+    ranks = engine.ranks
+    assert ranks is not None
+    children = list(ranks.processes.children.values())
+    engine.close()
+    assert [child.returncode for child in children] == [0, 0, 0]
+
+
+def test_what_cannot_be_shared_out_is_refused_before_anything_is_loaded(
+    make_engine: Make, tiny_model: Callable[..., str]
+) -> None:
+    with pytest.raises(BadInput, match="tensor_parallel_size=3 is not accepted for model"):
+        make_engine(model=tiny_model(), tensor_parallel_size=3, quantization="none")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"host_kv_memory_bytes": 1 << 20},
+        {"quantization": "int8"},
+        {"page_heat": 8},
+        {"allocator": "virtual", "enable_prefix_caching": False},
+        {"tensor_parallel_size": 0},
+        {"tensor_parallel_size": 65},
+    ],
+)
+def test_what_ranks_do_not_do_is_refused(options: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match=next(iter(options))):
+        EngineConfig(**({"tensor_parallel_size": 2} | options))  # type: ignore[arg-type]
+
+
+def test_a_folder_that_ranks_cannot_meet_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_engine: Make) -> None:
+    """The path of a Unix socket has an end."""
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(KvscopeError, match=r"ranks cannot meet in .*TMPDIR"):
+        make_engine(tensor_parallel_size=2)
+    assert not list(deep.iterdir())
