@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvscope_app.look.number_text import num_bytes
 from kvscope_app.views.memory.part import Part
-from kvscope_telemetry.messages.telemetry import MemoryBreakdown
+from kvscope_telemetry.messages.telemetry import MemoryBreakdown, RankMemory
 
 Row = tuple[str, str, str]
 
@@ -45,7 +45,15 @@ def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
     ]
     modules = [(f"  {part.name}", num_bytes(part.num_bytes), "Of the weights") for part in memory.modules]
     weights = [("Weights", num_bytes(memory.weights_bytes), "By what they are of"), *modules] if modules else []
-    return [*weights, *((name, num_bytes(size), meaning) for name, size, meaning in rows if size >= 0)]
+    ranks = [_rank_row(rank) for rank in memory.ranks]
+    return [*ranks, *weights, *((name, num_bytes(size), meaning) for name, size, meaning in rows if size >= 0)]
+
+
+def _rank_row(rank: RankMemory) -> Row:
+    meaning = (
+        f"On {rank.device}: its share of the weights, {num_bytes(rank.weights_bytes)}, and its heads of every block"
+    )
+    return f"Rank {rank.rank}", num_bytes(rank.weights_bytes + rank.kv_bytes), meaning
 
 
 def _kept_meaning(memory: MemoryBreakdown) -> str:

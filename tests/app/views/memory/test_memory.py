@@ -12,7 +12,7 @@ from kvscope_app.views.memory.view import MemoryView
 from kvscope_app.views.memory.workspace import allocator_rows
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess
-from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown, ModuleBytes
+from kvscope_telemetry.messages.telemetry import DeviceSample, MemoryBreakdown, ModuleBytes, RankMemory
 from kvscope_telemetry.source import Update
 
 MIB = 1 << 20
@@ -127,6 +127,13 @@ def test_what_the_allocator_says_is_told_in_detail():
     rows = {name.strip(): value for name, value, _ in allocator_rows(memory)}
     assert rows == {"Weights": "3.00 MiB", "Attention": "2.00 MiB", "MLP": "1.00 MiB", "In tensors": "5.00 MiB"}
     assert allocator_rows(None) == []
+
+
+def test_each_rank_has_its_row():
+    ranks = [RankMemory(rank=rank, device="H100", weights_bytes=3 * MIB, kv_bytes=(4 - rank) * MIB) for rank in (0, 1)]
+    rows = allocator_rows(MemoryBreakdown(epoch=1, time_ns=0, ranks=tuple(ranks)))
+    assert [(name, value) for name, value, _ in rows] == [("Rank 0", "7.00 MiB"), ("Rank 1", "6.00 MiB")]
+    assert "H100" in rows[0][2]
 
 
 def test_a_pool_that_is_not_resident_leaves_less_than_nothing(mirror):

@@ -32,7 +32,17 @@ def test_every_field_has_its_option() -> None:
         *("--num-gpu-blocks-override", "12", "--kv-memory", "1MiB", "--no-enable-prefix-caching"),
         *("--allocator", "paged", "--seed", "5", "--num-threads", "1"),
         *("--kv-host-memory", "2MiB", "--kv-disk", "3MiB", "--kv-disk-path", "kv.bin", "--kv-disk-keep"),
-        *("--preemption", "swap", "--enforce-eager", "--page-heat", "8", "--kv-events-config", '{"topic": "kv"}'),
+        *(
+            "--preemption",
+            "swap",
+            "--enforce-eager",
+            "--page-heat",
+            "8",
+            "--kv-events-config",
+            '{"topic": "kv"}',
+            "--quantization",
+            "none",
+        ),
     )
     assert found == EngineConfig(
         model="m",
@@ -56,6 +66,7 @@ def test_every_field_has_its_option() -> None:
         preemption="swap",
         enforce_eager=True,
         page_heat=8,
+        quantization="none",
         kv_events_config=KvEventsConfig(topic="kv"),
     )
     same = [
@@ -63,7 +74,11 @@ def test_every_field_has_its_option() -> None:
         for field in dataclasses.fields(EngineConfig)
         if getattr(found, field.name) == getattr(EngineConfig(), field.name)
     ]
-    assert same == ["allocator"]
+    assert same == ["allocator", "tensor_parallel_size"]  # several ranks have no lower tiers
+
+
+def test_ranks_by_both_names() -> None:
+    assert config("--tensor-parallel-size", "4") == config("-tp", "4") == EngineConfig(tensor_parallel_size=4)
 
 
 def test_kv_events_need_a_prefix_cache() -> None:
