@@ -32,7 +32,7 @@ def test_every_field_has_its_option() -> None:
         *("--num-gpu-blocks-override", "12", "--kv-memory", "1MiB", "--no-enable-prefix-caching"),
         *("--allocator", "paged", "--seed", "5", "--num-threads", "1"),
         *("--kv-host-memory", "2MiB", "--kv-disk", "3MiB", "--kv-disk-path", "kv.bin", "--kv-disk-keep"),
-        *("--preemption", "swap", "--enforce-eager", "--kv-events-config", '{"topic": "kv"}'),
+        *("--preemption", "swap", "--enforce-eager", "--no-async-scheduling", "--kv-events-config", '{"topic": "kv"}'),
     )
     assert found == EngineConfig(
         model="m",
@@ -55,6 +55,7 @@ def test_every_field_has_its_option() -> None:
         keep_disk_kv=True,
         preemption="swap",
         enforce_eager=True,
+        async_scheduling=False,
         kv_events_config=KvEventsConfig(topic="kv"),
     )
     same = [
