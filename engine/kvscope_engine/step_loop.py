@@ -11,9 +11,9 @@ and published and the next step is scheduled. With overlap at most one step more
 - Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Requests whose sampling depends on what was
   sampled (forms, penalties), forks, a lack of blocks and allocators that reserve make a step wait for the one before,
   which is the same as no overlap (`why_not_beside`). Ends by length are known; nothing is scheduled past them.
-- A request that ends in step n by what was sampled (end of sequence, stop strings), or is aborted, has a row in step n+1
-  that nobody wants: it is dropped when that step comes back, before anything is committed. A step that has no other
-  rows is void: its result is not waited for.
+- A request that ends in step n by what was sampled (end of sequence, stop strings), or is aborted, has a row in step
+  n+1 that nobody wants: it is dropped when that step comes back, before anything is committed. A step that has no
+  other rows is void: its result is not waited for.
 - Blocks of such a request may belong to another at once. All steps, copies on write and the tiers' gathers and
   scatters run on one stream in the order they were launched, so the unwanted row's writes are over before the new
   owner's first. Memory is unmapped only by allocators that never overlap.

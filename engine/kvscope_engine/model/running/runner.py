@@ -96,6 +96,7 @@ class ModelRunner:
         nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
         self._ops.copy_rows(self._storage.rows, nothing)
         failure = warm_up(self._limits, self._run_eagerly, self._sampler, self._buffer, self._graphs, progress)
+        torch.cuda.synchronize(self._device)
         if failure:
             self._graphs = None
             torch.cuda.empty_cache()

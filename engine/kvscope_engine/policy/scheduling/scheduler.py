@@ -22,9 +22,10 @@ The rules, in the order they are applied in each step:
 
 While a step runs, the next one may be scheduled (`schedule_beside`): requests are taken to be where that step leaves
 them, nobody is preempted, and nobody goes past an end that is known. Where more must be known, it says so
-(`why_not_beside`) and the step is scheduled once the one before is committed. Blocks are let go of at once when a request
-ends, though a step in flight may still read and write them: its rows run before all that is launched for whoever has
-the blocks next, and what they hold is found by nobody, since only a commit enters blocks into the prefix cache.
+(`why_not_beside`) and the step is scheduled once the one before is committed. Blocks are let go of at once when a
+request ends, though a step in flight may still read and write them: its rows run before all that is launched for
+whoever has the blocks next, and what they hold is found by nobody, since only a commit enters blocks into the prefix
+cache.
 
 Between two steps a person may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
 change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add` and `pin` refuse what could not run alone.
@@ -41,7 +42,8 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling import ahead as ahead_of, causes
+from kvscope_engine.policy.scheduling import ahead as ahead_of
+from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.admission import Admission
 from kvscope_engine.policy.scheduling.ahead import Ahead
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
@@ -186,8 +188,8 @@ class Scheduler:
     def schedule_beside(self, running: StepPlan, now_ns: int) -> StepPlan:
         """As `schedule`, while `running` is in flight and `why_not_beside` has no reason.
 
-        The new plan is to be launched after it, and committed after it. What is taken for it now is dated as of the step
-        that runs, whose frame will tell of it. Empty: nothing can follow before that one is committed.
+        The new plan is to be launched and committed after it. What is taken for it now is dated as of the step that
+        runs, whose frame will tell of it. Empty: nothing can follow before that one is committed.
         """
         return self._schedule(Ahead(running), now_ns)
 

@@ -143,7 +143,8 @@ def test_swaps_go_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any, kv_c
     assert engine.overlaps.overlapped > 0
     for step in steps:
         assert step.down <= 2
-        assert (step.num_waited, step.waits) == (0, 1)
+        assert step.num_waited == 0
+        assert step.waits <= 1, "for a result, unless the tiers have seen that it is there"
         assert step.up <= step.down + step.tier_up + step.tier_down, "the steps' own, and the numbers of the blocks"
     assert sum(step.tier_up for step in steps) > 0
     assert sum(step.tier_down for step in steps) > 0
