@@ -177,7 +177,8 @@ class Scheduler:
         """Why the next step cannot be scheduled while `running`, the last plan, is in flight; empty: it can."""
         if self._reserves:
             return ahead_of.RESERVED
-        if self._held or self._tables.any_shares_tail:
+        forks = bool(self._held) and any(self._held.any_of(item.request) for item in running.scheduled)
+        if forks or self._tables.any_shares_tail:
             return ahead_of.FORKED
         if ahead_of.follows_in_flight(running):
             return ahead_of.FOLLOWED
