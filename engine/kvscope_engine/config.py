@@ -70,6 +70,8 @@ class EngineConfig:
     blocks; 0: never. Such a step runs without a CUDA graph."""
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
+    async_scheduling: bool | None = None
+    """Whether a step is scheduled and launched while the one before runs; None: on a GPU."""
     seed: int = 0
     """For requests that bring none."""
     kv_events_config: KvEventsConfig | None = None

@@ -166,7 +166,10 @@ class FakeEngine:
             if completion.request_id == request_id:
                 completion.num_left, completion.reason = 0, "abort"
 
-    def step(self) -> list[Tokens | Finished]:
+    def settle(self) -> list[Tokens | Finished]:
+        return []
+
+    def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         self.step_started_ns = time.monotonic_ns()
         outputs: list[Tokens | Finished] = []
         if any(completion.num_left for completion in self.running):
