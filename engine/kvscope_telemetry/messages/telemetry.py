@@ -164,8 +164,6 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     commit_ns: int = 0
     record_ns: int = 0
     """The previous step's: this one is not over when it is written down."""
-    overlapped_ns: int = 0
-    """Of schedule, run and commit what the host did while a step ran on the device; 0 where they took turns."""
 
 
 class Counters(msgspec.Struct, frozen=True, gc=False):
