@@ -65,6 +65,12 @@ class OverlapCounts:
     why_not: Counter[str] = field(default_factory=Counter)
     """Reasons, of steps that did not though they might."""
 
+    def summary(self) -> str:
+        """On one line."""
+        others = "".join(f"; {count} not: {reason}" for reason, count in self.why_not.most_common())
+        shared = f", the host worked {self.beside_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
+        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{shared}{others}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
