@@ -313,18 +313,17 @@ class Engine:
         self._parts.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         self._commit(ran.plan, ran.result, ran.ended_ns)
         committed_ns = time.monotonic_ns()
-        commit_ns = committed_ns - ran.ended_ns
         timings = Timings(
             schedule_ns=ran.schedule_ns,
             run_ns=ran.run_ns,
             forward_ns=ran.result.forward_ns,
-            commit_ns=commit_ns,
+            commit_ns=committed_ns - ran.ended_ns,
             record_ns=self._record_ns,
-            overlapped_ns=ran.beside_ns + (commit_ns if self._loop.is_in_flight else 0),
         )
         self._frame_builder.record(ran.plan, ran.result, timings, self.step_count, ran.ended_ns)
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - committed_ns
+        self._loop.wrote_down(time.monotonic_ns() - ran.ended_ns)
 
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
         self._parts.scheduler.commit(plan, self.step_count, now_ns)

@@ -48,8 +48,6 @@ class Ran:
     """Spent on scheduling in this call, for this step or for the next."""
     run_ns: int
     """The rest of the call: handing steps over, and waiting for this one."""
-    beside_ns: int
-    """Of both, what passed while the device had this step to run."""
     ended_ns: int
 
 
@@ -62,8 +60,16 @@ class OverlapCounts:
     """While these ran, the next one was launched."""
     void: int = 0
     """Launched for requests that had all ended."""
+    beside_ns: int = 0
+    """Of the host, while the device had a step to run: scheduling, launching, committing and recording others."""
     why_not: Counter[str] = field(default_factory=Counter)
     """Reasons, of steps that did not though they might."""
+
+    def summary(self) -> str:
+        """On one line."""
+        others = "".join(f"; {count} not: {reason}" for reason, count in self.why_not.most_common())
+        shared = f", the host worked {self.beside_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
+        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{shared}{others}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +94,10 @@ class StepLoop:
         self._flight: _Flight | None = None
         self.counts = OverlapCounts()
 
-    @property
-    def is_in_flight(self) -> bool:
-        """Whether the device has a step to run."""
-        return self._flight is not None and self._flight.launched is not None
+    def wrote_down(self, duration_ns: int) -> None:
+        """What was returned last was committed and recorded."""
+        if self._flight is not None and self._flight.launched is not None:
+            self.counts.beside_ns += duration_ns
 
     def next(self, step: int, *, ahead: bool) -> Ran | None:
         """The next step, number `step`, whole; None: there is nothing to run.
@@ -142,7 +148,7 @@ class StepLoop:
         if not plan.scheduled:
             return None
         flight = _Flight(plan, launch_or_none(self._runner, plan, launched))
-        clock.beside_ns += time.monotonic_ns() - started_ns
+        self.counts.beside_ns += time.monotonic_ns() - started_ns
         self.counts.overlapped += 1
         return flight
 
@@ -162,7 +168,6 @@ class _Clock:
     def __init__(self) -> None:
         self.started_ns = time.monotonic_ns()
         self.schedule_ns = 0
-        self.beside_ns = 0
 
     def scheduled(self, since_ns: int | None = None) -> None:
         self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
@@ -170,4 +175,4 @@ class _Clock:
     def ran(self, plan: StepPlan, result: StepResult, failed: tuple[Request, ...] = (), reason: str = "") -> Ran:
         now_ns = time.monotonic_ns()
         run_ns = now_ns - self.started_ns - self.schedule_ns
-        return Ran(plan, result, failed, reason, self.schedule_ns, run_ns, self.beside_ns, now_ns)
+        return Ran(plan, result, failed, reason, self.schedule_ns, run_ns, now_ns)

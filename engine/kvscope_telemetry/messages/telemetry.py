@@ -160,12 +160,10 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     schedule_ns: int = 0
     run_ns: int = 0
     forward_ns: int = 0
-    """On the device, inside the model's forward pass: a part of `run_ns`, but for what went on beside other parts."""
+    """On the device, inside the model's forward pass: within `run_ns`, or beside other parts where steps overlap."""
     commit_ns: int = 0
     record_ns: int = 0
     """The previous step's: this one is not over when it is written down."""
-    overlapped_ns: int = 0
-    """Of schedule, run and commit what the host did while a step ran on the device; 0 where they took turns."""
 
 
 class Counters(msgspec.Struct, frozen=True, gc=False):
