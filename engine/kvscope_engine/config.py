@@ -73,6 +73,8 @@ class EngineConfig:
     graphs."""
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
+    async_scheduling: bool | None = None
+    """Whether a step is scheduled and launched while the one before runs; None: on a GPU."""
     seed: int = 0
     """For requests that bring none."""
     kv_events_config: KvEventsConfig | None = None
@@ -126,6 +128,12 @@ class EngineConfig:
         refused = (
             ("host_kv_memory_bytes", self.host_kv_memory_bytes, 0, "lower tiers keep the blocks of one device"),
             ("quantization", self.quantization if self.quantization != "none" else "auto", "auto", "shares stay whole"),
+            (
+                "async_scheduling",
+                self.async_scheduling or None,
+                None,
+                "other ranks are told tokens, not where they will be",
+            ),
             ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
             ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
         )

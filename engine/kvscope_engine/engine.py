@@ -1,5 +1,7 @@
 """The engine: `step()` is schedule, run, commit, record.
 
+On a GPU the next step is scheduled and runs while this one is committed and recorded (`step_loop`).
+
 Owns the parts and the streams of the requests; the policy is in `policy`, the tensors in `model`. One thread
 drives an engine; whoever serves several clients hands it their commands between steps.
 """
@@ -10,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +25,6 @@ from kvscope_engine.config import EngineConfig
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
-from kvscope_engine.memory_shortage import run_with_shortages
 from kvscope_engine.model.ranks.leader import Leader
 from kvscope_engine.model.structured.forms import matcher_for, prepared
 from kvscope_engine.model.text.tokenizer import Tokenizer
@@ -34,9 +36,18 @@ from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.blocks.measured_attention import tell_attention
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
+from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
 from kvscope_engine.submission import child_requests
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
-from kvscope_telemetry.messages.commands import Accepted, BlockContent, Finished, FinishReason, Submit, Tokens
+from kvscope_telemetry.messages.commands import (
+    Accepted,
+    BlockContent,
+    Finished,
+    FinishReason,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+)
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import (
     MemoryBreakdown,
@@ -81,7 +92,13 @@ class Engine:
         self._frame_builder = FrameBuilder(
             self._epoch, self._parts.pool, self._parts.scheduler, self._publish, messages_dropped=messages_dropped
         )
-        self.interventions = Interventions(self._parts.pool, self._parts.scheduler, self._record_idle)
+        self._loop = StepLoop(
+            self._parts.scheduler,
+            self._parts.runner,
+            self._parts.explain_shortage,
+            overlaps=self._parts.overlaps,
+        )
+        self.interventions = Interventions(self._parts.pool, self._parts.scheduler, self._record_idle, self._settle)
         self._streams: dict[int, OutputStream] = {}
         self._spoken: dict[int, OutputStream] = {}
         """Those of them with something to hand out: thousands may wait in the queue and say nothing."""
@@ -131,38 +148,24 @@ class Engine:
                 stream = self._spoken[request.number] = self._streams[request.number]
                 stream.finish("abort", now_ns)
 
-    def step(self) -> list[Tokens | Finished]:
-        """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first."""
+    def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
+        """One step: schedule, run, commit, record. Returns what clients are to be told, oldest first.
+
+        Without `ahead` no other step is begun before this one is over.
+        """
         self._check_open()
-        started_ns = self.step_started_ns = time.monotonic_ns()
-        plan = self._parts.scheduler.schedule(self.step_count + 1, started_ns)
-        scheduled_ns = time.monotonic_ns()
-        if not plan.scheduled:
+        self.step_started_ns = time.monotonic_ns()
+        ran = self._loop.next(self.step_count + 1, ahead=ahead)
+        if ran is None:
             return self._idle()
-        self.step_count += 1
-        if self._parts.threads is not None:
-            self._parts.threads.look()
-        outcome = run_with_shortages(self._parts.runner, plan, self._parts.explain_shortage)
-        plan, result = outcome.plan, outcome.result
-        ran_ns = time.monotonic_ns()
-        if result.block_shares is not None:
-            tell_attention(self._parts.pool, plan, result.block_shares, self.step_count)
-        for request in outcome.failed:
-            self._finish(request, self._streams[request.number], "error", ran_ns, outcome.reason)
-        self._parts.scheduler.rate.observe(plan, result.forward_ns / 1e9)
-        self._commit(plan, result, ran_ns)
-        committed_ns = time.monotonic_ns()
-        timings = Timings(
-            schedule_ns=scheduled_ns - started_ns,
-            run_ns=ran_ns - scheduled_ns,
-            forward_ns=result.forward_ns,
-            commit_ns=committed_ns - ran_ns,
-            record_ns=self._record_ns,
-        )
-        self._frame_builder.record(plan, result, timings, self.step_count, ran_ns)
-        self._tell_cache_events()
-        self._record_ns = time.monotonic_ns() - committed_ns
+        self._write_down(ran)
         self.step_started_ns = 0
+        return self._take_outputs()
+
+    def settle(self) -> list[Tokens | Finished]:
+        """What a step that was begun ahead has to say, once it is over: the engine stands still afterwards."""
+        self._check_open()
+        self._settle()
         return self._take_outputs()
 
     def generate(self, prompts: Sequence[str | Submit], sampling: SamplingParams | None = None) -> Iterator[Completion]:
@@ -210,6 +213,11 @@ class Engine:
         return self._parts.leader
 
     @property
+    def overlaps(self) -> OverlapCounts:
+        """How often a step was begun while another ran, and why not."""
+        return self._loop.counts
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of weights and activations."""
         return self._parts.loaded.dtype
@@ -254,6 +262,7 @@ class Engine:
         self._spoken.clear()
         self._clients.clear()
         self._close_cache_events()
+        self._loop.close()
         self._parts.close()
 
     def __enter__(self) -> Self:
@@ -292,13 +301,49 @@ class Engine:
         token_text = loaded.tokenizer.token_text if loaded.tokenizer is not None else None
         return OutputStream(request, submit.request_id, detokenizer, loaded.eos_token_ids, token_text)
 
+    def _settle(self) -> None:
+        """What was begun ahead is over and written down; its words are handed out with the next."""
+        ran = self._loop.settle()
+        if ran is not None:
+            self._write_down(ran)
+
+    def _write_down(self, ran: Ran) -> None:
+        """Commit and record a step that was run."""
+        self.step_count += 1
+        if self._parts.threads is not None:
+            self._parts.threads.look()
+        if ran.result.block_shares is not None:
+            tell_attention(self._parts.pool, ran.plan, ran.result.block_shares, self.step_count)
+        for request in ran.failed:
+            self._finish(request, self._streams[request.number], "error", ran.ended_ns, ran.reason)
+        self._parts.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
+        self._commit(ran.plan, ran.result, ran.ended_ns)
+        committed_ns = time.monotonic_ns()
+        timings = Timings(
+            schedule_ns=ran.schedule_ns,
+            run_ns=ran.run_ns,
+            forward_ns=ran.result.forward_ns,
+            commit_ns=committed_ns - ran.ended_ns,
+            record_ns=self._record_ns,
+        )
+        self._frame_builder.record(ran.plan, ran.result, timings, self.step_count, ran.ended_ns)
+        self._tell_cache_events()
+        self._record_ns = time.monotonic_ns() - committed_ns
+        self._loop.wrote_down(time.monotonic_ns() - ran.ended_ns)
+
     def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
         self._parts.scheduler.commit(plan, self.step_count, now_ns)
-        logprobs = result.logprobs or (None,) * len(plan.scheduled)
-        for item, token_id, token_logprobs in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
-            if token_id is None:
-                continue
-            stream = self._spoken[item.request.number] = self._streams[item.request.number]
+        logprobs = result.logprobs or ((),) * len(plan.scheduled)
+        for item, token_ids, details in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
+            if token_ids:
+                self._say(item.request, token_ids, details, now_ns)
+
+    def _say(
+        self, request: Request, token_ids: tuple[int, ...], details: tuple[TokenLogprobs, ...], now_ns: int
+    ) -> None:
+        """What a request sampled goes to its stream, up to its end."""
+        stream = self._spoken[request.number] = self._streams[request.number]
+        for token_id, token_logprobs in zip_longest(token_ids, details):
             error = ""
             try:
                 reason = stream.add(token_id, token_logprobs, now_ns)
@@ -307,7 +352,8 @@ class Engine:
             except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole
                 reason, error = "error", f"its output could not be written: {failure!r:.200}"
             if reason is not None:
-                self._finish(item.request, stream, reason, now_ns, error)
+                self._finish(request, stream, reason, now_ns, error)
+                return
 
     def _finish(
         self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int, error: str = ""

@@ -129,16 +129,17 @@ class FrameBuilder:
         if plan is None or result is None:
             return first, inter
         latest = self._last_token_ns
-        for item, token in zip(plan.scheduled, result.token_ids, strict=True):
-            if token is None:
+        for item, tokens in zip(plan.scheduled, result.token_ids, strict=True):
+            if not tokens:
                 continue
             request = item.request
             before = latest.get(request.number)
             latest[request.number] = now_ns
             if before is None:
                 first.append(max(0, now_ns - request.arrival_ns))
+                inter += [0] * (len(tokens) - 1)
             else:
-                inter.append(max(0, now_ns - before))
+                inter += [max(0, now_ns - before) // len(tokens)] * len(tokens)
         self._generation_tokens += len(first) + len(inter)
         return first, inter
 

@@ -21,12 +21,19 @@ MAX_PINNED: Final = 4096
 
 
 class Interventions:
-    """One for an engine. `record` publishes what changed without a step."""
+    """One for an engine. `record` publishes what changed without a step; after `settle` no step is in flight."""
 
-    def __init__(self, pool: BlockPool, scheduler: Scheduler, record: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        record: Callable[[], None],
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._pool = pool
         self._scheduler = scheduler
         self._record = record
+        self._settle = settle
         self._most = (scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
 
     @property
@@ -41,6 +48,7 @@ class Interventions:
 
     def preempt(self, number: int, how: str, by: str) -> str:
         """A running request gives up its blocks: by `swap`, `recompute`, or "" as the engine would."""
+        self._settle()
         request = self._running(number)
         if how == "swap" and not self._pool.num_host:
             raise BadInput(f"request {number} cannot be swapped out: this engine has no lower tier to swap to")

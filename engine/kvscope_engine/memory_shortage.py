@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -16,11 +16,21 @@ from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 
 
+class Launched(Protocol):
+    """A step that was handed to the device."""
+
+    def result(self) -> StepResult:
+        """What came out; waits for it."""
+
+
 class StepRunner(Protocol):
-    """Runs steps; see `model.runner.ModelRunner`."""
+    """Runs steps; see `model.runner.ModelRunner`. `launch` takes what it gave before."""
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step."""
+
+    def launch(self, plan: StepPlan, after: Any = None) -> Launched:
+        """Hand over one step, after the last one launched."""
 
     def recover(self) -> None:
         """After a step that ran out of memory."""
@@ -63,6 +73,16 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
             return StepOutcome(part, result, tuple(item.request for item in left), reason if left else "")
     failed = tuple(item.request for item in plan.scheduled)
     return StepOutcome(StepPlan((), 0), StepResult(()), failed, reason)
+
+
+def launch_or_none(runner: StepRunner, plan: StepPlan, after: Launched | None) -> Launched | None:
+    """Launch a plan; None when there is no memory for it, while what was launched before may still run."""
+    try:
+        return runner.launch(plan, after)
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        return None
 
 
 def is_shortage(error: BaseException) -> bool:

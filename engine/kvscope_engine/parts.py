@@ -82,6 +82,8 @@ class Parts:
     """That answers can be asked for in; None for a model without text."""
     leader: Leader | None = None
     """Of the other ranks; None where this is the only one."""
+    overlaps: bool = False
+    """Whether a step is launched while the one before runs."""
     utilization: float = 0.0
     """`--gpu-memory-utilization`."""
     _modules: tuple[ModuleBytes, ...] = ()
@@ -206,6 +208,7 @@ def _build_parts(
     parts.plan = plan
     if loaded.tokenizer is not None:
         parts.forms = Forms(loaded.tokenizer, logits_width(loaded), loaded.eos_token_ids)
+    parts.overlaps = overlaps_steps(config, loaded.device)
     parts.utilization = config.gpu_memory_utilization
     return parts
 
@@ -269,6 +272,11 @@ def _assemble(
     for note in notes:
         scheduler.note(note, time.monotonic_ns())
     return Parts(epoch, loaded, storage, pool, scheduler, runner, hello, mover, notes, leader=leader)
+
+
+def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
+    """Where the host does the computing there is nobody to do it beside."""
+    return device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:

@@ -90,6 +90,8 @@ def test_the_engine_has_the_same_options():
     ours = {option.flag for option in ENGINE_OPTIONS} | {
         "--enable-prefix-caching",
         "--no-enable-prefix-caching",
+        "--async-scheduling",
+        "--no-async-scheduling",
         *SWITCHES,
     }
     assert ours == engines

@@ -11,7 +11,7 @@ import pytest
 
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space, page_range
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.ledger import BlockState
@@ -210,6 +210,11 @@ class Drive:
         self.step_count = 0
         self.now_ns = 0
         self.num_requests = 0
+        self.flight: tuple[StepPlan, StepResult] | None = None
+        self.num_ahead = 0
+        """Steps that were scheduled while another ran."""
+        self.sampled: dict[int, int] = {}
+        """On the device: the last token of each request."""
 
     def request(self, prompt: Sequence[int], max_tokens: int, *, priority: int = 0) -> Request:
         """A new request, numbered, not yet added."""
@@ -248,24 +253,49 @@ class Drive:
             self.scheduler.add(child)
         return [parent, *children]
 
-    def step(self, abort: Request | None = None) -> tuple[StepPlan, StepResult]:
+    def step(self, abort: Request | None = None, *, ahead: bool = False) -> tuple[StepPlan, StepResult]:
         """Schedule, run, commit, give out tokens, end who is done; everything is checked.
 
-        `abort` is aborted between schedule and commit.
+        `abort` is aborted between schedule and commit. With `ahead` the next step is launched before this one is
+        committed, where the scheduler can: what it samples nobody knows until then.
         """
         self.step_count += 1
         self.now_ns += 1_000_000
-        plan = self.scheduler.schedule(self.step_count, self.now_ns)
-        self.scheduler.check_integrity()
-        self._check_plan(plan)
-        assert not self.mover.pending, "a step runs before its blocks were saved"
+        flight = self._take_flight() or self._launch(self.scheduler.schedule(self.step_count, self.now_ns), None)
+        if ahead and flight[0].scheduled and not self.scheduler.why_not_beside(flight[0]):
+            plan = self.scheduler.schedule_beside(flight[0], self.now_ns)
+            self.flight = self._launch(plan, flight[0]) if plan.scheduled else None
+            self.num_ahead += self.flight is not None
         if abort is not None:
             self.scheduler.abort(abort, self.now_ns)
             self.scheduler.check_integrity()
-        result = StepResult(self._run(plan))
+        return self._commit(*flight)
+
+    def settle(self) -> None:
+        """Nothing is in flight any more."""
+        flight = self._take_flight()
+        if flight is not None:
+            self.step_count += 1
+            self._commit(*flight)
+
+    def _take_flight(self) -> tuple[StepPlan, StepResult] | None:
+        flight, self.flight = self.flight, None
+        if flight is None or all(item.request.is_finished for item in flight[0].scheduled):
+            return None
+        return flight
+
+    def _launch(self, plan: StepPlan, running: StepPlan | None) -> tuple[StepPlan, StepResult]:
+        """The device's tokens run before the host's."""
+        self.scheduler.check_integrity()
+        self._check_plan(plan, {item.request.number: item for item in running.scheduled} if running else {})
+        assert not self.mover.pending, "a step runs before its blocks were saved"
+        return plan, StepResult(self._run(plan))
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
+        plan, result = without_ended(plan, result)
         self.scheduler.commit(plan, self.step_count, self.now_ns)
-        for item, token in zip(plan.scheduled, result.token_ids, strict=True):
-            if token is not None:
+        for item, tokens in zip(plan.scheduled, result.token_ids, strict=True):
+            for token in tokens:
                 self._give(item.request, token)
         self.scheduler.check_integrity()
         self.forget_freed()
@@ -290,30 +320,36 @@ class Drive:
         if len(request.output_token_ids) >= request.max_tokens:
             self.scheduler.finish(request, "length", self.now_ns)
 
-    def _run(self, plan: StepPlan) -> tuple[int | None, ...]:
+    def _run(self, plan: StepPlan) -> tuple[tuple[int, ...], ...]:
         for source, target in plan.copies:
             self.kv[target] = self.kv[source]
-        items = [item for item in plan.scheduled if not item.request.is_finished]
-        for item in items:
+        for item in plan.scheduled:
             self._write(item)
-        return tuple(self._sample(item) if item in items else None for item in plan.scheduled)
+        return tuple(self._sample(item) for item in plan.scheduled)
+
+    def _tokens(self, item: Scheduled) -> list[int]:
+        """Up to the last that it computes: what the host knows, and what the device sampled since."""
+        stop = item.start + item.num_tokens
+        known = item.request.tokens(0, stop)
+        return known if len(known) == stop else [*known, self.sampled[item.request.number]]
 
     def _write(self, item: Scheduled) -> None:
-        tokens = item.request.tokens(0, item.start + item.num_tokens)
+        tokens = self._tokens(item)
         for position, value in list(enumerate(running_hashes(tokens)))[item.start :]:
             block, slot = divmod(position, self.shape.block_size)
             self.kv[item.request.block_table[block], slot] = value
 
-    def _sample(self, item: Scheduled) -> int | None:
+    def _sample(self, item: Scheduled) -> tuple[int, ...]:
         stop = item.start + item.num_tokens
-        tokens = item.request.tokens(0, stop)
+        tokens = self._tokens(item)
         if self.pages is not None:
             self.pages.check_backed(item.request.block_table)
         seen = self.kv[item.request.block_table].reshape(-1)[:stop].tolist()
         assert seen == running_hashes(tokens), f"request {item.request.number} reads what is not its own past"
-        return next_token(tokens) if item.samples else None
+        self.sampled[item.request.number] = next_token(tokens)
+        return (next_token(tokens),) if item.samples else ()
 
-    def _check_plan(self, plan: StepPlan) -> None:
+    def _check_plan(self, plan: StepPlan, running: dict[int, Scheduled]) -> None:
         shape, ledger = self.shape, self.pool.ledger
         counts = [item.num_tokens for item in plan.scheduled]
         assert plan.num_tokens == sum(counts) <= self.scheduler.max_num_batched_tokens
@@ -326,9 +362,12 @@ class Drive:
         assert not sources & set(targets), "a block is copied from and to in one step"
         for item in plan.scheduled:
             request, stop = item.request, item.start + item.num_tokens
+            before = running.get(request.number)
             assert request.state is RequestState.RUNNING
-            assert item.start == request.num_computed_tokens
-            assert item.samples == (stop == request.num_tokens)
+            assert item.start == (request.num_computed_tokens if before is None else before.start + before.num_tokens)
+            assert stop <= request.num_prompt_tokens + request.max_tokens - 1, "the last token is never an input"
+            sampled = before is not None and before.samples
+            assert item.samples == (stop == request.num_tokens + sampled)
             written = request.block_table[item.start // shape.block_size : -(-stop // shape.block_size)]
             assert len(request.block_table) == -(-stop // shape.block_size)
             assert (ledger.ref_count[written] == 1).all(), "a shared block is written"

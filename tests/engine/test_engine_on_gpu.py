@@ -211,6 +211,21 @@ def test_logprobs_of_transformers(device: str, folder: str) -> None:
             assert said.logprob == pytest.approx(row[token].item(), abs=1e-3)
 
 
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 5, "top_p": 0.9, "logprobs": 2}], ids=str)
+def test_steps_that_overlap_say_what_steps_that_take_turns_say(
+    device: str, folder: str, options: dict[str, Any], enforce_eager: bool
+) -> None:
+    """Token by token: the same batches run in the same order."""
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **options)
+    said = []
+    for overlaps in (True, False):
+        found, engine = serve(folder, device, sampling, async_scheduling=overlaps, enforce_eager=enforce_eager)
+        said.append([completion.token_ids for completion in found])
+        assert (engine.overlaps.overlapped > NUM_TOKENS // 2) == overlaps, engine.overlaps
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize(
     "options",
     [

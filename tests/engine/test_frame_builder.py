@@ -262,6 +262,6 @@ def test_who_joins_after_an_end_is_not_told_of_it(drive: Make) -> None:
     one.scheduler.abort(request, one.now_ns)
     mirror = recorded.late_mirror()
     one.scheduler.commit(plan, 1, 0)
-    recorded.builder.record(plan, StepResult((None,)), Timings(), 1, one.now_ns)
+    recorded.builder.record(plan, StepResult(((),)), Timings(), 1, one.now_ns)
     mirror.apply(coalesce(recorded.frames[-1:]))
     assert_mirrored(mirror, recorded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -23,7 +25,10 @@ class Runner:
         self.ran.append(plan)
         if self.errors:
             raise self.errors.pop(0)
-        return StepResult(tuple(1 for _ in plan.scheduled))
+        return StepResult(tuple((1,) for _ in plan.scheduled))
+
+    def launch(self, plan: StepPlan, after: Any = None) -> Any:
+        raise AssertionError("nothing is launched here")
 
     def recover(self) -> None:
         self.num_recovered += 1

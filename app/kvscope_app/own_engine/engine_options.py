@@ -44,6 +44,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="reuse the blocks of prompts that begin alike (default: yes)",
     )
+    group.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        help="schedule and launch a step while the one before it runs (default: on a GPU)",
+    )
     for flag, words in SWITCHES.items():
         group.add_argument(flag, action="store_true", help=words)
 
@@ -55,9 +60,10 @@ def engine_arguments(args: argparse.Namespace) -> list[str]:
         value: str | None = getattr(args, _dest(option.flag))
         if value is not None:
             result.append(f"{option.flag}={value}")
-    caching: bool | None = args.enable_prefix_caching
-    if caching is not None:
-        result.append("--enable-prefix-caching" if caching else "--no-enable-prefix-caching")
+    for name in ("enable-prefix-caching", "async-scheduling"):
+        is_on: bool | None = getattr(args, _dest(name))
+        if is_on is not None:
+            result.append(f"--{name}" if is_on else f"--no-{name}")
     return [*result, *(flag for flag in SWITCHES if getattr(args, _dest(flag)))]
 
 

@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kv-cache-dtype", default="auto", help="as of `serve`")
     parser.add_argument("--no-eager", action="store_true", help="leave out the steps without CUDA graphs")
+    parser.add_argument("--turns", action="store_true", help="also with graphs and --no-async-scheduling")
     parser.add_argument("--transformers", action="store_true", help="also transformers' generate")
 
 
@@ -77,9 +78,13 @@ def run(args: argparse.Namespace) -> int:
     report: dict[str, Any] = {"device": _device_name(args.device), "torch": torch.__version__, "context": args.context}
     report["read_gb_per_s"] = _read_rate(args.device)
     with _model(args) as model:
-        kinds = [("graphs", False)] + ([] if args.no_eager or args.device == "cpu" else [("eager", True)])
-        for kind, is_eager in kinds:
-            report[kind] = _engine(args, model, is_eager, batches, share)
+        kinds: dict[str, dict[str, Any]] = {"graphs": {}}
+        if args.turns:
+            kinds["turns"] = {"async_scheduling": False}
+        if not args.no_eager and args.device != "cpu":
+            kinds["eager"] = {"enforce_eager": True}
+        for kind, options in kinds.items():
+            report[kind] = _engine(args, model, options, batches, share)
         if args.transformers:
             report["transformers"] = _transformers(args, model, batches)
     print(json.dumps(report) if args.json else _text(report, batches))
@@ -132,7 +137,9 @@ def _share(args: argparse.Namespace) -> float:
     return float(share * args.memory / total)
 
 
-def _engine(args: argparse.Namespace, model: str, is_eager: bool, batches: list[int], share: float) -> dict[str, Any]:
+def _engine(
+    args: argparse.Namespace, model: str, options: dict[str, Any], batches: list[int], share: float
+) -> dict[str, Any]:
     """One engine: what its start took, and a median step for each batch."""
     import torch
 
@@ -155,7 +162,7 @@ def _engine(args: argparse.Namespace, model: str, is_eager: bool, batches: list[
         max_model_len=args.context + args.steps + 64,
         gpu_memory_utilization=share,
         enable_prefix_caching=False,
-        enforce_eager=is_eager,
+        **options,
     )
     started = time.perf_counter()
     engine = Engine(config, publish=take)
@@ -168,6 +175,7 @@ def _engine(args: argparse.Namespace, model: str, is_eager: bool, batches: list[
             free, total = torch.cuda.mem_get_info()
             found["used_bytes"], found["allowed_bytes"] = total - free, share * total
         found["steps"] = {str(batch): _steps(engine, batch, args, frames) for batch in batches}
+        found["overlaps"] = engine.overlaps.summary()
         found["read_once_bytes"] = {str(batch): _read_once(engine, batch, args) for batch in batches}
     del engine
     _empty()
@@ -257,7 +265,7 @@ def _text(report: dict[str, Any], batches: list[int]) -> str:
     lines = [
         f"{report['device']}, torch {report['torch']}; a plain read takes {rate:.0f} GB/s; context {report['context']}"
     ]
-    kinds = [kind for kind in ("graphs", "eager", "transformers") if kind in report]
+    kinds = [kind for kind in ("graphs", "turns", "eager", "transformers") if kind in report]
     for kind in kinds:
         found = report[kind]
         if "start_s" in found:
@@ -266,7 +274,7 @@ def _text(report: dict[str, Any], batches: list[int]) -> str:
                 used, allowed = found["used_bytes"] / GIB, found["allowed_bytes"] / GIB
                 sizes += f", in all {used:.2f} GiB, {used / allowed:.1%} of the {allowed:.2f} GiB that it may use"
             lines.append(f"{kind}: started in {found['start_s']:.1f} s; {sizes}")
-            lines += [f"  {line}" for line in (found["plan"], *found["notes"]) if line]
+            lines += [f"  {line}" for line in (found["plan"], *found["notes"], found["overlaps"]) if line]
     rows = [_row(report, kind, batch) for batch in batches for kind in kinds]
     header = ("batch", "", "step ms", "tokens/s", "forward ms", "other ms", "of the limit")
     return "\n".join([*lines, table(header, rows)])

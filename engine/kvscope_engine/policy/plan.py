@@ -45,11 +45,25 @@ class StepPlan:
 class StepResult:
     """What came out, one entry for each of `StepPlan.scheduled`."""
 
-    token_ids: tuple[int | None, ...]
-    """The sampled token; None where the prefill goes on."""
-    logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """Empty when no request asked for any."""
+    token_ids: tuple[tuple[int, ...], ...]
+    """The tokens that follow, in their order; none where the prefill goes on."""
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """One for each of these tokens where they were asked for; empty when no request asked for any."""
     forward_ns: int = 0
     block_shares: NDArray[np.float32] | None = None
     """(num_single_token, blocks): the share of each decode's attention that fell on each of its blocks; None where it
     was not measured."""
+
+
+def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
+    """What is left of both once the rows of requests that ended while they ran are taken out."""
+    kept = [index for index, item in enumerate(plan.scheduled) if not item.request.is_finished]
+    if len(kept) == len(plan.scheduled):
+        return plan, result
+    num_single_token = sum(index < plan.num_single_token for index in kept)
+    logprobs = tuple(result.logprobs[index] for index in kept) if result.logprobs else ()
+    shares = None if result.block_shares is None else result.block_shares[kept[:num_single_token]]
+    return (
+        StepPlan(tuple(plan.scheduled[index] for index in kept), num_single_token, plan.copies),
+        StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares),
+    )

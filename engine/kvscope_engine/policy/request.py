@@ -70,6 +70,17 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def follows_its_tokens(self) -> bool:
+        """Whether how its next token is sampled depends on which its last ones were: by a form, or by penalties."""
+        return self.matcher is not None or self.is_penalized
+
+    @property
+    def is_penalized(self) -> bool:
+        """Whether it asks for a penalty on tokens that were seen."""
+        asked = self.sampling
+        return asked.repetition_penalty != 1.0 or asked.presence_penalty != 0.0 or asked.frequency_penalty != 0.0
+
+    @property
     def is_finished(self) -> bool:
         """Whether it ended, for whatever reason."""
         return self.state is RequestState.FINISHED

@@ -94,7 +94,7 @@ class Dispatcher:
     def step(self) -> None:
         """One step of the engine; what it says goes to who asked."""
         self.touched = False
-        self.route(self._engine.step())
+        self.route(self._engine.step(ahead=not self._desk.paused))
         self._intervening.stepped()
         self._snapshots.tick()
 
@@ -269,6 +269,7 @@ class Dispatcher:
             self.stopping = True
         elif command.action == "pause":
             self._desk.pauses.hold(client, self._name_of(client), command.lease_s)
+            self.route(self._engine.settle())
         else:
             self._desk.pauses.release_all()
             self._intervening.look_at_holders()

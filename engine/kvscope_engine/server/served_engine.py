@@ -85,8 +85,11 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> None:
         """End a request; does nothing for an unknown or finished one."""
 
-    def step(self) -> list[Tokens | Finished]:
-        """Run one step; empty when idle."""
+    def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
+        """Run one step; empty when idle. Without `ahead` no other is begun before it is over."""
+
+    def settle(self) -> list[Tokens | Finished]:
+        """End a step that was begun ahead; what it says."""
 
     def snapshot(self, tag: int) -> Snapshot:
         """The whole state after the last frame."""

@@ -165,7 +165,7 @@ class Simulation:
         if self._watcher is None:
             self.scheduler.take_changes()
         else:
-            tokens = tuple(-item.request.number if item.samples else None for item in plan.scheduled)
+            tokens = tuple((-item.request.number,) if item.samples else () for item in plan.scheduled)
             self._watcher.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
 
     def _sample(self, request: Request) -> None:

@@ -162,7 +162,7 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     schedule_ns: int = 0
     run_ns: int = 0
     forward_ns: int = 0
-    """The part of `run_ns` inside the model's forward pass."""
+    """On the device, inside the model's forward pass: within `run_ns`, or beside other parts where steps overlap."""
     commit_ns: int = 0
     record_ns: int = 0
     """The previous step's: this one is not over when it is written down."""

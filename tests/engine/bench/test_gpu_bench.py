@@ -25,9 +25,10 @@ TINY = {
 def test_each_batch_has_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA_8B | TINY))
-    options = ["--device", "cpu", "--model", f"dummy:{config}", "--context", "40", "--steps", "4", "--json"]
+    options = ["--device", "cpu", "--model", f"dummy:{config}", "--context", "40", "--steps", "4", "--json", "--turns"]
     assert main(["bench", "gpu", *options, "--batch", "1", "--batch", "3"]) == 0
     report = json.loads(capsys.readouterr().out)
+    assert report["turns"]["overlaps"].startswith("while 0 of ")
     steps = report["graphs"]["steps"]
     assert set(steps) == {"1", "3"}
     assert all(step["step_ms"] >= step["forward_ms"] > 0.0 for step in steps.values())

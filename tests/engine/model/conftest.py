@@ -303,14 +303,12 @@ class PlannedRun:
         items.sort(key=lambda item: item.num_tokens != 1)
         num_single_token = sum(item.num_tokens == 1 for item in items)
         result = self.runner.run(StepPlan(tuple(items), num_single_token))
-        logprobs = result.logprobs or (None,) * len(items)
-        for item, token, details in zip(items, result.token_ids, logprobs, strict=True):
+        logprobs = result.logprobs or ((),) * len(items)
+        for item, tokens, details in zip(items, result.token_ids, logprobs, strict=True):
             item.request.num_computed_tokens += item.num_tokens
-            assert (token is not None) == item.samples
-            if token is not None:
-                item.request.output_token_ids.append(token)
-            if details is not None:
-                self.logprobs[item.request.number].append(details)
+            assert len(tokens) == item.samples
+            item.request.output_token_ids += tokens
+            self.logprobs[item.request.number] += details
 
     def run(self, max_chunk: int = 1 << 20) -> list[list[int]]:
         """All to their ends; what each gave."""

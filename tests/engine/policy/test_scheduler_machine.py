@@ -90,10 +90,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert length + new <= self.one.scheduler.max_request_tokens or self.one.pool.pinned
 
     @precondition(lambda self: self.unfinished)
-    @rule(times=st.integers(1, 12))
-    def step(self, times: int) -> None:
+    @rule(times=st.integers(1, 12), ahead=st.booleans())
+    def step(self, times: int, ahead: bool) -> None:
         for _ in range(times):
-            plan, _ = self.one.step()
+            plan, _ = self.one.step(ahead=ahead)
             assert plan.scheduled or not self.unfinished
             self._counts_agree()
 
@@ -103,14 +103,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.one.scheduler.abort(self.unfinished[pick % len(self.unfinished)], self.one.now_ns)
 
     @precondition(lambda self: self.unfinished)
-    @rule(pick=st.integers(0, 99))
-    def abort_while_it_runs(self, pick: int) -> None:
-        """Between schedule and commit."""
-        self.one.step(abort=self.unfinished[pick % len(self.unfinished)])
+    @rule(pick=st.integers(0, 99), ahead=st.booleans())
+    def abort_while_it_runs(self, pick: int, ahead: bool) -> None:
+        """Between schedule and commit, of one step or of two."""
+        self.one.step(abort=self.unfinished[pick % len(self.unfinished)], ahead=ahead)
 
     @precondition(lambda self: self.unfinished)
     @rule(pick=st.integers(0, 99))
     def fork(self, pick: int) -> None:
+        self.one.settle()
+        if not self.unfinished:
+            return
         self.requests.append(self.one.fork(self.unfinished[pick % len(self.unfinished)]))
 
     @rule(length=st.integers(1, 20), new=st.integers(1, 12), count=st.integers(1, 3))
@@ -133,6 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99), how=st.sampled_from(["", "swap", "recompute"]))
     def preempt(self, pick: int, how: str) -> None:
         """As a person asks, between two steps."""
+        self.one.settle()
         running = [request for request in self.unfinished if request.state is RequestState.RUNNING]
         if not running:
             return

@@ -115,6 +115,8 @@ class FakeEngine:
     may_step: threading.Event = field(default_factory=threading.Event)
     """Cleared by a test that needs a step to last until it says."""
     closed: bool = False
+    is_ahead: bool = False
+    """Whether a step may be in flight."""
     running: list[Completion] = field(default_factory=list)
     interventions: FakeInterventions = field(default_factory=FakeInterventions)
 
@@ -166,7 +168,12 @@ class FakeEngine:
             if completion.request_id == request_id:
                 completion.num_left, completion.reason = 0, "abort"
 
-    def step(self) -> list[Tokens | Finished]:
+    def settle(self) -> list[Tokens | Finished]:
+        self.is_ahead = False
+        return []
+
+    def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
+        self.is_ahead = ahead
         self.step_started_ns = time.monotonic_ns()
         outputs: list[Tokens | Finished] = []
         if any(completion.num_left for completion in self.running):

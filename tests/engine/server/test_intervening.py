@@ -83,6 +83,23 @@ def test_steps_run_one_by_one_while_the_engine_is_held(held: Client) -> None:
     assert held.telemetry(Heartbeat).step == step + 10, "it is held again"
 
 
+def test_nothing_is_in_flight_while_the_engine_is_held(start: Callable[..., EngineService], client: Client) -> None:
+    service = start()
+    client.wait_ready()
+    client.ask(Submit(request_id="a", prompt="hello", sampling=SamplingParams(max_tokens=ENDLESS)), Accepted)
+    engine: Any = service._engine
+    client.receive(Tokens)
+    assert engine.is_ahead
+    client.ask(Control(action="pause", tag=1), Done)
+    assert not engine.is_ahead
+    client.ask(Control(action="step", tag=2), Done)
+    assert not engine.is_ahead, "one step, and no part of another"
+    step = last_token(client)
+    client.ask(Control(action="resume", tag=3), Done)
+    client.receive(Tokens, lambda tokens: tokens.token_ids[0] > step)
+    assert engine.is_ahead
+
+
 def test_steps_end_with_the_last_request(held: Client) -> None:
     held.send(Abort(request_id="a"))
     held.receive(Finished)

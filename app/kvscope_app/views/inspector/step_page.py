@@ -19,8 +19,8 @@ from kvscope_telemetry.state.mirror import Mirror
 _MAX_REQUESTS: Final = 300
 _PHASES: Final = {
     "schedule_ns": ("Schedule", "Choosing who runs, and finding blocks"),
-    "run_ns": ("Run", "The step on the device, all of it"),
-    "forward_ns": ("Forward pass", "The part of it inside the model"),
+    "run_ns": ("Run", "Handing steps to the device, and waiting for this one"),
+    "forward_ns": ("Forward pass", "On the device, inside the model: in that time, or beside the rest"),
     "commit_ns": ("Commit", "Taking in the tokens, hashing full blocks"),
     "record_ns": ("Record", "Writing down the step before"),
 }

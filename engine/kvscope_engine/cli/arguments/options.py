@@ -79,6 +79,11 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         help="on a GPU: run every step without CUDA graphs (slower; starts sooner and takes less memory)",
     )
     group.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        help="schedule and launch a step while the one before it runs; the tokens are the same (without it: on a GPU)",
+    )
+    group.add_argument(
         "--num-threads",
         type=whole_number,
         metavar="N",

@@ -71,7 +71,7 @@ def config_of_rank(config: EngineConfig, leader: Leader | None) -> EngineConfig:
     if leader is None:
         return config
     threads = config.num_threads or max(1, default_num_threads() // leader.rank.count)
-    return replace(config, enforce_eager=True, quantization="none", num_threads=threads)
+    return replace(config, enforce_eager=True, async_scheduling=False, quantization="none", num_threads=threads)
 
 
 def rank_of(leader: Leader | None) -> Rank:

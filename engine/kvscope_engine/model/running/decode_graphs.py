@@ -109,9 +109,9 @@ class DecodeGraphs:
         shape = GraphShape(size, length) if size is not None and length is not None else None
         return shape if shape in self._graphs else None
 
-    def put(self, inputs: StepInputs, shape: GraphShape) -> None:
+    def put(self, inputs: StepInputs, shape: GraphShape) -> StepTensors:
         """A step into the buffer, where its graph reads it: the first thing that is put there."""
-        self._put(inputs, shape)
+        return self._put(inputs, shape)
 
     def replay(self, shape: GraphShape, num_rows: int) -> torch.Tensor:
         """Logits (num_rows, vocabulary), valid until the next replay."""

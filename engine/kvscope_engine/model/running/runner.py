@@ -2,11 +2,15 @@
 
 Owns the device side of a step: inputs, the model's forward pass, sampling. Why a request runs, and what becomes of
 its tokens, it must not know.
+
+`launch` hands a whole step to the device and waits for nothing: one copy up, the forward pass, sampling, one copy
+down. The next step may be launched before the last one's result is there. What it needs of it are tokens, and these
+are taken on the device: rows whose token is in flight get it from the last step's samples. Everything runs on one
+stream, in the order of launches, so that a step reads and writes blocks after all steps before it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,15 +25,17 @@ from kvscope_engine.model.running.block_shares import BlockShares, ShareSchedule
 from kvscope_engine.model.running.decode_graphs import DecodeGraphs, GraphShape
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
+from kvscope_engine.model.running.in_flight import InFlight, StepTimer
 from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.read_back import ReadBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
 from kvscope_engine.model.running.warm_up import warm_up
 from kvscope_engine.model.sampling.sampler import Sampler
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
+from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_kernels import ops_for
-from kvscope_telemetry.messages.commands import TokenLogprobs
+from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
 from kvscope_telemetry.messages.telemetry import Progress
 
 if TYPE_CHECKING:
@@ -86,6 +92,7 @@ class ModelRunner:
         self._limits = limits
         self._rows = TableRows(max_num_seqs, min(limits.max_request_blocks, storage.num_blocks))
         self._buffer = StepBuffer(loaded.device, step_buffer_bytes(limits, self._vocab_size))
+        self._read_back = ReadBack(loaded.device, max_num_seqs * (2 + 2 * MAX_LOGPROBS))
         self._graphs: DecodeGraphs | None = None
         if loaded.device.type == "cuda" and not enforce_eager:
             self._graphs = DecodeGraphs(
@@ -104,47 +111,52 @@ class ModelRunner:
         nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
         self._ops.copy_rows(self._storage.rows, nothing)
         failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, self._graphs, progress)
+        torch.cuda.synchronize(self._device)
         if failure:
             self._graphs = None
             torch.cuda.empty_cache()
             self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""
-        inputs = build_inputs(plan, self._rows, self._storage.block_size)
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, after: InFlight | None = None) -> InFlight:
+        """Hand a step to the device; nothing is waited for.
+
+        `after` is the last step launched, where tokens that it samples are inputs of this one.
+        """
+        inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         if self._others is not None:
             self._others.tell(inputs, plan.copies)
-        sampled = [item.request for item in plan.scheduled if item.samples]
+        sampling = [item for item in plan.scheduled if item.samples]
+        num_said = [item.start + item.num_tokens - item.request.num_prompt_tokens for item in sampling]
         shares = self._schedule.begin(inputs.num_single_token)
         shape = self._graphs.shape_of(inputs) if self._graphs is not None and shares is None else None
         buffer = self._buffer
         buffer.begin()
-        tensors = None
         if shape is not None and self._graphs is not None:
-            self._graphs.put(inputs, shape)
+            tensors = self._graphs.put(inputs, shape)
         else:
             tensors = put_inputs(inputs, buffer)
-        sampling = self._sampler.inputs(sampled, buffer, self._vocab_size)
+        options = self._sampler.inputs([item.request for item in sampling], buffer, self._vocab_size, num_said)
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
+        awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
         buffer.send()
         if pairs is not None:
             self._ops.copy_rows(self._storage.rows, pairs)
-        timer = _Timer(self._device)
-        logits = self._forward(tensors, shape, len(sampled), shares)
+        if awaited is not None and after is not None:
+            tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
+        timer = StepTimer(self._device)
+        logits = self._forward(tensors, shape, len(sampling), shares)
         timer.stop()
         if self._others is not None:
             self._others.done()
-        told = shares.rows() if shares is not None else None
         if logits is None:
-            return StepResult((None,) * len(plan.scheduled), forward_ns=timer.elapsed_ns(), block_shares=told)
-        token_ids, logprobs = self._sampler.run(logits, sampling)
-        return StepResult(
-            token_ids=_spread(plan.scheduled, token_ids),
-            logprobs=_spread_logprobs(plan.scheduled, logprobs),
-            forward_ns=timer.elapsed_ns(),
-            block_shares=told,
-        )
+            return InFlight(plan, timer, shares=shares)
+        sampled = self._sampler.draw(logits, options)
+        return InFlight(plan, timer, sampled, self._read_back.start(sampled.packed), shares)
 
     @torch.inference_mode()
     def follow(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
@@ -169,12 +181,11 @@ class ModelRunner:
         del self._model
 
     def _forward(
-        self, tensors: StepTensors | None, shape: GraphShape | None, num_samples: int, shares: BlockShares | None
+        self, tensors: StepTensors, shape: GraphShape | None, num_samples: int, shares: BlockShares | None
     ) -> torch.Tensor | None:
         """Logits of the sampled rows, (num_samples, vocabulary); None when nothing is sampled."""
-        if tensors is None:
-            assert shape is not None, "a step without tensors has a graph"
-            assert self._graphs is not None, "and its graph is there"
+        if shape is not None:
+            assert self._graphs is not None, "a shape is one of a graph"
             return self._graphs.replay(shape, num_samples)
         if not num_samples:
             self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors, shares))
@@ -194,46 +205,3 @@ class ModelRunner:
     def _context(self, tensors: StepTensors, shares: BlockShares | None = None) -> PagedContext:
         decode, prefill, count = tensors.decode, tensors.prefill, tensors.num_single_token
         return PagedContext(self._storage, self._ops, tensors.slot_mapping, count, decode, prefill, shares=shares)
-
-
-class _Timer:
-    """Time of the forward pass: by the host's clock, on a GPU by events, which do not wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if device.type == "cuda":
-            self._events = (_timing_event(), _timing_event())
-            self._events[0].record()
-        self._started_ns = self._stopped_ns = time.monotonic_ns()
-
-    def stop(self) -> None:
-        """The forward pass has been handed to the device."""
-        if self._events is not None:
-            self._events[1].record()
-        self._stopped_ns = time.monotonic_ns()
-
-    def elapsed_ns(self) -> int:
-        """Nanoseconds of the pass; waits for it."""
-        if self._events is None:
-            return self._stopped_ns - self._started_ns
-        self._events[1].synchronize()
-        return int(self._events[0].elapsed_time(self._events[1]) * 1e6)
-
-
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _spread(scheduled: Sequence[Scheduled], token_ids: Sequence[int]) -> tuple[int | None, ...]:
-    tokens = iter(token_ids)
-    return tuple(next(tokens) if item.samples else None for item in scheduled)
-
-
-def _spread_logprobs(
-    scheduled: Sequence[Scheduled], logprobs: Sequence[TokenLogprobs | None]
-) -> tuple[TokenLogprobs | None, ...]:
-    """Empty stays empty: nobody asked."""
-    if not logprobs:
-        return ()
-    sampled = iter(logprobs)
-    return tuple(next(sampled) if item.samples else None for item in scheduled)

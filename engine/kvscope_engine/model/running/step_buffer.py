@@ -1,7 +1,9 @@
-"""A step's data on their way up: one pinned host buffer, one copy to a device buffer of the same layout, views of it.
+"""A step's data on their way up: a pinned host buffer, one copy to a device buffer of the same layout, views of it.
 
-Owns both buffers and the order between them. The same shapes reserved in the same order lie at the same addresses,
-which is what CUDA graphs are captured with. On a CPU there is nothing to move: arrays are the tensors.
+Owns the buffers and the order between them. The same shapes reserved in the same order lie at the same addresses,
+which is what CUDA graphs are captured with. There is one on the device, which a step reads before the next one's copy,
+and two on the host: one is written while the other's copy may wait behind a step that runs. On a CPU there is nothing
+to move: arrays are the tensors.
 """
 
 from __future__ import annotations
@@ -32,9 +34,8 @@ class StepBuffer:
         self._overflow: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.num_bytes = 0 if self._is_host else num_bytes
         if not self._is_host:
-            self._host, self._bytes = pinned_bytes(num_bytes)
+            self._sides = [_HostSide(num_bytes) for _ in range(2)]
             self._on_device = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-            self._sent = Sent()
 
     @property
     def is_on_device(self) -> bool:
@@ -42,10 +43,11 @@ class StepBuffer:
         return not self._is_host
 
     def begin(self) -> None:
-        """A new step; waits, if need be, until the last one's copy has read the host's buffer."""
+        """A new step; waits, if need be, until the copy of the step before the last has read the host's buffer."""
         self._end = 0
         if not self._is_host:
-            self._sent.wait()
+            self._sides.reverse()
+            self._sides[0].sent.wait()
             self._overflow.clear()
 
     def reserve(self, shape: tuple[int, ...], dtype: type[np.generic]) -> tuple[NDArray[Any], torch.Tensor]:
@@ -58,7 +60,7 @@ class StepBuffer:
         if start + size > self.num_bytes:
             return self._reserve_beyond(shape, kind)
         self._end = start + -(-size // ALIGNMENT) * ALIGNMENT
-        array = self._bytes[start : start + size].view(kind).reshape(shape)
+        array = self._sides[0].data[start : start + size].view(kind).reshape(shape)
         return array, self._on_device[start : start + size].view(_DTYPES[kind]).view(shape)
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
@@ -75,10 +77,10 @@ class StepBuffer:
             return
         if self._end:
             end = min(self._end, self.num_bytes)
-            self._on_device[:end].copy_(self._host[:end], non_blocking=True)
+            self._on_device[:end].copy_(self._sides[0].host[:end], non_blocking=True)
         for target, source in self._overflow:
             target.copy_(source, non_blocking=True)
-        self._sent.record()
+        self._sides[0].sent.record()
 
     def _reserve_beyond(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> tuple[NDArray[Any], torch.Tensor]:
         size = int(np.prod(shape)) * kind.itemsize
@@ -86,6 +88,14 @@ class StepBuffer:
         on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
         self._overflow.append((on_device, host))
         return data.view(kind).reshape(shape), on_device.view(_DTYPES[kind]).view(shape)
+
+
+class _HostSide:
+    """Pinned memory, as a tensor and as an array, and when it was read last."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.host, self.data = pinned_bytes(num_bytes)
+        self.sent = Sent()
 
 
 class Sent:
@@ -107,12 +117,6 @@ def pinned_bytes(num_bytes: int) -> tuple[torch.Tensor, NDArray[np.uint8]]:
     """Page-locked memory, as a tensor and as an array."""
     tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     return tensor, tensor.numpy()
-
-
-def read_back(tensor: torch.Tensor) -> list[Any]:
-    """A device's numbers as Python's: the one place where a step waits for the device to tell it something."""
-    numbers: list[Any] = tensor.tolist()
-    return numbers
 
 
 def aligned_bytes(*sizes: int) -> int:

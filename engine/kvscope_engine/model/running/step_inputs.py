@@ -6,6 +6,7 @@ tables again. Knows no tensors and no policy: a row is right whatever happened t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,9 @@ class StepInputs:
     num_single_token: int
     sample_rows: Int64
     """Rows of the batch whose logits are sampled from."""
+    awaited: Int64 | None = None
+    """(2, n): rows of the batch whose token the step in flight samples, and its rows of those. None: there are none.
+    `input_ids` are 0 there."""
 
     @property
     def num_tokens(self) -> int:
@@ -104,8 +108,10 @@ class TableRows:
         self.table = wider
 
 
-def build_inputs(plan: StepPlan, rows: TableRows, block_size: int) -> StepInputs:
-    """The arrays of one step."""
+def build_inputs(
+    plan: StepPlan, rows: TableRows, block_size: int, in_flight: Mapping[int, int] | None = None
+) -> StepInputs:
+    """The arrays of one step. `in_flight`: the rows of tokens that are being sampled, by the number of the request."""
     scheduled = plan.scheduled
     counts = np.fromiter((item.num_tokens for item in scheduled), np.int64, len(scheduled))
     starts = np.fromiter((item.start for item in scheduled), np.int64, len(scheduled))
@@ -116,8 +122,9 @@ def build_inputs(plan: StepPlan, rows: TableRows, block_size: int) -> StepInputs
     row_of_token = np.repeat(row_of_sequence, counts)
     seq_lens = starts + counts
     samples = np.fromiter((item.samples for item in scheduled), np.bool_, len(scheduled))
+    awaited: list[tuple[int, int]] = []
     return StepInputs(
-        input_ids=_token_ids(scheduled, plan.num_single_token, int(ends[-1])),
+        input_ids=_token_ids(scheduled, plan.num_single_token, int(ends[-1]), in_flight or {}, awaited),
         positions=positions,
         slot_mapping=_slots(rows.table, row_of_token, positions, block_size),
         block_tables=rows.table[row_of_sequence, : -(-int(seq_lens.max()) // block_size)],
@@ -125,15 +132,29 @@ def build_inputs(plan: StepPlan, rows: TableRows, block_size: int) -> StepInputs
         query_start=query_start.astype(np.int32),
         num_single_token=plan.num_single_token,
         sample_rows=ends[samples] - 1,
+        awaited=np.ascontiguousarray(np.array(awaited, np.int64).T) if awaited else None,
     )
 
 
-def _token_ids(scheduled: tuple[Scheduled, ...], num_single_token: int, num_tokens: int) -> Int64:
+def _token_ids(
+    scheduled: tuple[Scheduled, ...],
+    num_single_token: int,
+    num_tokens: int,
+    in_flight: Mapping[int, int],
+    awaited: list[tuple[int, int]],
+) -> Int64:
+    """Known tokens; `awaited` is told of rows, and where their tokens will be, that are not known yet."""
     ids: list[int] = []
-    for item in scheduled[:num_single_token]:
+    for row, item in enumerate(scheduled[:num_single_token]):
         request = item.request
         output = item.start - len(request.prompt_token_ids)
-        ids.append(request.output_token_ids[output] if output >= 0 else request.prompt_token_ids[item.start])
+        if output < 0:
+            ids.append(request.prompt_token_ids[item.start])
+        elif output < len(request.output_token_ids):
+            ids.append(request.output_token_ids[output])
+        else:
+            ids.append(0)
+            awaited.append((row, in_flight[request.number]))
     for item in scheduled[num_single_token:]:
         ids += item.request.tokens(item.start, item.start + item.num_tokens)
     assert len(ids) == num_tokens, f"the plan computes {num_tokens} tokens, the requests know {len(ids)}"

@@ -128,7 +128,7 @@ def _sample(logits: torch.Tensor, sampler: Sampler, buffer: StepBuffer) -> None:
     buffer.begin()
     inputs = sampler.inputs(requests, buffer, logits.shape[1])
     buffer.send()
-    sampler.run(zeros, inputs)
+    sampler.draw(zeros, inputs)
     for request in requests:
         sampler.forget(request)
 

@@ -40,7 +40,7 @@ class Penalties:
 
     def inputs(self, requests: Sequence[Request], vocab_size: int, buffer: StepBuffer) -> PenaltyInputs | None:
         """What has been seen, put into `buffer`; None when no request asks for a penalty."""
-        rows = [row for row, request in enumerate(requests) if has_penalty(request.sampling)]
+        rows = [row for row, request in enumerate(requests) if request.is_penalized]
         if not rows:
             return None
         counts = [self._counts_of(requests[row]) for row in rows]
@@ -109,11 +109,6 @@ class _TokenCounts:
         added = max(64, len(self._token_ids))
         self._token_ids = np.concatenate((self._token_ids, np.zeros(added, np.int64)))
         self._num_said = np.concatenate((self._num_said, np.zeros(added, np.float32)))
-
-
-def has_penalty(sampling: SamplingParams) -> bool:
-    """Whether any of the three is asked for."""
-    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
 
 
 def apply_penalties(logits: torch.Tensor, inputs: PenaltyInputs) -> None:

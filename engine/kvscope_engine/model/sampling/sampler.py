@@ -1,27 +1,46 @@
 """From logits to tokens, for a whole batch at once.
 
 Owns the order of sampling: biases, penalties, forms, temperature, filters, one random number a row. A request's
-token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model. On a GPU
-nothing is read back but the result.
+token depends on its own logits, options, seed and position, never on the rest of the batch. Knows no model. Nothing
+is read back here: what is drawn stays on the device, for the next step and for whoever brings it down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from kvscope_engine.model.running.step_buffer import StepBuffer, read_back
+from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.sampling.logit_bias import LogitBiases, apply_biases
-from kvscope_engine.model.sampling.logprobs import RawLogprobs
+from kvscope_engine.model.sampling.logprobs import RawLogprobs, unpack
 from kvscope_engine.model.sampling.penalties import Penalties, apply_penalties
-from kvscope_engine.model.sampling.sampling_inputs import DrawInputs, SamplingInputs, sampling_inputs
+from kvscope_engine.model.sampling.sampling_inputs import DrawInputs, LogprobInputs, SamplingInputs, sampling_inputs
 from kvscope_engine.model.sampling.token_draw import draw
 from kvscope_engine.model.sampling.token_filter import thresholds
 from kvscope_engine.model.sampling.vocabulary_pieces import first_largest
 from kvscope_engine.policy.request import Request
 from kvscope_kernels import ops_for
 from kvscope_telemetry.messages.commands import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was drawn, on the device."""
+
+    tokens: torch.Tensor
+    """(num_rows,) int64."""
+    packed: torch.Tensor
+    """What the host wants to know, one vector: the tokens, in float64 with log-probabilities behind them."""
+    logprobs: LogprobInputs | None
+    num_top: int
+
+    def read(self, numbers: list[int] | list[float]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """`packed` on the host -> a token a row, and log-probabilities: empty when none are asked."""
+        if self.logprobs is None:
+            return list(map(int, numbers)), []
+        return unpack(numbers, len(self.tokens), self.logprobs, self.num_top)
 
 
 class Sampler:
@@ -33,21 +52,29 @@ class Sampler:
         self._penalties = Penalties()
         self._biases = LogitBiases()
 
-    def inputs(self, requests: Sequence[Request], buffer: StepBuffer, vocab_size: int | None = None) -> SamplingInputs:
-        """What `run` needs of the requests, put into `buffer`. `vocab_size` is that of the logits."""
+    def inputs(
+        self,
+        requests: Sequence[Request],
+        buffer: StepBuffer,
+        vocab_size: int | None = None,
+        num_said: Sequence[int] | None = None,
+    ) -> SamplingInputs:
+        """What `draw` needs of the requests, put into `buffer`. `vocab_size` is that of the logits.
+
+        `num_said`: tokens that each will have said before this one, where some are still on their way; None: those
+        that it knows.
+        """
         width = vocab_size or self._vocab_size
-        return sampling_inputs(requests, self._eos, width, self._penalties, self._biases, buffer)
+        said = [len(request.output_token_ids) for request in requests] if num_said is None else num_said
+        return sampling_inputs(requests, said, self._eos, width, self._penalties, self._biases, buffer)
 
     def forget(self, request: Request) -> None:
         """Whatever is kept of it."""
         self._penalties.forget(request)
         self._biases.forget(request)
 
-    def run(self, logits: torch.Tensor, inputs: SamplingInputs) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """logits (num_requests, vocabulary) -> a token a request, and log-probabilities: empty when none are asked.
-
-        `logits` may be changed.
-        """
+    def draw(self, logits: torch.Tensor, inputs: SamplingInputs) -> Sampled:
+        """logits (num_requests, vocabulary) -> a token a request. `logits` may be changed."""
         logits = logits.float()
         assert logits.shape[1] == inputs.vocab_size, f"logits of {inputs.vocab_size} tokens: {tuple(logits.shape)}"
         raw = RawLogprobs(logits, inputs.logprobs) if inputs.logprobs is not None else None
@@ -61,12 +88,13 @@ class Sampler:
             ops_for(logits.device.type).allow_tokens(logits, inputs.forms.rows, inputs.forms.allowed)
         tokens = _tokens(logits, inputs.draw)
         if raw is None:
-            return read_back(tokens), []
-        return raw.read(tokens, inputs.num_rows)
+            return Sampled(tokens, tokens, None, 0)
+        return Sampled(tokens, raw.pack(tokens), inputs.logprobs, raw.num_top)
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """The same where no step's buffer is at hand, for logits on a CPU."""
-        return self.run(logits, self.inputs(requests, StepBuffer(logits.device, 0), logits.shape[1]))
+        """The same where no step's buffer is at hand, for logits on a CPU, and read."""
+        sampled = self.draw(logits, self.inputs(requests, StepBuffer(logits.device, 0), logits.shape[1]))
+        return sampled.read(sampled.packed.tolist())
 
 
 def _tokens(logits: torch.Tensor, inputs: DrawInputs | None) -> torch.Tensor:

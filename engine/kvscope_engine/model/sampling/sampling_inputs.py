@@ -78,14 +78,18 @@ class SamplingInputs:
 
 def sampling_inputs(
     requests: Sequence[Request],
+    num_said: Sequence[int],
     eos_token_ids: Sequence[int],
     vocab_size: int,
     penalties: Penalties,
     biases: LogitBiases,
     buffer: StepBuffer,
 ) -> SamplingInputs:
-    """Everything put into `buffer`, which the caller sends."""
-    early = _early_ends(requests, eos_token_ids, vocab_size)
+    """Everything put into `buffer`, which the caller sends. `num_said`: tokens that each will have said by then.
+
+    A request whose next token depends on what its last one was (`Request.follows_its_tokens`) must know that one.
+    """
+    early = _early_ends(requests, num_said, eos_token_ids, vocab_size)
     drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
     return SamplingInputs(
         num_rows=len(requests),
@@ -93,20 +97,22 @@ def sampling_inputs(
         biases=biases.inputs(requests, vocab_size, buffer),
         penalties=penalties.inputs(requests, vocab_size, buffer),
         forbidden=buffer.put(np.array(early, np.int64)) if early else None,
-        forms=_form_inputs(requests, vocab_size, buffer),
-        draw=_draw_inputs(requests, drawn, vocab_size, buffer) if drawn else None,
+        forms=_form_inputs(requests, num_said, vocab_size, buffer),
+        draw=_draw_inputs(requests, num_said, drawn, vocab_size, buffer) if drawn else None,
         logprobs=_logprob_inputs(requests, buffer),
     )
 
 
-def _draw_inputs(requests: Sequence[Request], rows: list[int], vocab_size: int, buffer: StepBuffer) -> DrawInputs:
+def _draw_inputs(
+    requests: Sequence[Request], num_said: Sequence[int], rows: list[int], vocab_size: int, buffer: StepBuffer
+) -> DrawInputs:
     drawn = [requests[row] for row in rows]
     options = [request.sampling for request in drawn]
     seeds = [request.number if request.sampling.seed is None else request.sampling.seed for request in drawn]
     return DrawInputs(
         where=None if len(rows) == len(requests) else buffer.put(np.array(rows, np.int64)),
         temperatures=buffer.put(np.array([[option.temperature] for option in options], np.float32)),
-        uniforms=buffer.put(uniforms(seeds, [len(request.output_token_ids) for request in drawn])),
+        uniforms=buffer.put(uniforms(seeds, [num_said[row] for row in rows])),
         options=options,
         filter=filter_inputs(options, vocab_size, buffer) if any(map(has_filter, options)) else None,
     )
@@ -120,7 +126,9 @@ def _logprob_inputs(requests: Sequence[Request], buffer: StepBuffer) -> LogprobI
     return LogprobInputs(rows, list(asked.values()), buffer.put(np.array(rows, np.int64)))
 
 
-def _form_inputs(requests: Sequence[Request], vocab_size: int, buffer: StepBuffer) -> FormInputs | None:
+def _form_inputs(
+    requests: Sequence[Request], num_said: Sequence[int], vocab_size: int, buffer: StepBuffer
+) -> FormInputs | None:
     rows = [row for row, request in enumerate(requests) if request.matcher is not None]
     if not rows:
         return None
@@ -128,19 +136,21 @@ def _form_inputs(requests: Sequence[Request], vocab_size: int, buffer: StepBuffe
     for index, row in enumerate(rows):
         matcher = requests[row].matcher
         assert matcher is not None
-        matcher.fill(words, index, may_end=not _is_early(requests[row]))
+        matcher.fill(words, index, may_end=not _is_early(requests[row], num_said[row]))
     return FormInputs(buffer.put(np.array(rows, np.int64)), allowed)
 
 
-def _early_ends(requests: Sequence[Request], eos_token_ids: Sequence[int], vocab_size: int) -> list[int]:
+def _early_ends(
+    requests: Sequence[Request], num_said: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
+) -> list[int]:
     """Places of what may not be sampled below `min_tokens`, where no form says it already."""
     places: list[int] = []
     for row, request in enumerate(requests):
-        if _is_early(request) and request.matcher is None:
+        if request.matcher is None and _is_early(request, num_said[row]):
             ends = {*eos_token_ids, *request.sampling.stop_token_ids}
             places += [row * vocab_size + token for token in sorted(ends)]
     return places
 
 
-def _is_early(request: Request) -> bool:
-    return len(request.output_token_ids) < request.sampling.min_tokens
+def _is_early(request: Request, num_said: int) -> bool:
+    return num_said < request.sampling.min_tokens

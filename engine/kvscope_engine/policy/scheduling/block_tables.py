@@ -30,6 +30,11 @@ class BlockTables:
         self._changes = changes
         self._reserves = allocation.reserves
 
+    @property
+    def any_shares_tail(self) -> bool:
+        """Whether a request may write next to a block that is not its alone."""
+        return bool(self._forked)
+
     def num_needed(self, request: Request, stop: int) -> int:
         """New blocks it takes to write the request's tokens from the first not computed up to `stop`."""
         missing = -(-stop // self._pool.block_size) - len(request.block_table)

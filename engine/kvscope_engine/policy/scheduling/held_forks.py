@@ -21,6 +21,10 @@ class HeldForks:
     def __contains__(self, child: Request) -> bool:
         return child in self._children.get(child.parent, ())
 
+    def any_of(self, parent: Request) -> bool:
+        """Whether anybody waits for `parent`."""
+        return parent.number in self._children
+
     def add(self, child: Request) -> None:
         """`child.parent` says whom it waits for."""
         self._children.setdefault(child.parent, []).append(child)

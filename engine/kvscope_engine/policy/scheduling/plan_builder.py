@@ -33,9 +33,9 @@ class PlanBuilder:
         self._chunks: list[Scheduled] = []
         self._copies: list[tuple[Request, int, int]] = []
 
-    def add(self, request: Request, num_tokens: int, samples: bool) -> None:
-        """The request runs its next `num_tokens` tokens."""
-        item = Scheduled(request, request.num_computed_tokens, num_tokens, samples)
+    def add(self, request: Request, start: int, num_tokens: int, samples: bool) -> None:
+        """The request runs its next `num_tokens` tokens, from position `start`."""
+        item = Scheduled(request, start, num_tokens, samples)
         (self._singles if num_tokens == 1 else self._chunks).append(item)
         self.budget -= num_tokens
 

@@ -20,6 +20,13 @@ The rules, in the order they are applied in each step:
    never preempt running ones.
 5. Further completions of a prompt are held back until it is computed, and then share its blocks (`fork`).
 
+While a step runs, the next one may be scheduled (`schedule_beside`): requests are taken to be where that step leaves
+them, nobody is preempted, and nobody goes past an end that is known. Where more must be known, it says so
+(`why_not_beside`) and the step is scheduled once the one before is committed. Blocks are let go of at once when a
+request ends, though a step in flight may still read and write them: its rows run before all that is launched for
+whoever has the blocks next, and what they hold is found by nobody, since only a commit enters blocks into the prefix
+cache.
+
 Between two steps a person may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
 change the limits (`set_limits`). Rule 3 holds beside pinned blocks: `add` and `pin` refuse what could not run alone.
 """
@@ -35,8 +42,10 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling import ahead as ahead_of
 from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.admission import Admission
+from kvscope_engine.policy.scheduling.ahead import Ahead
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.changes import ChangeLog, Changes
 from kvscope_engine.policy.scheduling.held_forks import HeldForks
@@ -158,14 +167,40 @@ class Scheduler:
     def schedule(self, step: int, now_ns: int) -> StepPlan:
         """Decide the step: blocks for every scheduled token are in the tables when this returns.
 
-        Nothing else may be scheduled until the plan was committed. An empty plan means nothing is unfinished.
+        Nothing but `schedule_beside` may be called until the plan was committed. An empty plan means nothing is
+        unfinished.
         """
         self._pool.step = step
+        return self._schedule(Ahead(), now_ns)
+
+    def why_not_beside(self, running: StepPlan) -> str:
+        """Why the next step cannot be scheduled while `running`, the last plan, is in flight; empty: it can."""
+        if self._reserves:
+            return ahead_of.RESERVED
+        forks = bool(self._held) and any(self._held.any_of(item.request) for item in running.scheduled)
+        if forks or self._tables.any_shares_tail:
+            return ahead_of.FORKED
+        if ahead_of.follows_in_flight(running):
+            return ahead_of.FOLLOWED
+        if self._waiting and self._pool.index is not None and ahead_of.computes_prompts(running):
+            return ahead_of.SHARED
+        return "" if self._has_room_beside(Ahead(running)) else ahead_of.SHORT
+
+    def schedule_beside(self, running: StepPlan, now_ns: int) -> StepPlan:
+        """As `schedule`, while `running` is in flight and `why_not_beside` has no reason.
+
+        The new plan is to be launched and committed after it. What is taken for it now is dated as of the step that
+        runs, whose frame will tell of it. Empty: nothing can follow before that one is committed.
+        """
+        return self._schedule(Ahead(running), now_ns)
+
+    def _schedule(self, ahead: Ahead, now_ns: int) -> StepPlan:
         draft = PlanBuilder(self.max_num_batched_tokens, now_ns)
         evicted_before, sunk_before = self._pool.evicted_blocks, self.totals.sunk_blocks
-        self._continue_prefills(self._continue_decodes(draft), draft)
+        self._continue_prefills(self._continue_decodes(draft, ahead), draft, ahead)
         if not draft.has_preempted:
             self._admit(draft)
+        assert not (ahead and draft.has_preempted), "a request in flight was preempted"
         if draft.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             num_sunk = self.totals.sunk_blocks - sunk_before
@@ -273,30 +308,39 @@ class Scheduler:
         if self._tiers is not None:
             self._tiers.check_integrity(self._requests.values())
 
-    def _continue_decodes(self, draft: PlanBuilder) -> list[Request]:
+    def _continue_decodes(self, draft: PlanBuilder, ahead: Ahead) -> list[Request]:
         """Schedule running requests that miss one token; returns the others."""
         prefills = []
         for request in list(self._running):  # those preempted meanwhile are still in this list
-            if request.state is not RequestState.RUNNING:
+            if request.state is not RequestState.RUNNING or ahead.ends(request):
                 continue
-            stop = request.num_computed_tokens + 1
-            if stop < request.num_tokens:
+            start = ahead.start(request)
+            if start + 1 < ahead.num_tokens(request):
                 prefills.append(request)
-            elif draft.budget and self._make_room(request, stop, draft):
-                draft.add(request, 1, True)
+            elif draft.budget and self._make_room(request, start + 1, draft):
+                draft.add(request, start, 1, True)
         return prefills
 
-    def _continue_prefills(self, prefills: list[Request], draft: PlanBuilder) -> None:
+    def _continue_prefills(self, prefills: list[Request], draft: PlanBuilder, ahead: Ahead) -> None:
         for request in prefills:
             if draft.budget and request.state is RequestState.RUNNING:
-                self._schedule_chunk(request, draft)
+                self._schedule_chunk(request, ahead.start(request), draft)
 
-    def _schedule_chunk(self, request: Request, draft: PlanBuilder) -> None:
-        """Schedule as many of the request's tokens as the budget leaves."""
-        start, known = request.num_computed_tokens, request.num_tokens
+    def _schedule_chunk(self, request: Request, start: int, draft: PlanBuilder) -> None:
+        """Schedule as many of the request's tokens, which it knows, as the budget leaves."""
+        known = request.num_tokens
         count = min(known - start, draft.budget)
         if self._make_room(request, start + count, draft):
-            draft.add(request, count, start + count == known)
+            draft.add(request, start, count, start + count == known)
+
+    def _has_room_beside(self, ahead: Ahead) -> bool:
+        """Whether all who run can go on, to the last token that they know, without anybody giving up blocks."""
+        needed = available = 0
+        for request in self._running:
+            if not ahead.ends(request):
+                needed += self._tables.num_needed(request, ahead.num_tokens(request))
+                available = self._tables.num_available(request)
+        return needed <= available
 
     def _admit(self, draft: PlanBuilder) -> None:
         while self._waiting and len(self._running) < self.max_num_seqs and draft.budget:
@@ -308,7 +352,7 @@ class Scheduler:
             event = self._admission.start(request, found, draft)
             self._run(request, draft.now_ns)
             self._changes.event(event)
-            self._schedule_chunk(request, draft)
+            self._schedule_chunk(request, request.num_computed_tokens, draft)
 
     def _run(self, request: Request, now_ns: int) -> None:
         if request.admitted_ns is None:

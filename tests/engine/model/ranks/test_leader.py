@@ -103,6 +103,7 @@ def test_what_cannot_be_shared_out_is_refused_before_anything_is_loaded(
         {"host_kv_memory_bytes": 1 << 20},
         {"quantization": "int8"},
         {"page_heat": 8},
+        {"async_scheduling": True},
         {"allocator": "virtual", "enable_prefix_caching": False},
         {"tensor_parallel_size": 0},
         {"tensor_parallel_size": 65},

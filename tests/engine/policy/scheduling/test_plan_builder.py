@@ -14,8 +14,8 @@ def make_request(number: int) -> Request:
 def test_single_tokens_come_first() -> None:
     draft = PlanBuilder(20, 0)
     chunk, single = make_request(1), make_request(2)
-    draft.add(chunk, 5, False)
-    draft.add(single, 1, True)
+    draft.add(chunk, 0, 5, False)
+    draft.add(single, 0, 1, True)
     plan = draft.plan()
     assert [item.request for item in plan.scheduled] == [single, chunk]
     assert (plan.num_single_token, plan.num_tokens, draft.budget) == (1, 6, 14)
@@ -25,7 +25,7 @@ def test_one_that_is_dropped_leaves_nothing_behind() -> None:
     draft = PlanBuilder(20, 0)
     stays, goes = make_request(1), make_request(2)
     for request, count in ((stays, 1), (goes, 4)):
-        draft.add(request, count, True)
+        draft.add(request, 0, count, True)
         draft.copy(request, request.number, request.number + 10)
     draft.drop(goes)
     plan = draft.plan()

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -32,7 +33,6 @@ from kvscope_engine.model.running import block_shares, runner, step_buffer
 from kvscope_engine.model.running.attention import ATTENTION_NAME, AttentionOptions, register_attention
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.running.runner import ModelRunner
-from kvscope_engine.model.sampling import logprobs, sampler
 from kvscope_kernels.gated_activation import SILU
 
 GPU: Final = torch.device("cuda:0")
@@ -52,13 +52,24 @@ class Seen:
     replays: int = 0
     read_backs: int = 0
     uploads: int = 0
+    waits: int = 0
+    """Times that the host waited for the device to come by an event; those that it was past already cost nothing."""
+    now: int = 0
+    """Of the device's work: how much was handed to it."""
+    reached: int = 0
+    """How much of that the host knows to be over."""
     compiled: set[str] = field(default_factory=set)
     """Keys of kernels that had to be compiled."""
 
     def clear(self) -> None:
         """Forget all but what is compiled."""
         self.launches.clear()
-        self.replays = self.read_backs = self.uploads = 0
+        self.replays = self.read_backs = self.uploads = self.waits = 0
+
+    def wait(self, moment: int) -> None:
+        """Until the device is there."""
+        self.waits += moment > self.reached
+        self.reached = max(self.reached, moment)
 
 
 class Crossings(TorchDispatchMode):
@@ -129,18 +140,25 @@ class Pointer:
 
 
 class FakeEvent:
-    """A moment that is past at once."""
+    """A moment of the device, which gets there when somebody waits for it, or asks."""
 
-    def __init__(self, **_: Any) -> None: ...
+    def __init__(self, seen: Seen, **_: Any) -> None:
+        self._seen = seen
+        self._moment = 0
 
-    def record(self, *_: Any) -> None: ...
+    def record(self, *_: Any) -> None:
+        self._seen.now += 1
+        self._moment = self._seen.now
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        self._seen.wait(self._moment)
 
     def query(self) -> bool:
+        self._seen.reached = max(self._seen.reached, self._moment)
         return True
 
-    def elapsed_time(self, _: FakeEvent) -> float:
+    def elapsed_time(self, other: FakeEvent) -> float:
+        assert max(self._moment, other._moment) <= self._seen.reached, "CUDA refuses to tell of what is not over"
         return 1.0
 
 
@@ -206,16 +224,17 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
     def pinned(num_bytes: int) -> tuple[torch.Tensor, Any]:
         return torch.empty(num_bytes, dtype=torch.uint8), np.zeros(num_bytes, np.uint8)
 
-    def read_back(tensor: torch.Tensor) -> list[Any]:
+    def on_host(tensor: torch.Tensor) -> Any:
         seen.read_backs += 1
-        return [0] * tensor.numel()
+        seen.wait(seen.now)
+        return np.zeros(tensor.shape, np.float32)
 
     properties = SimpleNamespace(multi_processor_count=NUM_MULTIPROCESSORS, name="fake", total_memory=80 << 30)
     for name, stand_in in {
         "CUDAGraph": FakeGraph,
         "graph": capturing,
-        "Event": FakeEvent,
-        "synchronize": lambda *_: None,
+        "Event": partial(FakeEvent, seen),
+        "synchronize": lambda *_: seen.wait(seen.now),
         "empty_cache": lambda: None,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: divmod(CAPABILITY, 10),
@@ -223,9 +242,7 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(step_buffer, "pinned_bytes", pinned)
-    for module in (sampler, logprobs):
-        monkeypatch.setattr(module, "read_back", read_back)
-    monkeypatch.setattr(block_shares, "on_host", lambda t: np.array(read_back(t), np.float32).reshape(t.shape))
+    monkeypatch.setattr(block_shares, "on_host", on_host)
 
 
 def make_runner(
@@ -272,6 +289,7 @@ def make_runner(
         info=SimpleNamespace(vocab_size=VOCABULARY),
         max_model_len=max_model_len,
         dtype=torch.bfloat16,
+        quantization="none",
     )
     return ModelRunner(
         loaded,
@@ -283,7 +301,7 @@ def make_runner(
     )
 
 
-def join_unproven(module: torch.nn.Module) -> None:
+def join_unproven(module: torch.nn.Module, quantization: str) -> None:
     """As at load, in the same order, each part by the first form that has the parts of a Llama or a Qwen3."""
     use_float32_logits(module)
     for part in list(module.modules()):

@@ -109,7 +109,8 @@ def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: b
         result = runner.run(plan)
         samples = any(item.samples for item in plan.scheduled)
         assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, int(samples)), name
-        assert [token is not None for token in result.token_ids] == [item.samples for item in plan.scheduled], name
+        assert fake_gpu.seen.waits == 1, name
+        assert [bool(tokens) for tokens in result.token_ids] == [item.samples for item in plan.scheduled], name
         is_decode = plan.num_single_token == len(plan.scheduled)
         assert fake_gpu.seen.replays == int(is_decode and not enforce_eager), name
 
@@ -138,8 +139,30 @@ def test_no_option_reads_anything_but_the_result(fake_gpu: Any, options: dict[st
     plan = StepPlan((decode(1, 20, **options), decode(2, 30, temperature=0.0), decode(3, 25, **options)), 3)
     fake_gpu.seen.clear()
     result = runner.run(plan)
-    assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1)
+    assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs, fake_gpu.seen.waits) == (1, 1, 1)
     assert bool(result.logprobs) == (options.get("logprobs") is not None)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_steps_one_ahead_of_another_wait_for_its_result_alone(fake_gpu: Any, enforce_eager: bool) -> None:
+    """Every option, five steps: what each samples is an input of the next, whose launch waits for nothing."""
+    runner = fake_gpu.make_runner(enforce_eager=enforce_eager, max_num_seqs=16)
+    runner.warm_up(lambda _: None)
+    requests = [make_request(number, 20 + number, 1, **options) for number, options in enumerate(EVERYTHING.values())]
+    free = [request for request in requests if not request.follows_its_tokens]
+    fake_gpu.seen.clear()
+    before = None
+    for step in range(5):
+        running = free if step else requests  # those that others wait for run once
+        items = tuple(Scheduled(request, request.num_prompt_tokens + step, 1, True) for request in running)
+        launched = runner.launch(StepPlan(items, len(items)), before)
+        assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (step + 1, step + 1)
+        assert fake_gpu.seen.waits == max(0, step - 1), "a launch waits for nothing"
+        if before is not None:
+            assert len(before.result().token_ids) == len(requests if step == 1 else free)
+            assert fake_gpu.seen.waits == step, "its numbers are all that is waited for"
+        before = launched
+    assert fake_gpu.seen.replays == (0 if enforce_eager else 5)
 
 
 @pytest.mark.parametrize(

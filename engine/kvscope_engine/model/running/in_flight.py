@@ -1,0 +1,105 @@
+"""A step that was handed to the device: its tokens there, for the next one, and its results once they have come down.
+
+Knows no policy. Nothing here waits but `result`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.read_back import Landing
+from kvscope_engine.model.sampling.sampler import Sampled
+from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
+from kvscope_telemetry.messages.commands import TokenLogprobs
+
+
+class InFlight:
+    """Made by `ModelRunner.launch`. `sampled` and `landing` are None where nothing is sampled, `shares` where no
+    attention is measured."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        timer: StepTimer,
+        sampled: Sampled | None = None,
+        landing: Landing | None = None,
+        shares: BlockShares | None = None,
+    ) -> None:
+        self._plan = plan
+        self._timer = timer
+        self._sampled = sampled
+        self._landing = landing
+        self._shares = shares
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(rows that sample,) int64, on the device."""
+        assert self._sampled is not None, "this step samples nothing that could be waited for"
+        return self._sampled.tokens
+
+    def rows(self) -> dict[int, int]:
+        """Of `tokens`, by the number of the request."""
+        sampling = (item.request.number for item in self._plan.scheduled if item.samples)
+        return {number: row for row, number in enumerate(sampling)}
+
+    def result(self) -> StepResult:
+        """What came out; waits until it is here."""
+        scheduled = self._plan.scheduled
+        told = self._shares.rows() if self._shares is not None else None
+        if self._sampled is None or self._landing is None:
+            return StepResult(((),) * len(scheduled), forward_ns=self._timer.elapsed_ns(), block_shares=told)
+        token_ids, logprobs = self._sampled.read(self._landing.numbers())
+        return StepResult(
+            token_ids=_spread(scheduled, token_ids),
+            logprobs=_spread_logprobs(scheduled, logprobs),
+            forward_ns=self._timer.elapsed_ns(),
+            block_shares=told,
+        )
+
+
+class StepTimer:
+    """Time of the forward pass: by the host's clock, on a GPU by events, which do not wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = (_timing_event(), _timing_event())
+            self._events[0].record()
+        self._started_ns = self._stopped_ns = time.monotonic_ns()
+
+    def stop(self) -> None:
+        """The forward pass has been handed to the device."""
+        if self._events is not None:
+            self._events[1].record()
+        self._stopped_ns = time.monotonic_ns()
+
+    def elapsed_ns(self) -> int:
+        """Nanoseconds of the pass; waits for it."""
+        if self._events is None:
+            return self._stopped_ns - self._started_ns
+        self._events[1].synchronize()
+        return int(self._events[0].elapsed_time(self._events[1]) * 1e6)
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _spread(scheduled: Sequence[Scheduled], token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    tokens = iter(token_ids)
+    return tuple((next(tokens),) if item.samples else () for item in scheduled)
+
+
+def _spread_logprobs(
+    scheduled: Sequence[Scheduled], logprobs: Sequence[TokenLogprobs | None]
+) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    """Empty stays empty: nobody asked."""
+    if not logprobs:
+        return ()
+    sampled = iter(logprobs)
+    entries = (next(sampled) if item.samples else None for item in scheduled)
+    return tuple(() if entry is None else (entry,) for entry in entries)

@@ -1,0 +1,54 @@
+"""Scheduling a step while the one before it runs: where its requests will be by then, and when that cannot be known.
+
+A request with a token in flight is scheduled for one more without anybody knowing what that token is. Only counts
+differ from what the requests know, so this is all that the scheduler asks here. Owns nothing of a request: the step
+in flight is still to be committed, and `Request.num_computed_tokens` and its tokens stay as they are until then.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.request import Request
+
+RESERVED: Final = "an allocator that reserves"
+FORKED: Final = "completions that share their prompt"
+FOLLOWED: Final = "a form or penalties"
+SHARED: Final = "a prompt in progress that others may share"
+SHORT: Final = "no free block for each request"
+
+
+class Ahead:
+    """What the step in flight will have done; nothing is in flight where `plan` is None."""
+
+    def __init__(self, plan: StepPlan | None = None) -> None:
+        self._items = {item.request.number: item for item in plan.scheduled} if plan is not None else {}
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def start(self, request: Request) -> int:
+        """The first of its tokens that is neither computed nor in flight."""
+        item = self._items.get(request.number)
+        return request.num_computed_tokens if item is None else item.start + item.num_tokens
+
+    def num_tokens(self, request: Request) -> int:
+        """Tokens that are known, or sampled in flight."""
+        item = self._items.get(request.number)
+        return request.num_tokens + (item is not None and item.samples)
+
+    def ends(self, request: Request) -> bool:
+        """Whether its token in flight is its last, whatever it is: nothing may be scheduled past it."""
+        item = self._items.get(request.number)
+        return item is not None and item.samples and len(request.output_token_ids) + 1 >= request.max_tokens
+
+
+def follows_in_flight(plan: StepPlan) -> bool:
+    """Whether a request that goes on after this step depends on a token that the step samples."""
+    return any(item.samples and item.request.follows_its_tokens for item in plan.scheduled)
+
+
+def computes_prompts(plan: StepPlan) -> bool:
+    """Whether full blocks of a prompt come out of this step, which another prompt could find."""
+    return any(item.start < item.request.num_prompt_tokens for item in plan.scheduled)

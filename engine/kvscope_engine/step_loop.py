@@ -1,0 +1,178 @@
+"""Steps one after another, and the next one on the device before the last one's tokens are known.
+
+Without overlap a step is scheduled, run and returned, and the device waits while its tokens are committed, recorded
+and published and the next step is scheduled. With overlap at most one step more is under way:
+
+    host    schedule n+1, launch | wait for n | commit n, record n, publish | schedule n+2, launch | wait for n+1 ...
+    device  ---- n ------------------------->|---- n+1 --------------------------------------------->| ...
+
+- What is launched is a whole step: it waits for nothing that the host has yet to say. Tokens that step n samples stay
+  on the device and are step n+1's inputs there (`ModelRunner.launch`); the host reads them in one copy.
+- Step n+1 is scheduled without knowing them (`Scheduler.schedule_beside`). Requests whose sampling depends on what was
+  sampled (forms, penalties), forks, a lack of blocks and allocators that reserve make a step wait for the one before,
+  which is the same as no overlap (`why_not_beside`). Ends by length are known; nothing is scheduled past them.
+- A request that ends in step n by what was sampled (end of sequence, stop strings), or is aborted, has a row in step
+  n+1 that nobody wants: it is dropped when that step comes back, before anything is committed. A step that has no
+  other rows is void: its result is not waited for.
+- Blocks of such a request may belong to another at once. All steps, copies on write and the tiers' gathers and
+  scatters run on one stream in the order they were launched, so the unwanted row's writes are over before the new
+  owner's first. Memory is unmapped only by allocators that never overlap.
+- Between two calls one step may be in flight. Whoever wants to change running requests settles first (`settle`).
+
+Owns what is in flight. Commits nothing, and knows no tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from kvscope_engine.memory_shortage import Explain, Launched, StepRunner, launch_or_none, run_with_shortages
+from kvscope_engine.policy.plan import StepPlan, StepResult, without_ended
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A step that came back, to be committed."""
+
+    plan: StepPlan
+    result: StepResult
+    failed: tuple[Request, ...]
+    """Planned and not run: each ends with the `reason`."""
+    reason: str
+    schedule_ns: int
+    """Spent on scheduling in this call, for this step or for the next."""
+    run_ns: int
+    """The rest of the call: handing steps over, and waiting for this one."""
+    ended_ns: int
+
+
+@dataclass(slots=True)
+class OverlapCounts:
+    """How often steps overlapped since the start."""
+
+    steps: int = 0
+    overlapped: int = 0
+    """While these ran, the next one was launched."""
+    void: int = 0
+    """Launched for requests that had all ended."""
+    beside_ns: int = 0
+    """Of the host, while the device had a step to run: scheduling, launching, committing and recording others."""
+    why_not: Counter[str] = field(default_factory=Counter)
+    """Reasons, of steps that did not though they might."""
+
+    def summary(self) -> str:
+        """On one line."""
+        others = "".join(f"; {count} not: {reason}" for reason, count in self.why_not.most_common())
+        shared = f", the host worked {self.beside_ns / 1e6 / max(1, self.steps):.2f} ms a step beside the device"
+        return f"while {self.overlapped} of {self.steps} steps ran the next was begun{shared}{others}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    plan: StepPlan
+    launched: Launched | None
+    """None: there was no memory to launch it; it is to be run once the step before is over."""
+
+    @property
+    def is_void(self) -> bool:
+        return all(item.request.is_finished for item in self.plan.scheduled)
+
+
+class StepLoop:
+    """`overlaps`: whether a step may be launched before the last one came back."""
+
+    def __init__(self, scheduler: Scheduler, runner: StepRunner, explain: Explain, *, overlaps: bool) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._explain = explain
+        self._overlaps = overlaps
+        self._flight: _Flight | None = None
+        self.counts = OverlapCounts()
+
+    def wrote_down(self, duration_ns: int) -> None:
+        """What was returned last was committed and recorded."""
+        if self._flight is not None and self._flight.launched is not None:
+            self.counts.beside_ns += duration_ns
+
+    def next(self, step: int, *, ahead: bool) -> Ran | None:
+        """The next step, number `step`, whole; None: there is nothing to run.
+
+        With `ahead` the one after it may have been launched when this returns.
+        """
+        clock = _Clock()
+        overlaps = self._overlaps and ahead
+        flight = self._take_flight()
+        if flight is None:
+            plan = self._scheduler.schedule(step, clock.started_ns)
+            clock.scheduled()
+            if not plan.scheduled:
+                return None
+            flight = _Flight(plan, launch_or_none(self._runner, plan, None) if overlaps else None)
+        if overlaps and flight.launched is not None:
+            self._flight = self._launch_beside(flight.plan, flight.launched, clock)
+        return self._finish(flight, clock)
+
+    def settle(self) -> Ran | None:
+        """The step in flight, once it is over; None without one. Nothing is in flight afterwards."""
+        flight = self._take_flight()
+        return None if flight is None else self._finish(flight, _Clock())
+
+    def close(self) -> None:
+        """The device is done with what is about to be given back."""
+        flight, self._flight = self._flight, None
+        if flight is not None and flight.launched is not None:
+            with contextlib.suppress(Exception):  # whatever it died of has been told, or is of no interest any more
+                flight.launched.result()
+
+    def _take_flight(self) -> _Flight | None:
+        flight, self._flight = self._flight, None
+        if flight is None or not flight.is_void:
+            return flight
+        self.counts.void += 1
+        return None
+
+    def _launch_beside(self, running: StepPlan, launched: Launched, clock: _Clock) -> _Flight | None:
+        """The step after the one that runs, where it can be scheduled and has anything to do."""
+        started_ns = time.monotonic_ns()
+        why_not = self._scheduler.why_not_beside(running)
+        if why_not:
+            self.counts.why_not[why_not] += 1
+            return None
+        plan = self._scheduler.schedule_beside(running, started_ns)
+        clock.scheduled(since_ns=started_ns)
+        if not plan.scheduled:
+            return None
+        flight = _Flight(plan, launch_or_none(self._runner, plan, launched))
+        self.counts.beside_ns += time.monotonic_ns() - started_ns
+        self.counts.overlapped += 1
+        return flight
+
+    def _finish(self, flight: _Flight, clock: _Clock) -> Ran:
+        self.counts.steps += 1
+        if flight.launched is not None:
+            plan, result = without_ended(flight.plan, flight.launched.result())
+            return clock.ran(plan, result)
+        plan, _ = without_ended(flight.plan, StepResult(((),) * len(flight.plan.scheduled)))
+        outcome = run_with_shortages(self._runner, plan, self._explain)
+        return clock.ran(outcome.plan, outcome.result, outcome.failed, outcome.reason)
+
+
+class _Clock:
+    """Where the time of one call goes."""
+
+    def __init__(self) -> None:
+        self.started_ns = time.monotonic_ns()
+        self.schedule_ns = 0
+
+    def scheduled(self, since_ns: int | None = None) -> None:
+        self.schedule_ns += time.monotonic_ns() - (self.started_ns if since_ns is None else since_ns)
+
+    def ran(self, plan: StepPlan, result: StepResult, failed: tuple[Request, ...] = (), reason: str = "") -> Ran:
+        now_ns = time.monotonic_ns()
+        run_ns = now_ns - self.started_ns - self.schedule_ns
+        return Ran(plan, result, failed, reason, self.schedule_ns, run_ns, now_ns)

@@ -1,0 +1,287 @@
+"""Steps that overlap: the same tokens as of steps that take turns, whatever is asked for, aborted or preempted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine import Engine, SamplingParams
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
+
+Make = Callable[..., Engine]
+Said = tuple[list[int], str]
+
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_p": 0.9},
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 1.0, "stop_token_ids": tuple(range(3, 40))},
+    {"temperature": 1.0, "stop_token_ids": tuple(range(3, 90)), "min_tokens": 4, "top_k": 20},
+    {"temperature": 0.0, "presence_penalty": 0.7, "repetition_penalty": 1.2},
+    {"temperature": 0.8, "n": 3},
+)
+
+
+def jobs_of(count: int) -> list[Submit]:
+    """Every third begins with the same tokens."""
+    generator = random.Random(count)
+    shared = tuple(generator.choices(range(3, 256), k=11))
+    jobs = []
+    for number in range(count):
+        own = tuple(generator.choices(range(3, 256), k=generator.randint(1, 25)))
+        options = KINDS[number % len(KINDS)]
+        sampling = SamplingParams(seed=number, max_tokens=generator.randint(4, 14), ignore_eos=True, **options)
+        ids = (shared if number % 3 == 0 else ()) + own
+        jobs.append(Submit(request_id="-", prompt_token_ids=ids, sampling=sampling))
+    return jobs
+
+
+def said_by(engine: Engine, jobs: list[Submit]) -> list[tuple[list[int], str | None, Any]]:
+    return [(one.token_ids, one.finish_reason, one.logprobs) for one in engine.generate(jobs)]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Submit]:
+    return jobs_of(21)
+
+
+@pytest.fixture(scope="module")
+def expected(make_small: Make, jobs: list[Submit]) -> list[tuple[list[int], str | None, Any]]:
+    """Taking turns, with room for all."""
+    with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
+        said = said_by(engine, jobs)
+        assert engine.overlaps.overlapped == 0
+    assert {reason for _, reason, _ in said} == {"length", "stop"}
+    return said
+
+
+def close_to(said: list[tuple[list[int], str | None, Any]]) -> list[tuple[list[int], str | None, Any]]:
+    """Numbers of another batch differ in their last bits."""
+    return [
+        (ids, reason, [(one.token_id, pytest.approx(one.logprob, abs=1e-3)) for one in p]) for ids, reason, p in said
+    ]
+
+
+ROOMS: dict[str, dict[str, Any]] = {
+    "room for all": {"num_gpu_blocks_override": 2048, "max_num_seqs": 32},
+    "alone": {"max_num_seqs": 1},
+    "chunks, too few blocks": {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 9, "max_num_seqs": 6},
+    "swaps": {"num_gpu_blocks_override": 24, "preemption": "swap", "host_kv_memory_bytes": 1 << 20},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "virtual": {"allocator": "virtual", "enable_prefix_caching": False},
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_tokens_are_those_of_steps_that_take_turns(
+    make_engine: Make, jobs: list[Submit], expected: list[Any], room: str
+) -> None:
+    engine = make_engine(async_scheduling=True, **ROOMS[room])
+    found = said_by(engine, jobs)
+    assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
+    engine._parts.scheduler.check_integrity()
+    counts = engine.overlaps
+    if room == "virtual":
+        assert (counts.overlapped, set(counts.why_not)) == (0, {"an allocator that reserves"})
+    else:
+        assert counts.overlapped > 0 or room == "room for all", "where penalties may be asked for in each step"
+        assert counts.why_not["a form or penalties"] > 0
+
+
+class Storm:
+    """Submits, aborts, preempts, holds and steps at random; every step's frame makes the mirror equal the ledger."""
+
+    def __init__(self, make_engine: Make, jobs: list[Submit], seed: int) -> None:
+        self.frames: list[Frame] = []
+        options = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 24, "max_num_seqs": 6}
+        self.engine = make_engine(async_scheduling=True, publish=self._take, **options)
+        self.jobs = jobs
+        self.random = random.Random(seed)
+        self.said: dict[tuple[str, int], list[int]] = {}
+        self.reasons: dict[tuple[str, int], str] = {}
+        self.job_of: dict[str, int] = {}
+        self.mirror = Mirror()
+        self.mirror.reset(self.engine.snapshot())
+
+    def _take(self, message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            self.frames.append(message)
+
+    def run(self, num_actions: int) -> None:
+        for action in range(num_actions):
+            dice = self.random.random()
+            if dice < 0.35:
+                self.submit(f"r{action}")
+            elif dice < 0.45 and self.job_of:
+                self.engine.abort(self.random.choice(list(self.job_of)))
+            elif dice < 0.55:
+                self.preempt()
+            elif dice < 0.6:
+                self.engine.reset_prefix_cache()
+            elif dice < 0.65:
+                self.hear(self.engine.settle())
+            else:
+                self.hear(self.engine.step(ahead=dice < 0.95))
+            self.check()
+        while self.engine.has_unfinished:
+            self.hear(self.engine.step())
+            self.check()
+
+    def submit(self, name: str) -> None:
+        index = self.random.randrange(len(self.jobs))
+        job = self.jobs[index]
+        self.engine.submit(Submit(request_id=name, prompt_token_ids=job.prompt_token_ids, sampling=job.sampling))
+        self.job_of[name] = index
+
+    def preempt(self) -> None:
+        running = [n for n, r in self.engine._parts.scheduler.requests.items() if r.block_table]
+        if running:
+            with suppress(BadInput):  # it ended with the step that was in flight
+                self.engine.interventions.preempt(self.random.choice(running), "", "ann")
+
+    def hear(self, outputs: list[Tokens | Finished]) -> None:
+        for output in outputs:
+            key = (output.request_id, output.index)
+            if isinstance(output, Tokens):
+                self.said.setdefault(key, []).extend(output.token_ids)
+            else:
+                assert key not in self.reasons, "the last word is said once"
+                self.reasons[key] = output.finish_reason
+
+    def check(self) -> None:
+        self.engine._parts.scheduler.check_integrity()
+        snapshot: Snapshot = self.engine.snapshot()
+        if self.frames:
+            self.mirror.apply(coalesce(self.frames))
+        self.frames.clear()
+        ledger = self.engine._parts.pool.ledger
+        for name in ("state", "ref_count", "filled", "owner", "hash", "last_used_step"):
+            assert (getattr(self.mirror.ledger, name) == getattr(ledger, name)).all(), name
+        assert ledger.last_used_step.max() <= max(snapshot.step, 1), "nothing is dated after the step that tells of it"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_nothing_is_lost_whatever_happens_in_between(
+    make_engine: Make, jobs: list[Submit], expected: list[Any], seed: int, storm: Callable[[int, int], int]
+) -> None:
+    run = Storm(make_engine, jobs, seed)
+    run.run(storm(150, 1500))
+    completions = iter(expected)
+    wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]
+    for (name, index), reason in run.reasons.items():
+        tokens, end, _ = wanted[run.job_of[name]][index]
+        said = run.said.get((name, index), [])
+        if reason == "abort":
+            assert said == tokens[: len(said)]
+        else:
+            assert (said, reason) == (tokens, end)
+    assert set(run.reasons) == {(name, i) for name, job in run.job_of.items() for i in range(jobs[job].sampling.n)}
+    counts = run.engine.overlaps
+    assert counts.overlapped > 10
+    assert run.engine.step_count == counts.steps
+    snapshot = run.engine.snapshot()
+    assert not any(snapshot.blocks.ref_count)
+
+
+def submit(engine: Engine, name: str, **options: Any) -> None:
+    sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | options))
+    engine.submit(Submit(request_id=name, prompt_token_ids=(5, 6, 7), sampling=sampling))
+
+
+def tokens_of(outputs: list[Tokens | Finished]) -> list[int]:
+    return [token for output in outputs if isinstance(output, Tokens) for token in output.token_ids]
+
+
+def until_done(engine: Engine) -> Iterator[Tokens | Finished]:
+    while engine.has_unfinished:
+        yield from engine.step()
+
+
+def test_a_step_whose_requests_have_all_ended_is_not_waited_for(make_engine: Make) -> None:
+    """Its number is the next step's, and nobody hears of it."""
+    frames: list[Frame] = []
+    engine = make_engine(
+        async_scheduling=True, publish=lambda said: frames.append(said) if isinstance(said, Frame) else None
+    )
+    submit(engine, "a")
+    engine.step()
+    engine.abort("a")
+    assert not tokens_of(engine.step())
+    submit(engine, "b", max_tokens=3)
+    assert len(tokens_of(list(until_done(engine)))) == 3
+    assert engine.overlaps.void == 1
+    assert engine.step_count == engine.overlaps.steps == 4
+    assert [frame.step for frame in frames if frame.batch.number] == [1, 2, 3, 4]
+
+
+def test_nothing_is_begun_past_an_end_that_is_known(make_engine: Make) -> None:
+    engine = make_engine(async_scheduling=True)
+    submit(engine, "a", max_tokens=4)
+    list(until_done(engine))
+    assert (engine.overlaps.steps, engine.overlaps.overlapped, engine.overlaps.void) == (4, 3, 0)
+
+
+def test_after_settling_nothing_is_in_flight(make_engine: Make) -> None:
+    engine = make_engine(async_scheduling=True)
+    submit(engine, "a")
+    assert len(tokens_of(engine.step())) == 1
+    assert len(tokens_of(engine.settle())) == 1, "the step that was begun ahead"
+    assert engine.settle() == []
+    assert len(tokens_of(engine.step(ahead=False))) == 1
+    assert engine.settle() == []
+    assert engine.step_count == 3
+
+
+@pytest.mark.parametrize("failures", [(1,), (2,), (1, 2), (2, 3), (4, 6)])
+def test_a_step_that_cannot_be_launched_for_want_of_memory_is_run_after_the_one_before(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, failures: tuple[int, ...]
+) -> None:
+    """The n-th launches fail: tokens are the same, and nobody ends."""
+    engine = make_engine(async_scheduling=True)
+    submit(engine, "a")
+    wanted = tokens_of(list(until_done(engine)))
+    runner, calls = engine._parts.runner, iter(range(1, 1000))
+    launch = runner.launch
+
+    def fails(plan: Any, after: Any = None) -> Any:
+        if next(calls) in failures:
+            raise torch.OutOfMemoryError("out of memory")
+        return launch(plan, after)
+
+    monkeypatch.setattr(runner, "launch", fails)
+    submit(engine, "b")
+    assert tokens_of(list(until_done(engine))) == wanted
+    engine._parts.scheduler.check_integrity()
+
+
+def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(async_scheduling=True)
+    submit(engine, "a")
+    engine.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine._parts.runner, "launch", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    engine._parts.scheduler.check_integrity()
+    engine.abort("a")
+    assert [output.finish_reason for output in until_done(engine) if isinstance(output, Finished)] == ["abort"]
+    assert not any(engine.snapshot().blocks.ref_count)
+
+
+def test_host_time_beside_a_step_is_counted(make_engine: Make) -> None:
+    for overlaps in (True, False):
+        engine = make_engine(async_scheduling=overlaps)
+        submit(engine, "a")
+        list(until_done(engine))
+        assert (engine.overlaps.beside_ns > 0) == overlaps
