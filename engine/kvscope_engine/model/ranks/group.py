@@ -29,7 +29,8 @@ class RankGroup:
     """All ranks that share `folder`; made when all of them make it. Raises GroupBroken when one does not."""
 
     def __init__(self, folder: Path, rank: Rank, device: torch.device) -> None:
-        store = dist.FileStore(str(folder / STORE_FILE), rank.count)
+        distributed: Any = dist
+        store = distributed.FileStore(str(folder / STORE_FILE), rank.count)
         store.set_timeout(TIMEOUT)
         make = _nccl if device.type == "cuda" else _gloo
         try:

@@ -87,10 +87,10 @@ def torchrun_store() -> Any:
     """That of torchrun's ranks. Raises KvscopeError when they cannot meet."""
     from datetime import timedelta
 
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     try:
-        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=MEET_S))))  # type: ignore[no-untyped-call]
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEET_S))))  # type: ignore[no-untyped-call]
     except (RuntimeError, ValueError) as error:
         raise KvscopeError(f"torchrun's ranks cannot meet: {error!s:.160}") from error
     return store
