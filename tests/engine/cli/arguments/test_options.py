@@ -32,17 +32,8 @@ def test_every_field_has_its_option() -> None:
         *("--num-gpu-blocks-override", "12", "--kv-memory", "1MiB", "--no-enable-prefix-caching"),
         *("--allocator", "paged", "--seed", "5", "--num-threads", "1"),
         *("--kv-host-memory", "2MiB", "--kv-disk", "3MiB", "--kv-disk-path", "kv.bin", "--kv-disk-keep"),
-        *(
-            "--preemption",
-            "swap",
-            "--enforce-eager",
-            "--page-heat",
-            "8",
-            "--kv-events-config",
-            '{"topic": "kv"}',
-            "--quantization",
-            "none",
-        ),
+        *("--preemption", "swap", "--enforce-eager", "--page-heat", "8"),
+        *("--kv-events-config", '{"topic": "kv"}', "--quantization", "none"),
     )
     assert found == EngineConfig(
         model="m",
