@@ -37,13 +37,14 @@ from kvscope_engine.model.ranks.messages import (
     encode,
     inputs_of,
 )
-from kvscope_engine.model.ranks.processes import FOLDER_KEY, torchrun_store
+from kvscope_engine.model.ranks.processes import FOLDER_KEY, forget, torchrun_store
 from kvscope_engine.model.ranks.rank import Rank
 from kvscope_engine.model.ranks.reduce import keep_residual_in_float32, reduce_behind_layers
 from kvscope_engine.model.running.cpu_threads import CpuThreads
 from kvscope_engine.model.running.memory import num_blocks_for
 from kvscope_engine.model.running.runner import ModelRunner
 from kvscope_engine.model.running.storage_for_model import storage_for_model
+from kvscope_telemetry.errors import KvscopeError
 
 LAST_WORD_S: Final = 5.0
 """For a rank whose rank 0 is gone to notice by itself."""
@@ -51,14 +52,18 @@ LAST_WORD_S: Final = 5.0
 
 def follow(folder: Path, rank: Rank) -> int:
     """Be `rank` until rank 0 ends: 0 in good order, 1 when this rank failed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; rank 0 ends the others
-    channel = connect(folder)
-    threading.Thread(target=_watch_leader, args=(channel,), name="kvscope-leader-watch", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # under torchrun Ctrl-C goes to all; rank 0 ends the others
+    try:
+        channel = connect(folder)
+    except KvscopeError:  # rank 0 is gone
+        forget(folder)
+        return 1
+    threading.Thread(target=_watch_leader, args=(channel, folder), name="kvscope-leader-watch", daemon=True).start()
     try:
         channel.send(encode(Here(rank=rank.index, pid=os.getpid())))
         _serve(channel, folder, rank)
     except ChannelClosed:
-        return 1  # rank 0 is gone: nobody is left to tell
+        return 1  # the same: nobody is left to tell
     except Exception as error:
         _say_why(channel, error)
         return 1
@@ -136,12 +141,13 @@ def _say_why(channel: Channel, error: Exception) -> None:
         return
 
 
-def _watch_leader(channel: Channel) -> None:
-    """End this process when rank 0 has, wherever it waits then."""
+def _watch_leader(channel: Channel, folder: Path) -> None:
+    """End this process when rank 0 has, wherever it waits then, and take away where they met."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLRDHUP)
     poll.poll()
     time.sleep(LAST_WORD_S)
+    forget(folder)
     os._exit(1)
 
 

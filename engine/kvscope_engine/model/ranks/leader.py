@@ -85,7 +85,7 @@ class Leader:
     def __init__(self, count: int, device: torch.device) -> None:
         if device.type == "cuda" and torch.cuda.device_count() < count:
             raise BadInput(
-                f"tensor_parallel_size={count} is not accepted: there are {torch.cuda.device_count()} GPUs"
+                f"tensor_parallel_size={count} is not accepted: GPUs found: {torch.cuda.device_count()}"
                 " (--device cpu runs all ranks on the CPU)"
             )
         self.rank = Rank(0, count)

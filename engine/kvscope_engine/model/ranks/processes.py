@@ -22,6 +22,7 @@ MODULE: Final = "kvscope_engine.model.ranks.follower"
 FOLDER_KEY: Final = "kvscope-ranks"
 MEET_S: Final = 120.0
 """For torchrun's ranks to say where they meet."""
+PREFIX: Final = "kvscope-ranks-"
 END_S: Final = 5.0
 """For a rank to end by itself."""
 
@@ -45,7 +46,7 @@ class RankProcesses:
     """Those of ranks 1 and up."""
 
     def __init__(self, count: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="kvscope-ranks-"))  # mode 0700
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # mode 0700
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         """By rank; none under torchrun."""
         self._count = count
@@ -56,7 +57,12 @@ class RankProcesses:
         if under_torchrun is None:
             for rank in range(1, self._count):
                 command = [sys.executable, "-m", MODULE, str(self.folder), str(rank), str(self._count)]
-                self.children[rank] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+                self.children[rank] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C is for rank 0, which ends the others
+                )
         else:
             torchrun_store().set(FOLDER_KEY, str(self.folder))
 
@@ -80,7 +86,13 @@ class RankProcesses:
                 child.kill()
                 child.wait()
         self.children.clear()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        forget(self.folder)
+
+
+def forget(folder: Path) -> None:
+    """Take away where ranks met; nothing else is ever taken away."""
+    if folder.name.startswith(PREFIX):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def torchrun_store() -> Any:
