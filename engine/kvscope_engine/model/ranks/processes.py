@@ -102,7 +102,7 @@ def torchrun_store() -> Any:
     from torch.distributed.rendezvous import rendezvous
 
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEET_S))))  # type: ignore[no-untyped-call]
+        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
     except (RuntimeError, ValueError) as error:
         raise KvscopeError(f"torchrun's ranks cannot meet: {error!s:.160}") from error
     return store
