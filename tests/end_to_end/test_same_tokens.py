@@ -151,7 +151,7 @@ def test_all_at_once_in_pieces_with_preemptions(
 def test_with_everything_at_once(
     short: list[str], long: list[str], prompts: list[str], reference: list[list[int]], tmp_path: Path
 ) -> None:
-    """Prefix cache, forks, chunks, a pool that is too small, swapping to host memory and to disk."""
+    """Prefix cache, forks, chunks, a pool that is too small, swaps to host memory and disk, steps that overlap."""
     config = EngineConfig(
         dtype="float32",
         device="cpu",
@@ -162,6 +162,7 @@ def test_with_everything_at_once(
         disk_kv_memory_bytes=800 * BLOCK_BYTES,
         disk_kv_path=str(tmp_path / "tier"),
         preemption="swap",
+        async_scheduling=True,
     )
     frames: list[Frame] = []
 
@@ -176,6 +177,7 @@ def test_with_everything_at_once(
         submits = [Submit(request_id="-", prompt=prompt, sampling=sampling) for prompt in some]
         found = [completion.token_ids for completion in engine.generate(submits)]
         engine._parts.scheduler.check_integrity()
+        assert engine.overlaps.overlapped > 0, engine.overlaps
     assert found == [reference[prompts.index(prompt)][:NUM_LONG] for prompt in some for _ in range(2)]
     counters = frames[-1].counters
     assert counters.preemptions > 0

@@ -137,6 +137,12 @@ ENGINE_OPTIONS: Final = (
         _one_of("auto", "float32", "bfloat16", "float16"),
     ),
     EngineOption(
+        "--quantization",
+        "Q",
+        "of weights on a CPU: int8, none (as they come) or auto (int8 for GGUF files where the CPU is fast at it)",
+        _one_of("auto", "none", "int8"),
+    ),
+    EngineOption(
         "--kv-cache-dtype",
         "T",
         "of the blocks: auto, fp8 (also called fp8_e4m3) or int8",

@@ -102,12 +102,14 @@ def test_tokens_of_transformers(tmp_path: Path, vivid_model: Callable[..., Any],
         block_size=4,
         num_gpu_blocks_override=90,
         max_num_batched_tokens=24,
+        async_scheduling=True,
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     submits = [Submit(request_id="-", prompt_token_ids=tuple(ids), sampling=sampling) for ids in prompts()]
     with Engine(config) as engine:
         together = [completion.token_ids for completion in engine.generate(submits)]
         again = list(engine.generate(submits[-1:]))
+        assert engine.overlaps.overlapped > NUM_TOKENS // 2
     assert together == [greedy(model, ids) for ids in prompts()]
     assert again[0].token_ids == together[-1]
     assert again[0].usage.cached_tokens > 0
