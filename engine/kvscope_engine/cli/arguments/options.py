@@ -109,8 +109,7 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
-        default=DEFAULTS.enable_prefix_caching,
-        help="reuse the blocks of prompts that begin alike",
+        help="reuse the blocks of prompts that begin alike (without it: yes, where the allocator shares blocks)",
     )
     group.add_argument(
         "--kv-events-config",
@@ -120,7 +119,12 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         " everybody who reaches these endpoints reads the tokens of prompts; engines with the same --seed give the same"
         " text the same hash (without it: nothing is published)",
     )
-    group.add_argument("--allocator", choices=ENGINE_ALLOCATORS, default="paged", help="how a request gets its blocks")
+    group.add_argument(
+        "--allocator",
+        choices=ENGINE_ALLOCATORS,
+        default="paged",
+        help="how a request gets its blocks; all but paged place them in a row and have no prefix cache",
+    )
 
 
 def _add_tier_options(group: argparse._ArgumentGroup) -> None:
