@@ -62,16 +62,18 @@ class EngineNotices(QObject):
     def engine_ended(self, reason: str) -> None:
         """The process ended by itself."""
         self._has_ended = True
+        self._window.session.tell_end(reason)
         self._epoch_lost = self._window.session.live_mirror.epoch
         has_state = self._epoch_lost is not None
         self._window.banner.tell(
-            f"The engine ended: {reason}",
-            _LAST_STATE if has_state else "It had not begun to run.",
+            f"The engine ended: {reason}" if has_state else "The engine ended before it was ready",
+            _LAST_STATE if has_state else reason,
             (("Restart engine", self.restart), ("Show log", self.show_log)),
         )
         self._window.welcome.show_ended("The engine ended before it was ready", reason)
 
     def _engine_started(self) -> None:
+        self._window.session.tell_end("")
         self._window.welcome.show_waiting("Starting the engine", "")
 
     def _on_update(self, update: Update) -> None:
