@@ -98,7 +98,7 @@ class Bookmarks(QObject):
         self._show()
 
     def forget_before(self, time_ns: int) -> None:
-        """There is nothing to go to before `time_ns` any more. What rings still is listed, however long ago it began."""
+        """There is nothing to go to before `time_ns` any more. What still rings stays, however old it is."""
         gone = [
             key
             for key, each in self._said.items()

@@ -1,7 +1,8 @@
 """Why requests wait, and which were refused, in sentences: what a mirror and events tell of it. No Qt.
 
 The order of service and the blocks that are kept back are the engine's own rules (priority, then arrival; a hundredth
-of the pool, unless nobody runs; runs of a power of two where an allocator reserves). How much of a prompt is cached is known only once its turn comes.
+of the pool, unless nobody runs; runs of a power of two where an allocator reserves). How much of a prompt is cached is
+known only once its turn comes.
 """
 
 from __future__ import annotations
