@@ -45,6 +45,8 @@ class Session(SourceTimeline):
     status_changed = Signal()
     selection_changed = Signal()
     course_changed = Signal()
+    kept_failed = Signal(str)
+    """What is no longer kept or recorded, and why: noticed as well, but nobody should miss it."""
     replies = Signal(list)
     """`Reply` objects that came; each reader picks its own by request id or tag."""
 
@@ -308,6 +310,7 @@ class Session(SourceTimeline):
             notices.append(f"The past is not kept: {self._told_failure}")
         if notices:
             self.noticed.emit(". ".join(notices))
+            self.kept_failed.emit(". ".join(notices))
 
     def _read_course(self, player: Player) -> None:
         from kvscope_app.session.course_reading import CourseReading  # a live session has its own

@@ -8,6 +8,7 @@ from typing import Final
 from PySide6.QtCore import QObject
 
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.recording.recording_actions import NOT_KEPT
 from kvscope_app.window.sheets.help_sheets import log_sheet
 from kvscope_app.window.welcome import progress_text
 from kvscope_app.window.window_body import WindowBody
@@ -35,6 +36,7 @@ class EngineNotices(QObject):
         session.status_changed.connect(self._on_status)
         session.replies.connect(self._on_replies)
         session.noticed.connect(lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
+        session.kept_failed.connect(lambda text: window.banner.tell(text, NOT_KEPT))
         if keeper is not None:
             keeper.ended.connect(self.engine_ended)
             keeper.started.connect(self._engine_started)
