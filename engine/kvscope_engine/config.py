@@ -51,7 +51,8 @@ class EngineConfig:
     """Exactly this many blocks, whatever the memory says (also on a CPU)."""
     kv_memory_bytes: int | None = None
     """Bytes for the block pool; None chooses by device."""
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None
+    """None: wherever the allocator shares blocks."""
     host_kv_memory_bytes: int = 0
     """Host memory below the pool, for swapped requests and evicted prefixes; 0: no such tier."""
     disk_kv_memory_bytes: int = 0
@@ -64,7 +65,7 @@ class EngineConfig:
     """What becomes of a preempted request's blocks: `recompute`, `swap` to the host tier, or what is cheaper."""
     allocator: str = "paged"
     """How a request gets its blocks. All but `paged` place a request's blocks in a row and share none: no prefix
-    caching."""
+    caching, which is refused where it is asked for."""
     page_heat: int = 0
     """In every so many steps with decodes it is measured how much of each request's attention fell on each of its
     blocks; 0: never. Such a step runs without a CUDA graph."""
@@ -90,8 +91,7 @@ class EngineConfig:
         _one_of("allocator", self.allocator, ENGINE_ALLOCATORS)
         if self.allocator != "paged" and self.enable_prefix_caching:
             raise BadInput(
-                f"allocator={self.allocator!r} is not accepted with prefix caching: switch it off"
-                " (--no-enable-prefix-caching)"
+                f"allocator={self.allocator!r} is not accepted with prefix caching: leave out --enable-prefix-caching"
             )
         _one_of("preemption", self.preemption, PREEMPTIONS)
         self._check_tiers()
@@ -112,11 +112,16 @@ class EngineConfig:
         if not self.model:
             raise BadInput("model='' is not accepted: a name, a folder or a file")
 
-        if self.publishes_kv_events and not self.enable_prefix_caching:
+        if self.publishes_kv_events and not self.prefix_caching:
             raise BadInput(
                 "kv_events_config: enable_kv_cache_events=True is not accepted without prefix caching:"
                 " nothing is kept that could be told of"
             )
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether prompts that begin alike share blocks."""
+        return self.allocator == "paged" if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     @property
     def publishes_kv_events(self) -> bool:

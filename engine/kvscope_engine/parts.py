@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from kvscope_engine.bent_to_allocator import bent_to_allocator
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.loading.device import free_bytes
@@ -224,6 +225,7 @@ def _assemble(
     cache_log: CacheLog | None,
     leader: Leader | None,
 ) -> Parts:
+    loaded, bent = bent_to_allocator(config, loaded, num_blocks)
     virtual = virtual_cache(config, loaded, num_blocks)
     space, memory = (virtual.space, virtual.memory) if virtual is not None else (None, None)
     if memory is not None:
@@ -237,7 +239,7 @@ def _assemble(
         config.allocator,
         num_rows,
         config.block_size,
-        prefix_caching=config.enable_prefix_caching,
+        prefix_caching=config.prefix_caching,
         salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
         num_host=mover.num_host_places if mover is not None else 0,
         num_disk=mover.num_disk_places if mover is not None else 0,
@@ -266,7 +268,7 @@ def _assemble(
     runner.warm_up(progress)
     hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
     progress(Progress(stage="ready"))
-    notes = [*runner.notes, *([mover.note] if mover is not None and mover.note else [])]
+    notes = [*bent, *runner.notes, *([mover.note] if mover is not None and mover.note else [])]
     if mover is not None and mover.salt is not None and config.publishes_kv_events:
         notes.append("KV events have the hashes of the kept file: other engines with this seed have others")
     for note in notes:
@@ -307,7 +309,7 @@ def _hello(
             block_bytes=storage.block_bytes,
             dtype=str(storage.dtype).removeprefix("torch."),
             allocator=config.allocator,
-            prefix_caching=config.enable_prefix_caching,
+            prefix_caching=config.prefix_caching,
             has_parents=True,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched,

@@ -95,8 +95,9 @@ def test_a_mirror_knows_from_the_frames_what_has_memory(make_engine: Make, tell:
 
 
 def test_prefix_caching_is_refused() -> None:
-    with pytest.raises(BadInput, match="allocator='virtual' is not accepted with prefix caching: switch it off"):
-        EngineConfig(allocator="virtual")
+    with pytest.raises(BadInput, match="allocator='virtual' is not accepted with prefix caching: leave out"):
+        EngineConfig(allocator="virtual", enable_prefix_caching=True)
+    assert not EngineConfig(allocator="virtual").prefix_caching
 
 
 def test_a_pool_without_a_page_is_refused(make_engine: Make) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDoubleSpinBox, QLabel, QLayout, QSizePolicy, QSpinBox, QToolButton, QWidget
+from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QLabel, QLayout, QSizePolicy, QSpinBox, QToolButton, QWidget
 
 from kvscope_app.look.icons import icon
 from kvscope_app.look.plain_text import PlainLabel
@@ -49,6 +51,26 @@ def number_label(text: str = "") -> QLabel:
 def inset(box: QSpinBox | QDoubleSpinBox) -> None:
     """Begin its number where a line edit begins its text: a stylesheet's padding stops at a spin box's own field."""
     box.lineEdit().setTextMargins(7, 0, 0, 0)
+
+
+def choice(words: Sequence[str], name: str) -> QComboBox:
+    """One of `words`; `name` is told to who cannot see it."""
+    box = QComboBox()
+    box.addItems(list(words))
+    box.setAccessibleName(name)
+    return box
+
+
+def seconds_box(least: float, most: float, value: float, name: str) -> QDoubleSpinBox:
+    """A time between `least` and `most`, in tenths of a second."""
+    box = QDoubleSpinBox()
+    inset(box)
+    box.setDecimals(1)
+    box.setRange(round(least, 1), round(most, 1))
+    box.setValue(value)
+    box.setSuffix(" s")
+    box.setAccessibleName(name)
+    return box
 
 
 def head_row(bar: QLayout) -> QWidget:

@@ -42,7 +42,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
-        help="reuse the blocks of prompts that begin alike (default: yes)",
+        help="reuse the blocks of prompts that begin alike (default: yes, where the allocator shares blocks)",
     )
     group.add_argument(
         "--async-scheduling",

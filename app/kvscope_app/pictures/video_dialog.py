@@ -10,17 +10,15 @@ from typing import Final
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
     QCheckBox,
-    QComboBox,
     QDialog,
     QDialogButtonBox,
-    QDoubleSpinBox,
     QFileDialog,
     QFormLayout,
     QVBoxLayout,
 )
 
 from kvscope_app.look.file_dialogs import FileDialog
-from kvscope_app.look.makers import inset, label
+from kvscope_app.look.makers import choice, label, seconds_box
 from kvscope_app.pictures.encoders import is_there
 from kvscope_app.pictures.names import VIDEOS
 from kvscope_app.pictures.video_making import make_video
@@ -48,12 +46,12 @@ class VideoDialog(QDialog):
         cursor_s = min(max((window.session.cursor_ns - origin_ns) / 1e9, begin_s), end_s)
         self.setWindowTitle("Save a video")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.view = _choice(list(_VIEWS), "View")
-        self.first = _seconds(begin_s, end_s, max(begin_s, cursor_s - _FIRST_S), "From")
-        self.last = _seconds(begin_s, end_s, max(cursor_s, min(begin_s + _FIRST_S, end_s)), "Until")
-        self.speed = _choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
-        self.fps = _choice([f"{fps} a second" for fps in _FPS], "Frames")
-        self.form = _choice([suffix + ("" if is_there(suffix) else _MISSING[suffix]) for suffix in VIDEOS], "Format")
+        self.view = choice(list(_VIEWS), "View")
+        self.first = seconds_box(begin_s, end_s, max(begin_s, cursor_s - _FIRST_S), "From")
+        self.last = seconds_box(begin_s, end_s, max(cursor_s, min(begin_s + _FIRST_S, end_s)), "Until")
+        self.speed = choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
+        self.fps = choice([f"{fps} a second" for fps in _FPS], "Frames")
+        self.form = choice([suffix + ("" if is_there(suffix) else _MISSING[suffix]) for suffix in VIDEOS], "Format")
         self.captioned = QCheckBox("A line below it")
         self.captioned.setChecked(True)
         self.speed.setCurrentIndex(_SPEEDS.index(1.0))
@@ -131,21 +129,3 @@ class VideoDialog(QDialog):
 
 def _begin(window: WindowBody, wish: PictureWish, path: str) -> None:
     make_video(window, replace(wish, path=Path(path)))
-
-
-def _seconds(least: float, most: float, value: float, name: str) -> QDoubleSpinBox:
-    box = QDoubleSpinBox()
-    inset(box)
-    box.setDecimals(1)
-    box.setRange(round(least, 1), round(most, 1))
-    box.setValue(value)
-    box.setSuffix(" s")
-    box.setAccessibleName(name)
-    return box
-
-
-def _choice(words: list[str], name: str) -> QComboBox:
-    box = QComboBox()
-    box.addItems(words)
-    box.setAccessibleName(name)
-    return box

@@ -9,17 +9,15 @@ from typing import Final, NamedTuple
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QComboBox,
     QDialog,
     QDialogButtonBox,
-    QDoubleSpinBox,
     QFileDialog,
     QFormLayout,
     QVBoxLayout,
 )
 
 from kvscope_app.look.file_dialogs import FileDialog
-from kvscope_app.look.makers import inset, label
+from kvscope_app.look.makers import choice, label, seconds_box
 from kvscope_app.look.zoom import scaled
 from kvscope_app.recording.exporting import ExportWish, begin_export
 from kvscope_app.recording.recording_actions import free_path
@@ -62,10 +60,10 @@ class ExportDialog(QDialog):
         first_s, last_s = (self._seconds(at) for at in session.loop.range_ns or around)
         self.setWindowTitle("Export")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.what = _choice([form.words for form in _FORMS], "What")
-        self.table_form = _choice(list(_TABLE_FORMS), "Format")
-        self.first = _time(begin_s, end_s, first_s, "From")
-        self.last = _time(begin_s, end_s, last_s, "Until")
+        self.what = choice([form.words for form in _FORMS], "What")
+        self.table_form = choice(list(_TABLE_FORMS), "Format")
+        self.first = seconds_box(begin_s, end_s, first_s, "From")
+        self.last = seconds_box(begin_s, end_s, last_s, "Until")
         self._told = label(look="muted", wraps=True)
         self._lay_out()
         self._show_told()
@@ -139,21 +137,3 @@ class ExportDialog(QDialog):
 
 def _begin(window: WindowBody, wish: ExportWish, path: str) -> None:
     begin_export(window, replace(wish, path=Path(path)))
-
-
-def _choice(words: list[str], name: str) -> QComboBox:
-    box = QComboBox()
-    box.addItems(words)
-    box.setAccessibleName(name)
-    return box
-
-
-def _time(least: float, most: float, value: float, name: str) -> QDoubleSpinBox:
-    box = QDoubleSpinBox()
-    inset(box)
-    box.setDecimals(1)
-    box.setRange(round(least, 1), round(most, 1))
-    box.setValue(value)
-    box.setSuffix(" s")
-    box.setAccessibleName(name)
-    return box

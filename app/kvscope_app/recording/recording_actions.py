@@ -25,6 +25,7 @@ from kvscope_telemetry.errors import BadInput
 _FILES: Final = "Recordings (*.mcap)"
 _LOOK_MS: Final = 50
 _PATIENCE_MS: Final = 500
+NOT_KEPT: Final = "The session goes on. Time ▸ Record from now on… writes to where there is room."
 _NOTICE_MS: Final = 8000
 _STEPS: Final = 1000
 
@@ -65,6 +66,10 @@ def _ask_minutes(window: WindowBody) -> None:
     around = window.session.timeline_range_ns
     if window.session.kept is None or around is None:
         window.statusBar().showMessage("Nothing is kept yet", _NOTICE_MS)
+        return
+    kept = window.session.kept
+    if kept.failure and not kept.ring.num_bytes:
+        window.banner.tell(f"The past is not kept: {kept.failure}", NOT_KEPT)
         return
     there = max((around[1] - around[0]) / 60e9, 0.1)
     dialog = QInputDialog(window)

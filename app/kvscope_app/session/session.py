@@ -8,6 +8,7 @@ end, and what was recorded. Knows no widget.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ from kvscope_app.session.texts.told_contents import ToldContents
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Abort, Command, GetBlockText, Submit
 from kvscope_telemetry.messages.roles import Role
-from kvscope_telemetry.source import Source, SourceStatus
+from kvscope_telemetry.source import Source, SourceState, SourceStatus
 
 if TYPE_CHECKING:
     from kvscope_app.session.course_reading import CourseReading
@@ -46,6 +47,8 @@ class Session(SourceTimeline):
     status_changed = Signal()
     selection_changed = Signal()
     course_changed = Signal()
+    kept_failed = Signal(str)
+    """What is no longer kept or recorded, and why: noticed as well, but nobody should miss it."""
     replies = Signal(list)
     """`Reply` objects that came; each reader picks its own by request id or tag."""
 
@@ -61,6 +64,7 @@ class Session(SourceTimeline):
         self._reading: CourseReading | None = None
         self.status: SourceStatus = source.status
         self._status_told_ns = self._course_taken_ns = 0
+        self._end_reason = ""
         self.selected_request: int | None = None
         self.selected_block: int | None = None
         """A row of the ledger shown."""
@@ -108,6 +112,12 @@ class Session(SourceTimeline):
             self.replies.emit(told)
         counters = self._end.mirror.counters
         self._pace.keep(is_busy, is_waiting=bool(counters.num_running + counters.num_waiting))
+        self._tell_status()
+
+    def tell_end(self, reason: str) -> None:
+        """The engine's process is known to have ended, which a source that was never answered cannot tell; empty: it
+        was started anew."""
+        self._end_reason = reason
         self._tell_status()
 
     # What the person selected
@@ -242,8 +252,15 @@ class Session(SourceTimeline):
 
     # private
 
-    def _tell_status(self) -> None:
+    def _status_now(self) -> SourceStatus:
         status = self.source.status
+        is_silent = status.state in (SourceState.CONNECTING, SourceState.LOADING, SourceState.STALE)
+        if not (self._end_reason and is_silent):
+            return status
+        return replace(status, state=SourceState.ENDED, reason=self._end_reason)
+
+    def _tell_status(self) -> None:
+        status = self._status_now()
         now_ns = time.monotonic_ns()
         if self._is_status_due(status, now_ns):
             self.status = status
@@ -298,6 +315,7 @@ class Session(SourceTimeline):
             notices.append(f"The past is not kept: {self._told_failure}")
         if notices:
             self.noticed.emit(". ".join(notices))
+            self.kept_failed.emit(". ".join(notices))
 
     def _read_course(self, player: Player) -> None:
         from kvscope_app.session.course_reading import CourseReading  # a live session has its own

@@ -7,7 +7,7 @@ from typing import Final
 from kvscope_telemetry.alarms.rules import RUN_OUT, STUCK, WAITING
 from kvscope_telemetry.messages.capabilities import Capabilities
 
-_ENGINES: Final = {"kvscope": "This engine", "vllm": "vLLM", "sglang": "SGLang"}
+_ENGINES: Final = {"kvscope": "This engine", "vllm": "vLLM", "sglang": "SGLang", "devices": "This address"}
 _NEEDED: Final = {
     "owner": ("owners", "which request owns a block"),
     "fill": ("filled", "how full a block is"),
@@ -21,6 +21,11 @@ _MEASURED: Final = {
     STUCK: ("steps", "its steps"),
 }
 HOW_TO_MEASURE: Final = "it measures that when it is started with --page-heat 16"
+DEVICES_ALONE: Final = (
+    "This address tells of GPUs, memory and cores alone: Devices shows them.\n"
+    "There is no KV cache here. Engine ▸ Attach to an engine shows one."
+)
+"""In the middle of a window that has no pool to show."""
 SLOTS: Final = "cells are slots that kvscope gives out"
 
 
@@ -47,6 +52,8 @@ def why_no_addresses(told: Capabilities) -> str:
 
 def why_no_requests(told: Capabilities) -> str:
     """Why there is no table of requests; empty when there is one."""
+    if not told.blocks:
+        return f"{engine_name(told)} tells of devices alone, and there are no requests"
     return "" if told.requests else f"{engine_name(told)} tells how many requests there are, and nothing of each"
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.look.icons import icon, pixmap
 from kvscope_app.look.makers import set_look
 from kvscope_app.look.passing_strip import PassingStrip
-from kvscope_app.look.plain_text import PlainLabel
+from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import ElidedLabel
+
+_MAX_LETTERS: Final = 400
 
 Choice = tuple[str, Callable[[], None]]
 
@@ -22,14 +24,14 @@ class Banner(PassingStrip):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._sign, self._text, self._detail = PlainLabel(), ElidedLabel(), ElidedLabel()
+        self._sign, self._text, self._detail = PlainLabel(), _words(), _words()
         self._text.setProperty("look", "heading")
         self._detail.setProperty("look", "muted")
         self._close = QToolButton()
         self._close.setAccessibleName("Dismiss")
         self._close.clicked.connect(self.hide)
         self._buttons = QHBoxLayout()
-        self._theme, self._is_offer = DARK, False
+        self._theme, self._is_offer, self._told = DARK, False, ""
         self._build()
         self.hide()
 
@@ -44,8 +46,8 @@ class Banner(PassingStrip):
         does not look like one."""
         self._is_offer = is_offer
         self._show_tone()
-        self._text.setText(text)
-        self._detail.setText(detail)
+        _show(self._text, text)
+        _show(self._detail, detail)
         self._detail.setVisible(bool(detail))
         while (item := self._buttons.takeAt(0)) is not None:
             if (widget := item.widget()) is not None:
@@ -57,6 +59,7 @@ class Banner(PassingStrip):
             button.clicked.connect(run)
             self._buttons.addWidget(button)
         self._frame.fold()
+        self._told = text
         self.setAccessibleName(f"{text} {detail}")
         self.show()
 
@@ -68,7 +71,7 @@ class Banner(PassingStrip):
     @property
     def text(self) -> str:
         """What is told now, empty when nothing is."""
-        return self._text.text() if self.isVisible() else ""
+        return self._told if self.isVisible() else ""
 
     def _build(self) -> None:
         words, row = QVBoxLayout(), QHBoxLayout()
@@ -83,3 +86,20 @@ class Banner(PassingStrip):
         outer = QVBoxLayout(self)
         outer.setContentsMargins(8, 8, 8, 2)
         outer.addWidget(self._frame)
+
+
+def _words() -> PlainLabel:
+    """As many lines as it takes: the end of a reason is what helps."""
+    made = PlainLabel()
+    made.setWordWrap(True)
+    policy = QSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+    policy.setHeightForWidth(True)
+    made.setSizePolicy(policy)
+    return made
+
+
+def _show(words: PlainLabel, text: str) -> None:
+    """What is longer than anybody reads in a strip is cut, and whole in the tooltip."""
+    is_long = len(text) > _MAX_LETTERS
+    words.setText(text[: _MAX_LETTERS - 1] + "…" if is_long else text)
+    words.setToolTip(plain_tip(text) if is_long else "")

@@ -8,6 +8,7 @@ from typing import Final
 from PySide6.QtCore import QObject
 
 from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.recording.recording_actions import NOT_KEPT
 from kvscope_app.window.sheets.help_sheets import log_sheet
 from kvscope_app.window.welcome import progress_text
 from kvscope_app.window.window_body import WindowBody
@@ -35,6 +36,7 @@ class EngineNotices(QObject):
         session.status_changed.connect(self._on_status)
         session.replies.connect(self._on_replies)
         session.noticed.connect(lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
+        session.kept_failed.connect(lambda text: window.banner.tell(text, NOT_KEPT))
         if keeper is not None:
             keeper.ended.connect(self.engine_ended)
             keeper.started.connect(self._engine_started)
@@ -62,16 +64,18 @@ class EngineNotices(QObject):
     def engine_ended(self, reason: str) -> None:
         """The process ended by itself."""
         self._has_ended = True
+        self._window.session.tell_end(reason)
         self._epoch_lost = self._window.session.live_mirror.epoch
         has_state = self._epoch_lost is not None
         self._window.banner.tell(
-            f"The engine ended: {reason}",
-            _LAST_STATE if has_state else "It had not begun to run.",
+            f"The engine ended: {reason}" if has_state else "The engine ended before it was ready",
+            _LAST_STATE if has_state else reason,
             (("Restart engine", self.restart), ("Show log", self.show_log)),
         )
         self._window.welcome.show_ended("The engine ended before it was ready", reason)
 
     def _engine_started(self) -> None:
+        self._window.session.tell_end("")
         self._window.welcome.show_waiting("Starting the engine", "")
 
     def _on_update(self, update: Update) -> None:

@@ -13,6 +13,7 @@ from PySide6.QtCore import QSettings, Qt, Signal
 from PySide6.QtWidgets import QMainWindow, QStackedWidget, QVBoxLayout, QWidget
 
 from kvscope_app.debugger.debugger import Debugger
+from kvscope_app.look.makers import empty_state
 from kvscope_app.look.model_name import model_name
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.marks.alarm_watch import AlarmWatch
@@ -20,6 +21,7 @@ from kvscope_app.own_engine.engine_keeper import EngineKeeper
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map import PageMapView
+from kvscope_app.views.told import DEVICES_ALONE
 from kvscope_app.window import layout
 from kvscope_app.window.actions import Actions
 from kvscope_app.window.banner import Banner
@@ -92,8 +94,10 @@ class WindowBody(QMainWindow):
 
     def show_map(self) -> None:
         """There is a pool to look at."""
-        if self._stack.currentWidget() is not self.page_map:
-            self._stack.setCurrentWidget(self.page_map)
+        told = self.session.live_mirror
+        middle = self.page_map if told.hello is None or told.capabilities.blocks else self._no_pool
+        if self._stack.currentWidget() is not middle:
+            self._stack.setCurrentWidget(middle)
             self.refresher.touch(self.page_map)
             self.setWindowTitle(self._title())
             self.show_what_is_told()
@@ -122,6 +126,8 @@ class WindowBody(QMainWindow):
         self._stack = QStackedWidget()
         self._stack.addWidget(self.welcome)
         self._stack.addWidget(self.page_map)
+        self._no_pool = empty_state(DEVICES_ALONE)
+        self._stack.addWidget(self._no_pool)
         body = QWidget()
         body.setObjectName("central")
         column = QVBoxLayout(body)

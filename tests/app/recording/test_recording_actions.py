@@ -20,6 +20,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.synthetic.server import SyntheticServer
+from kvscope_telemetry.timeline.distant_ring import DistantRing
 from kvscope_telemetry.timeline.tape import Tape
 
 WAIT_MS = 120_000
@@ -152,6 +153,18 @@ def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
     keep_last(window, 1.0, str(tmp_path / "kept.mcap"))
     qtbot.waitUntil(lambda: "kept.mcap" in window.statusBar().currentMessage(), timeout=WAIT_MS)
     assert 0.5 < Recording.open(tmp_path / "kept.mcap").info.duration_s < 1.6
+
+
+def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, monkeypatch):
+    monkeypatch.setattr(DistantRing, "num_bytes", 0)
+    monkeypatch.setattr(KeptTimeline, "failure", "No space left on device")
+    with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS):
+        pass
+    assert window.banner.text == "The past is not kept: No space left on device"
+    window.banner.hide()
+    window.actions_by_name["keep_last"].trigger()
+    assert window.banner.text == "The past is not kept: No space left on device"
+    assert not window.findChildren(QInputDialog)
 
 
 def test_a_name_that_is_free_is_proposed(window, tmp_path):

@@ -72,8 +72,9 @@ def test_what_left_the_timeline_is_forgotten(bookmarks):
     bookmarks.add(10, "gone")
     bookmarks.say([replace(new_bookmark(5, "lasts", "kv_usage"), until_ns=40)])
     bookmarks.add(30, "there")
+    bookmarks.say([new_bookmark(7, "rings still", "waiting")])
     bookmarks.forget_before(20)
-    assert texts(bookmarks) == ["lasts", "there"]
+    assert texts(bookmarks) == ["lasts", "rings still", "there"]
 
 
 def test_an_alarm_that_was_kept_stands_for_the_same_by_the_rules_of_now(bookmarks):

@@ -122,7 +122,8 @@ QScrollBar::handle:hover { background: $muted; }
 QScrollBar::add-line, QScrollBar::sub-line { width: 0; height: 0; }
 QScrollBar::add-page, QScrollBar::sub-page { background: transparent; }
 
-QProgressBar { background: $raised; border: none; border-radius: 3px; max-height: 6px; min-height: 6px; }
+QProgressBar { background: $raised; border: none; border-radius: 3px; max-height: 6px; min-height: 6px;
+    qproperty-textVisible: false; }
 QProgressBar::chunk { background: $accent; border-radius: 3px; }
 QSlider::groove:horizontal { background: $border; height: 4px; border-radius: 2px; }
 QSlider::sub-page:horizontal { background: $accent; border-radius: 2px; }

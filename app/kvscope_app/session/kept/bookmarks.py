@@ -98,8 +98,12 @@ class Bookmarks(QObject):
         self._show()
 
     def forget_before(self, time_ns: int) -> None:
-        """There is nothing to go to before `time_ns` any more."""
-        gone = [key for key, each in self._said.items() if max(each.time_ns, each.until_ns) < time_ns]
+        """There is nothing to go to before `time_ns` any more. What still rings stays, however old it is."""
+        gone = [
+            key
+            for key, each in self._said.items()
+            if max(each.time_ns, each.until_ns) < time_ns and (each.is_note or each.until_ns)
+        ]
         for key in gone:
             del self._said[key]
         if gone:

@@ -180,7 +180,11 @@ class TextSearch(QObject):
 
     def _summary(self) -> str:
         told = f"Texts of {plural(self._num_read, 'block')} were searched"
-        without = f"; {count(self._num_without)} have none" if self._num_without else ""
+        without = (
+            f"; {count(self._num_without)} {'has' if self._num_without == 1 else 'have'} none"
+            if self._num_without
+            else ""
+        )
         return f"{told}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
 
     def _no_answer(self) -> None:

@@ -1,7 +1,8 @@
 """Why requests wait, and which were refused, in sentences: what a mirror and events tell of it. No Qt.
 
 The order of service and the blocks that are kept back are the engine's own rules (priority, then arrival; a hundredth
-of the pool, unless nobody runs). How much of a prompt is cached is known only once its turn comes.
+of the pool, unless nobody runs; runs of a power of two where an allocator reserves). How much of a prompt is cached is
+known only once its turn comes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.state.mirror import Mirror
 
 _WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
+_RESERVE = ("contiguous", "buddy", "oracle")
+"""Allocators that give a request a run of blocks, a power of two long."""
 _MAX_REFUSED = 1000
 
 
@@ -31,15 +34,36 @@ def why_waits(mirror: Mirror, number: int) -> str:
     limit = mirror.limits[0] or cache.max_num_seqs
     if limit and running >= limit:
         parts.append(f"{plural(running, 'request')} {'runs' if running == 1 else 'run'}, which is as many as may")
-    tokens = int(requests.num_prompt_tokens[row] + requests.num_output_tokens[row])
-    needed = -(-tokens // cache.block_size)
+    needed, what = _needed(mirror, row)
     free, idle = mirror.num_room, mirror.num_cached
     kept_back = 0 if not running or cache.allocator != "paged" else max(1, cache.num_blocks // 100)
     there = f"{count(free)} free" + (f" and {count(idle)} idle in the cache" if idle else "")
-    parts.append(f"it needs up to {plural(needed, 'block')}, {there}")
+    parts.append(f"it needs {what}, {there}")
     if kept_back and needed + kept_back > free + idle:
         parts.append(f"{plural(kept_back, 'block')} {'is' if kept_back == 1 else 'are'} left to those who run")
     return "; ".join(parts)
+
+
+def _needed(mirror: Mirror, row: int) -> tuple[int, str]:
+    """Blocks, and what is to be said of them: an allocator that reserves wants more than the text takes, in a row."""
+    assert mirror.hello is not None, "there is an engine"
+    requests, cache = mirror.requests, mirror.hello.cache
+    output = int(requests.num_output_tokens[row])
+    tokens = int(requests.num_prompt_tokens[row]) + output
+    if cache.allocator not in _RESERVE:
+        needed = -(-tokens // cache.block_size)
+        return needed, f"up to {plural(needed, 'block')}"
+    if cache.allocator == "contiguous":
+        tokens = mirror.hello.model.max_model_len
+    elif cache.allocator == "buddy":
+        tokens += _power_of_two(max(output, 1)) - output
+    needed = _power_of_two(-(-tokens // cache.block_size))
+    return needed, f"{plural(needed, 'block')} in a row"
+
+
+def _power_of_two(number: int) -> int:
+    """The least that is not below `number`."""
+    return 1 << (number - 1).bit_length()
 
 
 def num_ahead(mirror: Mirror, row: int) -> int:

@@ -130,8 +130,7 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
-        default=DEFAULTS.enable_prefix_caching,
-        help="reuse the blocks of prompts that begin alike",
+        help="reuse the blocks of prompts that begin alike (without it: yes, where the allocator shares blocks)",
     )
     group.add_argument(
         "--kv-events-config",
@@ -150,7 +149,12 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         " (the page map's Attention colours): one more pass over the keys in that step, which on a GPU runs without a"
         " CUDA graph; 16 is a good number (0: never)",
     )
-    group.add_argument("--allocator", choices=ENGINE_ALLOCATORS, default="paged", help="how a request gets its blocks")
+    group.add_argument(
+        "--allocator",
+        choices=ENGINE_ALLOCATORS,
+        default="paged",
+        help="how a request gets its blocks; all but paged place them in a row and have no prefix cache",
+    )
 
 
 def _add_tier_options(group: argparse._ArgumentGroup) -> None:

@@ -71,6 +71,13 @@ def make_allocation(
     return allocation
 
 
+def fitting_model_len(name: str, num_blocks: int, block_size: int, max_model_len: int) -> int:
+    """`max_model_len`, or the most tokens that a pool of `num_blocks` has a run for, where `name` reserves so much."""
+    if name != "contiguous":
+        return max_model_len
+    return min(max_model_len, RunPool(num_blocks, block_size).longest_run * block_size)
+
+
 def _rule(name: str, max_model_len: int) -> ReservationRule:
     if name == "contiguous":
         return ReserveMaximum(max_model_len)

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
@@ -57,6 +58,16 @@ def test_who_waits_is_told_what_it_needs_and_who_is_before_it(busy):
     assert why_waits(mirror, 3).startswith("1 request is ahead of it; it needs up to 3 blocks")
     assert why_waits(mirror, 1) == ""
     assert why_waits(mirror, 77) == ""
+
+
+@pytest.mark.parametrize(("allocator", "needed"), [("contiguous", 64), ("buddy", 16), ("virtual", "up to 9")])
+def test_who_reserves_needs_more_than_the_text_takes(busy, allocator, needed):
+    """130 tokens, of which 30 are output, 16 a block, a model of at most 1,000 tokens."""
+    hello = busy.mirror.hello
+    cache, model = replace(hello.cache, allocator=allocator), replace(hello.model, max_model_len=1000)
+    busy.mirror.hello = replace(hello, cache=cache, model=model)
+    wanted = f"it needs {needed} blocks" + (" in a row" if allocator != "virtual" else "")
+    assert why_waits(busy.mirror, 2).startswith(wanted)
 
 
 def test_as_many_run_as_may(busy):

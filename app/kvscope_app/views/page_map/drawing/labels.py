@@ -37,7 +37,7 @@ def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, rati
     pitch, height = scene.camera.pitch / ratio, painter.fontMetrics().height()
     for section in scene.grid.sections:
         for row, y in _labelled_rows(scene, section, ratio, height, dirty):
-            top = min(max(0.0, y + min(pitch, height) / 2 - height / 2), scene.height / ratio - height)
+            top = min(max(0.0, y + pitch / 2 - height / 2), scene.height / ratio - height)
             box = QRectF(left, top, gutter - _PAD, height)
             number = row * scene.grid.columns
             painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count(number))
