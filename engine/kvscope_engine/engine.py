@@ -322,7 +322,8 @@ class Engine:
             record_ns=self._record_ns,
             overlapped_ns=ran.beside_ns + (commit_ns if self._loop.is_in_flight else 0),
         )
-        self._frame_builder.record(ran.plan, ran.result, timings, self.step_count, ran.ended_ns)
+        work = self._parts.work_of(ran.plan, ran.result)
+        self._frame_builder.record(ran.plan, ran.result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - committed_ns
 

@@ -140,7 +140,8 @@ class ModelRunner:
         if logits is None:
             return InFlight(plan, timer, shares=shares)
         sampled = self._sampler.draw(logits, options)
-        return InFlight(plan, timer, sampled, self._read_back.start(sampled.packed), shares)
+        landing = self._read_back.start(sampled.packed)
+        return InFlight(plan, timer, sampled, landing, shares, graph_size=shape.size if shape is not None else 0)
 
     def recover(self) -> None:
         """After a step that ran out of memory: what it left is over, and memory that is only kept is given back."""
