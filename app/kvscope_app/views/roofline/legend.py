@@ -34,7 +34,7 @@ class RooflineLegend(QWidget):
     def sizeHint(self) -> QSize:
         metrics = self.fontMetrics()
         words = sum(metrics.horizontalAdvance(KIND_WORDS[kind]) for kind in _ORDER)
-        return QSize(words + 3 * scaled(_SIGN + _GAP) + 2 * scaled(_APART) + 2, metrics.height() + 4)
+        return QSize(words + 3 * scaled(_SIGN + _GAP) + 2 * scaled(_APART) + 8, metrics.height() + 4)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -17,6 +17,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.roofline.legend import RooflineLegend
 from kvscope_app.views.roofline.points import NO_POINTS, Points, points_of
@@ -29,7 +30,7 @@ from kvscope_app.views.told import engine_name
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 NO_ENGINE: Final = "No engine has reported yet.\nEach step becomes a point here."
-NO_STEPS: Final = "No step ran in this time.\nChoose a longer one, or go to when the engine was busy."
+NO_STEPS: Final = "No step ran in this time.\nSend a prompt, or go to when the engine was busy."
 NOT_KEPT: Final = "The past of this session is not kept, and steps are read from it."
 RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
 _HELP: Final = "A click on a point goes to its step"
@@ -109,8 +110,8 @@ class RooflineView(View):
     # private
 
     def _span_around(self, whole: TimeSpan) -> TimeSpan:
-        """It ends where time stands. Who goes to a step in it, or stands still, goes on seeing the same ones."""
-        session, cursor_ns = self.session, self.session.cursor_ns + STEP_TOLD_NS
+        """It ends with the step that is shown. Who goes to a step in it, or stands still, goes on seeing the same ones."""
+        session, cursor_ns = self.session, self._newest_ns()
         length_ns = round(self._range_s * 1e9)
         span = self._span
         stays = (session.is_file or session.paused) and span is not None and span.length_ns == length_ns
@@ -120,6 +121,13 @@ class RooflineView(View):
         if session.is_file:
             begin_ns = max(begin_ns, whole.begin_ns)
         return TimeSpan(begin_ns, begin_ns + length_ns)
+
+    def _newest_ns(self) -> int:
+        """When what is shown was told: perhaps long ago, the engine did nothing since."""
+        mirror, cursor_ns = self.session.mirror, self.session.cursor_ns
+        if mirror.hello is None or not mirror.time_ns:
+            return cursor_ns + STEP_TOLD_NS
+        return min(cursor_ns, mirror.time_ns + wall_offset_ns(mirror.hello)) + STEP_TOLD_NS
 
     def _show(self, begin_ns: int, end_ns: int) -> None:
         steps = self.feed.steps
@@ -193,7 +201,7 @@ class RooflineView(View):
         self.session.cursor_changed.connect(self._refresh_if_seen)
 
     def _lay_out(self) -> None:
-        self.ranges.setToolTip("The last so many seconds before the time that is shown")
+        self.ranges.setToolTip("So much time up to the step that is shown")
         top = QHBoxLayout()
         top.setSpacing(10)
         top.addWidget(self.ranges)
