@@ -110,7 +110,7 @@ class RooflineView(View):
     # private
 
     def _span_around(self, whole: TimeSpan) -> TimeSpan:
-        """It ends with the step that is shown. Who goes to a step in it, or stands still, goes on seeing the same ones."""
+        """It ends with the step that is shown. Who goes to another in it goes on seeing the same ones."""
         session, cursor_ns = self.session, self._newest_ns()
         length_ns = round(self._range_s * 1e9)
         span = self._span
