@@ -40,8 +40,8 @@ def step_page(mirror: Mirror, frame: Frame | None, newest: Series, why_no_batch:
         ("Step", _step(mirror, can_step=can_step)),
         ("Took", _phases(frame) if frame is not None else _newest_phases(mirror, newest)),
         ("Ran", () if frame is None else how_it_ran(frame, mirror.hello.device)),
-        ("Batch", _batch(frame) if frame is not None else _newest_batch(mirror, newest, why_no_batch)),
         ("Work", _work(mirror, frame, newest)),
+        ("Batch", _batch(frame) if frame is not None else _newest_batch(mirror, newest, why_no_batch)),
         ("Changed", () if frame is None else _changed(frame)),
         ("Events", () if frame is None else _events(frame)),
     )

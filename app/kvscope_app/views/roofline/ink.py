@@ -63,7 +63,8 @@ def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device
     painter.setFont(sans(_FONT_SCALE))
     painter.setPen(theme.color("text"))
     if flops:
-        words = QRectF(box.left(), up.at(flops) + 3, box.width() - 4, painter.fontMetrics().height())
+        height = painter.fontMetrics().height()
+        words = QRectF(box.left(), max(up.at(flops) - height - 2, box.top()), box.width() - 4, height)
         painter.drawText(words, Qt.AlignmentFlag.AlignRight, with_prefix(flops, "FLOP/s"))
     if read:
         _along(painter, box, across, up, read)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from PySide6.QtCore import QSettings
+from PySide6.QtCore import QSettings, Qt
 from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state
+from kvscope_app.look.makers import empty_state, label
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel, Segments
+from kvscope_app.look.widgets import Segments
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.views.base import View
@@ -48,8 +48,9 @@ class RooflineView(View):
         self.canvas = RooflineCanvas()
         self.legend = RooflineLegend()
         self.ranges = Segments(list(RANGES_S), "Time shown")
-        self.words = ElidedLabel(_HELP)
-        self.words.setProperty("look", "muted")
+        self.words = label(_HELP, "muted", wraps=True, elastic=True)
+        self.words.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart stays as it is
         self.feed = StepFeed(session, self)
         self.points: Points = NO_POINTS
         self._range_s = next(iter(RANGES_S.values()))
@@ -139,7 +140,10 @@ class RooflineView(View):
         self.points = points
         self._stack.setCurrentIndex(1)
         mirror = self.session.mirror
-        self.canvas.show_points(points, self.device, points.of_step(mirror.epoch, mirror.step))
+        at = points.of_step(mirror.epoch, mirror.step)
+        if at is None and not self.session.is_file and not self.session.paused:
+            at = len(points) - 1  # the newest that was read: steps go on meanwhile
+        self.canvas.show_points(points, self.device, at)
         if not self.canvas.underMouse():
             self._tell(-1)
 
