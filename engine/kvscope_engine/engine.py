@@ -326,7 +326,8 @@ class Engine:
             commit_ns=committed_ns - ran.ended_ns,
             record_ns=self._record_ns,
         )
-        self._frame_builder.record(ran.plan, ran.result, timings, self.step_count, ran.ended_ns)
+        work = self._parts.work_of(ran.plan, ran.result)
+        self._frame_builder.record(ran.plan, ran.result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - committed_ns
         self._loop.wrote_down(time.monotonic_ns() - ran.ended_ns)

@@ -11,6 +11,7 @@ nothing ran), so that a mirror equals the ledger once the engine is idle; `snaps
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.plan import StepPlan, StepResult
@@ -19,7 +20,9 @@ from kvscope_engine.policy.scheduling.changes import Changes
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.request_rows import pack_batch, pack_requests, pack_u8, request_info
 from kvscope_telemetry.messages.request_words import RequestState
-from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Hello, Snapshot, Timings
+from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Hello, Snapshot, Timings, Work
+
+_NO_WORK: Final = Frame.__struct_defaults__[-1]
 
 
 class FrameBuilder:
@@ -53,7 +56,13 @@ class FrameBuilder:
         return self._seq
 
     def record(
-        self, plan: StepPlan | None, result: StepResult | None, timings: Timings, step: int, now_ns: int
+        self,
+        plan: StepPlan | None,
+        result: StepResult | None,
+        timings: Timings,
+        step: int,
+        now_ns: int,
+        work: Work = _NO_WORK,
     ) -> None:
         """Publish the frame of a step: its plan was committed, its tokens are in the requests.
 
@@ -62,7 +71,7 @@ class FrameBuilder:
         first, inter = self._token_times(plan, result, now_ns)
         changes = self._scheduler.take_changes()
         batch = pack_batch(plan) if plan is not None else Batch()
-        self._emit(changes, plan, batch, timings, (first, inter), step, now_ns)
+        self._emit(changes, plan, batch, timings, (first, inter), step, now_ns, work)
 
     def record_idle(self, step: int, now_ns: int) -> bool:
         """Publish a frame of what changed without a step. False, and no frame, when nothing did."""
@@ -97,6 +106,7 @@ class FrameBuilder:
         token_times: tuple[list[int], list[int]],
         step: int,
         now_ns: int,
+        work: Work = _NO_WORK,
     ) -> None:
         self._seq += 1
         self._step = step
@@ -117,6 +127,7 @@ class FrameBuilder:
             first_token_ns=pack_u8(token_times[0]),
             inter_token_ns=pack_u8(token_times[1]),
             moves=changes.moves,
+            work=work,
         )
         self._publish(frame)
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import torch
+from msgspec.structs import replace as replace_fields
 
 from kvscope_engine.bent_to_allocator import bent_to_allocator
 from kvscope_engine.cache_events import shared_salt
@@ -36,11 +37,14 @@ from kvscope_engine.model.structured.forms import Forms
 from kvscope_engine.model.tiers.block_mover import BlockMover
 from kvscope_engine.model.tiers.build import make_tier_mover
 from kvscope_engine.model.virtual_memory.build import virtual_cache
+from kvscope_engine.model.work.device_limits import device_limits
+from kvscope_engine.model.work.model_work import model_work
+from kvscope_engine.model.work.step_work import ModelWork
 from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.blocks.cache_log import CacheLog
-from kvscope_engine.policy.plan import StepPlan
+from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
 from kvscope_telemetry.about import program_version
@@ -53,6 +57,7 @@ from kvscope_telemetry.messages.telemetry import (
     ModuleBytes,
     Progress,
     RankMemory,
+    Work,
 )
 from kvscope_telemetry.sockets.host_id import host_id
 
@@ -87,7 +92,10 @@ class Parts:
     """Whether a step is launched while the one before runs."""
     utilization: float = 0.0
     """`--gpu-memory-utilization`."""
+    work: ModelWork | None = None
+    """What the work of a step is reckoned from."""
     _modules: tuple[ModuleBytes, ...] = ()
+    _copied_s: float = 0.0
 
     @property
     def limits(self) -> Limits:
@@ -116,6 +124,24 @@ class Parts:
             peak_bytes=use.peak,
             ranks=self._ranks(),
         )
+
+    def work_of(self, plan: StepPlan, result: StepResult) -> Work:
+        """What a step had to do, as what it ran, and what was waited for."""
+        told = self.work.of(plan) if self.work is not None else Work()
+        copied_s, before_s = self._tiers_seconds(), self._copied_s
+        self._copied_s = copied_s
+        return replace_fields(
+            told,
+            graph_size=result.graph_size,
+            wait_ns=result.wait_ns,
+            copy_ns=max(round((copied_s - before_s) * 1e9), 0),
+        )
+
+    def _tiers_seconds(self) -> float:
+        if self.mover is None:
+            return 0.0
+        stats = self.mover.stats
+        return stats.saved_seconds + stats.loaded_seconds + stats.risen_seconds
 
     def explain_shortage(self, plan: StepPlan) -> str:
         """Why there was no memory for a step, and the option that would have prevented it."""
@@ -189,6 +215,7 @@ def _build_parts(
     loaded = load_model(config, progress, rank_of(leader))
     if leader is not None:
         leader.load(config)
+    _device_info(loaded.device, loaded.dtype)  # measures it, while there is memory for that
     fingerprint = _fingerprint(config, loaded)  # of the weights by their names, which joining gives up
     progress(Progress(stage="warm up"))
     fused = make_ready_to_run(loaded.module, loaded.quantization)
@@ -210,6 +237,7 @@ def _build_parts(
     if loaded.tokenizer is not None:
         parts.forms = Forms(loaded.tokenizer, logits_width(loaded), loaded.eos_token_ids)
     parts.overlaps = overlaps_steps(config, loaded.device)
+    parts.work = model_work(loaded, parts.storage.dtype)
     parts.utilization = config.gpu_memory_utilization
     return parts
 
@@ -314,7 +342,7 @@ def _hello(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_batched,
         ),
-        device=_device_info(loaded.device),
+        device=_device_info(loaded.device, loaded.dtype),
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),
@@ -323,12 +351,22 @@ def _hello(
     )
 
 
-def _device_info(device: torch.device) -> DeviceInfo:
+def _device_info(device: torch.device, dtype: torch.dtype) -> DeviceInfo:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        return DeviceInfo(kind="cuda", name=properties.name, total_bytes=properties.total_memory)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return DeviceInfo(kind="cpu", name=_cpu_name(), total_bytes=total, num_threads=torch.get_num_threads())
+        name, total, threads = properties.name, properties.total_memory, 0
+    else:
+        name, threads = _cpu_name(), torch.get_num_threads()
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = device_limits(device, name, dtype)  # measured before the pool took the memory, now only looked up
+    return DeviceInfo(
+        kind=device.type,
+        name=name,
+        total_bytes=total,
+        num_threads=threads,
+        read_bytes_per_s=limits.read_bytes_per_s,
+        flops_per_s=limits.flops_per_s,
+    )
 
 
 def _cpu_name() -> str:

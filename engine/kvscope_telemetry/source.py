@@ -90,6 +90,8 @@ SERIES_FIELDS = (
     "forward_ns",
     "commit_ns",
     "record_ns",
+    "flops",
+    "num_bytes",
     "preemptions",
     "generation_tokens",
     "prompt_tokens",

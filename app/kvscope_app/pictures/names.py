@@ -9,7 +9,7 @@ from kvscope_telemetry.errors import BadInput
 
 VIEWS: Final = (
     *("page-map", "heatmap", "timeline", "throughput", "memory", "requests", "events"),
-    *("prefixes", "what-if", "devices"),
+    *("prefixes", "what-if", "devices", "roofline"),
 )
 """As a person types them, a dock's name has `_` for `-`. A recording alone fills these; the others are drawn from the
 window."""

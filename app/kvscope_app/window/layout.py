@@ -70,6 +70,7 @@ DOCKS: Final = (
     ),
     DockSpec("devices", "Devices", "kvscope_app.views.device.view", "DeviceView", _RIGHT, 400, "gauge", False),
     DockSpec("prefixes", "Prefixes", "kvscope_app.views.prefixes.view", "PrefixesView", _BOTTOM, 300, "tree", False),
+    DockSpec("roofline", "Roofline", "kvscope_app.views.roofline.view", "RooflineView", _RIGHT, 400, "chart", False),
 )
 _BEHIND_REQUESTS: Final = ("what_if", "timeline", "heatmap", "events", "prefixes")
 _NEW_SINCE: Final = {
@@ -101,7 +102,7 @@ def arrange(window: QMainWindow, docks: Mapping[str, Dock]) -> None:
         for name in _BEHIND_REQUESTS:
             window.tabifyDockWidget(docks["requests"], docks[name])
         docks["requests"].raise_()
-    for name in ("inspector", "devices"):
+    for name in ("inspector", "devices", "roofline"):
         window.tabifyDockWidget(docks["throughput"], docks[name])
     share_out(window, docks)
 

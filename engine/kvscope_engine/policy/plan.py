@@ -53,6 +53,10 @@ class StepResult:
     block_shares: NDArray[np.float32] | None = None
     """(num_single_token, blocks): the share of each decode's attention that fell on each of its blocks; None where it
     was not measured."""
+    graph_size: int = 0
+    """Requests that the CUDA graph it ran as has room for; 0: it ran without one."""
+    wait_ns: int = 0
+    """The host stood still until it was there."""
 
 
 def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
@@ -63,7 +67,8 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
     num_single_token = sum(index < plan.num_single_token for index in kept)
     logprobs = tuple(result.logprobs[index] for index in kept) if result.logprobs else ()
     shares = None if result.block_shares is None else result.block_shares[kept[:num_single_token]]
+    how = (result.graph_size, result.wait_ns)
     return (
         StepPlan(tuple(plan.scheduled[index] for index in kept), num_single_token, plan.copies),
-        StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares),
+        StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *how),
     )

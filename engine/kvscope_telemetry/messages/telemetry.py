@@ -79,6 +79,10 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     total_bytes: int = 0
     num_threads: int = 0
+    read_bytes_per_s: int = 0
+    """That it reads from its memory at most, as measured; 0: unknown, the next too."""
+    flops_per_s: int = 0
+    """Of products of large matrices in the model's dtype, as measured."""
 
 
 class Hello(_Message, frozen=True, kw_only=True):
@@ -166,6 +170,34 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     commit_ns: int = 0
     record_ns: int = 0
     """The previous step's: this one is not over when it is written down."""
+
+
+class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What the forward pass of a step had to do at least, however it was done; all 0 where that is not told."""
+
+    flops: int = 0
+    """Additions and multiplications, each counted."""
+    attention_flops: int = 0
+    """The part of them that grows with the length of what was said before."""
+    weights_bytes: int = 0
+    """Read, once for all that run in the step."""
+    kv_read_bytes: int = 0
+    kv_written_bytes: int = 0
+    other_bytes: int = 0
+    """Activations and logits, read and written."""
+    graph_size: int = 0
+    """Requests that the CUDA graph which was replayed has room for; 0: none was."""
+    wait_ns: int = 0
+    """The host stood still until the device was done and the tokens were read back."""
+    copy_ns: int = 0
+    """Copies from and to lower tiers took, as far as they were told since the step before."""
+    launches: int = 0
+    """Handed to the device by the host; 0: not counted."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Moved between the device and its memory, read and written."""
+        return self.weights_bytes + self.kv_read_bytes + self.kv_written_bytes + self.other_bytes
 
 
 class Counters(msgspec.Struct, frozen=True, gc=False):
@@ -281,6 +313,7 @@ class Frame(_Message, frozen=True, kw_only=True):
     inter_token_ns: bytes = b""
     """u8 a request that got a later token in this step: time since the one before."""
     moves: Moves = Moves()
+    work: Work = Work()
 
 
 class Snapshot(_Message, frozen=True, kw_only=True):

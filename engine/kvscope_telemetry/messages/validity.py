@@ -44,6 +44,7 @@ _COLUMN_BYTES: Final = tuple(COLUMNS[name].itemsize for name in DENSE)
 _REQUEST_BYTES: Final = (4, 1, 4, 4, 4, 2, 4, 4)  # number to table_count
 _PARENT_BYTES: Final = COLUMNS["parent"].itemsize
 _NO_BLOCK_ROWS: Final = BlockRows()
+_NO_WORK: Final = Frame.__struct_defaults__[-1]
 
 
 def check(message: TelemetryMessage) -> None:
@@ -75,6 +76,8 @@ def check_frame(frame: Frame) -> None:
     _counts("Frame", (frame.seq - 1, frame.epoch, frame.step, frame.time_ns))
     _counts("Frame", (batch.num_prefill_tokens, batch.num_decode_tokens, *astuple(frame.timings)))
     _counts("Frame", astuple(frame.counters))
+    if frame.work is not _NO_WORK:
+        _counts("Frame", (*astuple(frame.work), frame.work.num_bytes))
     _check_changed_blocks(frame.blocks)
     _check_request_rows(frame.requests)
     _check_batch(batch)
@@ -113,6 +116,7 @@ def check_hello(hello: Hello) -> None:
     if not 1 <= hello.cache.block_size <= MAX_BLOCK_SIZE:
         raise ProtocolError(f"Hello: block_size={hello.cache.block_size} is not from 1 to {MAX_BLOCK_SIZE}")
     _counts("Hello", (hello.epoch, hello.time_ns, hello.wall_time_ns, hello.cache.block_bytes))
+    _counts("Hello", (hello.device.read_bytes_per_s, hello.device.flops_per_s))
 
 
 def check_snapshot(snapshot: Snapshot) -> None:

@@ -178,6 +178,8 @@ def _series_row(frame: Frame) -> tuple[int, ...]:
         timings.forward_ns,
         timings.commit_ns,
         timings.record_ns,
+        frame.work.flops,
+        frame.work.num_bytes,
         counters.preemptions,
         counters.generation_tokens,
         counters.prompt_tokens,

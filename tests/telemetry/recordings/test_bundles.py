@@ -30,11 +30,12 @@ from kvscope_telemetry.messages.telemetry import (
     RequestInfo,
     RequestRows,
     Timings,
+    Work,
 )
 from kvscope_telemetry.messages.validity import check_frame
 from kvscope_telemetry.messages.wire import decode_telemetry, encode
 from kvscope_telemetry.recordings.bundles import placed_parents
-from kvscope_telemetry.recordings.bundles.bundle import bundled_frame, pack_bundle, unpack_bundle
+from kvscope_telemetry.recordings.bundles.bundle import _NEWER, bundled_frame, pack_bundle, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap, packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, with_parents, without_parents
@@ -130,6 +131,7 @@ FRAMES_OF = st.builds(
     first_token_ns=TIMES,
     inter_token_ns=TIMES,
     moves=st.builds(Moves, IDS, IDS, IDS, IDS),
+    work=st.just(Frame.__struct_defaults__[-1]) | st.builds(Work, *[COUNTS] * len(Work.__struct_fields__)),
 )
 
 
@@ -151,6 +153,15 @@ def test_every_byte_comes_back(frames: list[Frame], late: list[int]) -> None:
     unpacked = unpack_bundle(pack_bundle(timed))
     assert unpacked == timed
     assert [encode(frame) for _, frame in unpacked] == data
+
+
+def test_a_bundle_of_before_work_was_told_opens() -> None:
+    engine = SyntheticEngine(num_blocks=30, num_running=2)
+    timed = [(at_ns, engine.advance()) for at_ns in range(3)]
+    older = [(at_ns, msgspec.structs.replace(frame, work=Frame.__struct_defaults__[-1])) for at_ns, frame in timed]
+    bundle = msgspec.msgpack.decode(pack_bundle(older))
+    bundle["columns"] = {name: data for name, data in bundle["columns"].items() if name not in _NEWER}
+    assert unpack_bundle(msgspec.msgpack.encode(bundle)) == older
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 40])
@@ -255,7 +266,7 @@ def test_damage_is_refused_and_nothing_worse() -> None:
         with contextlib.suppress(ProtocolError):
             unpack_bundle(bytes(bad[: choose.choice((len(bad), choose.randrange(len(bad))))]))
     columns = msgspec.msgpack.decode(good)
-    for name in columns["columns"]:
+    for name in columns["columns"].keys() - _NEWER.keys():
         less = columns | {"columns": {other: data for other, data in columns["columns"].items() if other != name}}
         with pytest.raises(ProtocolError):
             unpack_bundle(msgspec.msgpack.encode(less))

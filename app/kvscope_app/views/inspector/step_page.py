@@ -13,7 +13,9 @@ from kvscope_app.look.number_text import count, plural, seconds
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page, page, request_link
 from kvscope_app.views.inspector.request_page import wall_offset_ns
-from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_app.views.roofline.step_facts import how_it_ran, work_facts
+from kvscope_app.views.roofline.words import bytes_text, flops_text
+from kvscope_telemetry.messages.telemetry import Frame, Timings
 from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_REQUESTS: Final = 300
@@ -37,6 +39,8 @@ def step_page(mirror: Mirror, frame: Frame | None, newest: Series, why_no_batch:
         f"Step {count(mirror.step)}",
         ("Step", _step(mirror, can_step=can_step)),
         ("Took", _phases(frame) if frame is not None else _newest_phases(mirror, newest)),
+        ("Ran", () if frame is None else how_it_ran(frame, mirror.hello.device)),
+        ("Work", _work(mirror, frame, newest)),
         ("Batch", _batch(frame) if frame is not None else _newest_batch(mirror, newest, why_no_batch)),
         ("Changed", () if frame is None else _changed(frame)),
         ("Events", () if frame is None else _events(frame)),
@@ -70,6 +74,23 @@ def _newest_phases(mirror: Mirror, newest: Series) -> Iterator[Fact]:
         for field, (name, tip) in _PHASES.items():
             if time_ns := int(newest[field][-1]):
                 yield Fact(name, seconds(time_ns / 1e9), tip=tip)
+
+
+def _work(mirror: Mirror, frame: Frame | None, newest: Series) -> Iterator[Fact]:
+    assert mirror.hello is not None, "there are steps only once there is an engine"
+    device = mirror.hello.device
+    if frame is not None:
+        yield from work_facts(frame.work, frame.timings.forward_ns, device)
+    elif _is_of(mirror, newest) and (forward_ns := int(newest["forward_ns"][-1])) and int(newest["flops"][-1]):
+        yield Fact("Memory", bytes_text(int(newest["num_bytes"][-1]) * 1e9 / forward_ns, device.read_bytes_per_s))
+        yield Fact("Arithmetic", flops_text(int(newest["flops"][-1]) * 1e9 / forward_ns, device.flops_per_s))
+
+
+def newest_timings(mirror: Mirror, newest: Series) -> Timings:
+    """How long the parts of the step shown took, where the newest update told of it."""
+    if not _is_of(mirror, newest):
+        return Timings()
+    return Timings(**{field: int(newest[field][-1]) for field in _PHASES})
 
 
 def _newest_batch(mirror: Mirror, newest: Series, why: str) -> Iterator[Fact]:

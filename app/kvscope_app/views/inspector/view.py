@@ -22,11 +22,13 @@ from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Fact, Goal, Link, Page
 from kvscope_app.views.inspector.life_panel import LifePanel
+from kvscope_app.views.inspector.phase_strip import PhaseStrip
 from kvscope_app.views.inspector.request_page import request_page, wall_offset_ns
-from kvscope_app.views.inspector.step_page import Series, step_page
+from kvscope_app.views.inspector.step_page import Series, newest_timings, step_page
 from kvscope_app.views.inspector.step_reader import StepReader
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.requests.first_tokens import FirstTokens, find_first_token
+from kvscope_app.views.roofline.step_facts import phases_of
 from kvscope_telemetry.source import Update
 
 BLOCK, REQUEST, STEP = range(3)
@@ -58,6 +60,7 @@ class InspectorView(View):
         self.heading = ElidedLabel()
         self.heading.setProperty("look", "heading")
         self.table = FactTable()
+        self.strip = PhaseStrip()
         self.life = LifePanel(session)
         self.steps = StepReader(session, self)
         self.first_tokens = FirstTokens(session, self)
@@ -83,6 +86,8 @@ class InspectorView(View):
         self._stack.setCurrentIndex(1 if page is not None else 0)
         self.copy_button.setEnabled(page is not None)
         self.life.setVisible(is_block)
+        if page is None or self.subject != STEP:
+            self.strip.show_phases(())
         if page is None:
             self._nothing.setText(self._why_nothing())
             self.heading.setText("")
@@ -96,6 +101,7 @@ class InspectorView(View):
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
         self.table.apply_theme(theme)
+        self.strip.apply_theme(theme)
         self.life.apply_theme(theme)
         set_icon(self.copy_button, "copy", theme)
         self._color_swatch(None)
@@ -150,6 +156,8 @@ class InspectorView(View):
             frame = self.steps.get((mirror.hello.epoch, mirror.seq), at_ns)
             why = "reading…" if self.steps.is_reading else self.steps.failure or "not kept"
         can_step = session.timeline_range_ns is not None
+        timings = newest_timings(mirror, self._newest) if frame is None else frame.timings
+        self.strip.show_phases(phases_of(timings))
         return step_page(mirror, frame, self._newest, why, can_step=can_step)
 
     def _why_nothing(self) -> str:
@@ -249,6 +257,8 @@ class InspectorView(View):
         rows.setSpacing(0)
         rows.addLayout(bar)
         rows.addLayout(head)
+        self.strip.hide()
+        rows.addWidget(self.strip)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)

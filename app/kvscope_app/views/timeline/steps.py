@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 MAX_STEPS: Final = 12_000
 """Read at a time; what is further is not drawn as steps."""
 _LOOK_EVERY: Final = 64
-_NUM_COLUMNS: Final = 6
+_NUM_COLUMNS: Final = 9
 _NOBODY: Final = np.empty(0, np.int64)
 
 
@@ -45,6 +45,10 @@ class Steps:
     """Where each one's requests begin in the next two, shape (n + 1,)."""
     numbers: IntArray
     tokens: IntArray
+    flops: IntArray = field(default_factory=lambda: _NOBODY)
+    """0 where its work is not told, and the next too; shape (n,) again."""
+    num_bytes: IntArray = field(default_factory=lambda: _NOBODY)
+    forward_ns: IntArray = field(default_factory=lambda: _NOBODY)
 
     def __len__(self) -> int:
         return self.step.size
@@ -108,7 +112,7 @@ def read_steps(recorded: Recorded, begin_ns: int, end_ns: int, watch: Watch) -> 
         numbers.append(message.batch.number)
         tokens.append(message.batch.num_tokens)
         told_ns = time_ns
-    begin, end, epoch, step, prefill, decode = np.array(rows, np.int64).reshape(len(rows), _NUM_COLUMNS).T
+    begin, end, epoch, step, prefill, decode, *work = np.array(rows, np.int64).reshape(len(rows), _NUM_COLUMNS).T
     sizes = [len(each) // 4 for each in numbers]
     return Steps(
         begin_ns,
@@ -122,13 +126,16 @@ def read_steps(recorded: Recorded, begin_ns: int, end_ns: int, watch: Watch) -> 
         np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))),
         np.frombuffer(b"".join(numbers), "<u4").astype(np.int64),
         np.frombuffer(b"".join(map(_as_long, tokens, sizes)), "<u4").astype(np.int64),
+        *work,
     )
 
 
 def _row(frame: Frame, time_ns: int, told_ns: int) -> tuple[int, ...]:
     took = frame.timings
     begin_ns = min(max(time_ns - took.schedule_ns - took.run_ns - took.commit_ns, told_ns), time_ns)
-    return begin_ns, time_ns, frame.epoch, frame.step, frame.batch.num_prefill_tokens, frame.batch.num_decode_tokens
+    batch, work = frame.batch, frame.work
+    told = (batch.num_prefill_tokens, batch.num_decode_tokens, work.flops, work.num_bytes, took.forward_ns)
+    return begin_ns, time_ns, frame.epoch, frame.step, *told
 
 
 def _as_long(packed: bytes, size: int) -> bytes:

@@ -28,12 +28,15 @@ class InFlight:
         sampled: Sampled | None = None,
         landing: Landing | None = None,
         shares: BlockShares | None = None,
+        *,
+        graph_size: int = 0,
     ) -> None:
         self._plan = plan
         self._timer = timer
         self._sampled = sampled
         self._landing = landing
         self._shares = shares
+        self._graph_size = graph_size
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -48,16 +51,22 @@ class InFlight:
 
     def result(self) -> StepResult:
         """What came out; waits until it is here."""
-        scheduled = self._plan.scheduled
+        scheduled, asked_ns = self._plan.scheduled, time.monotonic_ns()
         told = self._shares.rows() if self._shares is not None else None
         if self._sampled is None or self._landing is None:
-            return StepResult(((),) * len(scheduled), forward_ns=self._timer.elapsed_ns(), block_shares=told)
-        token_ids, logprobs = self._sampled.read(self._landing.numbers())
+            forward_ns = self._timer.elapsed_ns()
+            wait_ns = time.monotonic_ns() - asked_ns
+            return StepResult(((),) * len(scheduled), forward_ns=forward_ns, block_shares=told, wait_ns=wait_ns)
+        numbers = self._landing.numbers()
+        wait_ns = time.monotonic_ns() - asked_ns
+        token_ids, logprobs = self._sampled.read(numbers)
         return StepResult(
             token_ids=_spread(scheduled, token_ids),
             logprobs=_spread_logprobs(scheduled, logprobs),
             forward_ns=self._timer.elapsed_ns(),
             block_shares=told,
+            graph_size=self._graph_size,
+            wait_ns=wait_ns,
         )
 
 

@@ -156,7 +156,8 @@ class ModelRunner:
         if logits is None:
             return InFlight(plan, timer, shares=shares)
         sampled = self._sampler.draw(logits, options)
-        return InFlight(plan, timer, sampled, self._read_back.start(sampled.packed), shares)
+        landing = self._read_back.start(sampled.packed)
+        return InFlight(plan, timer, sampled, landing, shares, graph_size=shape.size if shape is not None else 0)
 
     @torch.inference_mode()
     def follow(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:

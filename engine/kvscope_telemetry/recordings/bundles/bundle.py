@@ -19,7 +19,7 @@ import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.leap import Leap
-from kvscope_telemetry.messages.telemetry import Counters, Event, Frame, RequestInfo, TelemetryMessage, Timings
+from kvscope_telemetry.messages.telemetry import Counters, Event, Frame, RequestInfo, TelemetryMessage, Timings, Work
 from kvscope_telemetry.recordings.bundles.block_columns import pack_blocks, speaks_of, unpack_blocks
 from kvscope_telemetry.recordings.bundles.block_columns import unpack_ids as unpack_block_ids
 from kvscope_telemetry.recordings.bundles.groups import joined, pack_counts, unpack_counts
@@ -51,17 +51,24 @@ _NUMBERS: Final = (
     "batch.num_decode_tokens",
     *(f"timings.{name}" for name in Timings.__struct_fields__),
     *(f"counters.{name}" for name in Counters.__struct_fields__),
+    *(f"work.{name}" for name in Work.__struct_fields__),
 )
 _numbers_of: Final = attrgetter(*_NUMBERS)
-_SUMS, _TIMINGS, _COUNTERS = slice(3, 5), slice(5, 5 + len(Timings.__struct_fields__)), slice(10, None)
+_SUMS: Final = slice(3, 5)
+_TIMINGS: Final = slice(5, 5 + len(Timings.__struct_fields__))
+_COUNTERS: Final = slice(_TIMINGS.stop, _TIMINGS.stop + len(Counters.__struct_fields__))
+_WORK: Final = slice(_COUNTERS.stop, None)
+_NEWER: Final = dict.fromkeys(("timings.overlapped_ns", *(f"work.{name}" for name in Work.__struct_fields__)), b"\0")
+"""Columns that bundles of earlier versions are without: all 0."""
 _OPTIONAL: Final = ("blocks", "requests", "batch", "timings", "counters", "moves")
 """Left out of a message where they are their defaults."""
 _TIMES: Final = ("first_token_ns", "inter_token_ns")
 _FIELDS: Final = Frame.__struct_fields__[4:]
 """Those of a frame after its head."""
 _ABSENT: Final = dict(zip(_FIELDS, Frame.__struct_defaults__, strict=True))
-_ABSENT_PARTS: Final = tuple((name, _ABSENT[name]) for name in _OPTIONAL)
-_PARENTS: Final = 1 << len(_OPTIONAL)
+_BITS: Final = (*_OPTIONAL, "parents", "work")
+"""What each bit of `is_there` is about; more come at the end."""
+_PARENTS: Final = 1 << _BITS.index("parents")
 
 
 class _Bundle(msgspec.Struct, frozen=True):
@@ -158,7 +165,8 @@ def _decoded(data: bytes) -> _Bundle:
 
 def _unpacked(bundle: _Bundle) -> list[TimedFrame]:
     count = bundle.num_frames
-    numbers = np.array([unpack_deltas(bundle.columns[name], count) for name in _NUMBERS])
+    told = _NEWER | bundle.columns
+    numbers = np.array([unpack_deltas(told[name], count) for name in _NUMBERS])
     log_times = unpack_deltas(bundle.columns["log_time_ns"], count) + numbers[2]
     heads = zip(*numbers[:3].tolist(), strict=True)
     parts = zip(*_parts(bundle, numbers), strict=True)
@@ -183,8 +191,11 @@ def _parts(bundle: _Bundle, numbers: Ints) -> list[Sequence[Any]]:
         "timings": [Timings(*each) for each in numbers[_TIMINGS].T.tolist()],
         "counters": [Counters(*each) for each in numbers[_COUNTERS].T.tolist()],
         "moves": unpack_moves(_unnamed("moves", columns), count, ids, groups),
+        "work": [Work(*each) for each in numbers[_WORK].T.tolist()],
     }
-    for bit, name in enumerate(_OPTIONAL):
+    for bit, name in enumerate(_BITS):
+        if name not in parts:
+            continue
         absent = _ABSENT[name]
         is_there = (there & (1 << bit)).tolist()
         parts[name] = [part if has else absent for part, has in zip(parts[name], is_there, strict=True)]
@@ -199,11 +210,14 @@ def _frame(epoch: int, seq: int, step: int, time_ns: int, *parts: Any) -> Frame:
 
 
 def _which(frames: Sequence[Frame]) -> Ints:
-    """Of each a bit for each of what may be absent and is there, and one for the parents of its blocks."""
-    there = [[getattr(frame, name) is not absent for frame in frames] for name, absent in _ABSENT_PARTS]
-    there.append([frame.blocks.parent != b"" for frame in frames])
+    """Of each a bit for each of `_BITS`: what may be absent and is there."""
+    there = [[_has(frame, name) for frame in frames] for name in _BITS]
     which: Ints = (np.array(there, np.int64) << np.arange(len(there))[:, None]).sum(axis=0)
     return which
+
+
+def _has(frame: Frame, name: str) -> bool:
+    return frame.blocks.parent != b"" if name == "parents" else getattr(frame, name) is not _ABSENT[name]
 
 
 def _named(table: str, columns: Mapping[str, bytes]) -> dict[str, bytes]:

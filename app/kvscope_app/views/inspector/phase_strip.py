@@ -1,0 +1,93 @@
+"""Where the time of a step went, as a strip: scheduling, the forward pass, what else the run took, the commit."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt
+from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+
+from kvscope_app.look.number_text import seconds
+from kvscope_app.look.plain_text import plain_tip
+from kvscope_app.look.theme import DARK, Theme, readable_on
+from kvscope_app.look.zoom import scaled
+
+_HEIGHT: Final = 22
+_MARGIN: Final = 10
+_LEAST_PX: Final = 1.0
+
+
+class Phase(NamedTuple):
+    """A part of a step."""
+
+    name: str
+    time_ns: int
+    color: int
+    """In the theme's series."""
+
+
+class PhaseStrip(QWidget):
+    """Parts side by side, as wide as they were long; each says what it is where there is room, and in a tip."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self.phases: tuple[Phase, ...] = ()
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def show_phases(self, phases: tuple[Phase, ...]) -> None:
+        """These, in their order; hidden without any."""
+        shown = tuple(phase for phase in phases if phase.time_ns > 0)
+        self.setVisible(bool(shown))
+        if shown != self.phases:
+            self.phases = shown
+            self.setAccessibleName("Where the time went: " + ", ".join(map(_words, shown)))
+            self.update()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Other colours."""
+        self.theme = theme
+        self.update()
+
+    def boxes(self) -> list[tuple[Phase, QRectF]]:
+        """Each with its place."""
+        left, width = float(scaled(_MARGIN)), self.width() - 2.0 * scaled(_MARGIN)
+        total = sum(phase.time_ns for phase in self.phases)
+        found = []
+        for phase in self.phases:
+            part = width * phase.time_ns / total
+            found.append((phase, QRectF(left, 2, max(part, _LEAST_PX), self.height() - 6)))
+            left += part
+        return found
+
+    def sizeHint(self) -> QSize:
+        return QSize(scaled(200), scaled(_HEIGHT) + 4)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(scaled(60), scaled(_HEIGHT) + 4)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        for phase, box in self.boxes():
+            color = self.theme.series[phase.color]
+            painter.fillRect(box, self.theme.color("base"))
+            painter.fillRect(box.adjusted(0, 0, -1 if box.width() > 2 else 0, 0), color)
+            text = next((t for t in (_words(phase), phase.name) if self._fits(t, box)), "")
+            painter.setPen(readable_on(color, self.theme))
+            painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
+        painter.end()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
+            at = next((phase for phase, box in self.boxes() if box.contains(event.pos())), None)
+            QToolTip.showText(event.globalPos(), plain_tip(_words(at)) if at is not None else "", self)
+            return True
+        return super().event(event)
+
+    def _fits(self, text: str, box: QRectF) -> bool:
+        return self.fontMetrics().horizontalAdvance(text) + 8 <= box.width()
+
+
+def _words(phase: Phase) -> str:
+    return f"{phase.name} {seconds(phase.time_ns / 1e9)}"

@@ -1,0 +1,1 @@
+"""The roofline: what steps did of what the device can do."""

@@ -1,0 +1,163 @@
+"""The roofline drawn: two roofs, a point a step, the one that is shown marked. Knows no session."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from kvscope_app.look.own_keys import draw_focus, is_own_key
+from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.look.zoom import scaled
+from kvscope_app.views.roofline import ink
+from kvscope_app.views.roofline.log_scale import LogScale, bounds
+from kvscope_app.views.roofline.points import NO_POINTS, Points
+from kvscope_telemetry.messages.telemetry import DeviceInfo
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 12, 36
+_REACH_PX: Final = 12.0
+_KEYS: Final = frozenset((Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End))
+_LEAST_DECADES: Final = 2.0
+UNKNOWN: Final = DeviceInfo(kind="")
+
+
+class RooflineCanvas(QWidget):
+    """`chosen` is the place of a point that was clicked or gone to by keys, `pointed` that of the one under the
+    pointer, -1 for none."""
+
+    chosen = Signal(int)
+    pointed = Signal(int)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self.points: Points = NO_POINTS
+        self.device = UNKNOWN
+        self.selected: int | None = None
+        self._hovered = -1
+        self.setMouseTracking(True)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        self.setAccessibleName("Roofline: arithmetic intensity against achieved FLOP/s, a point a step")
+
+    def show_points(self, points: Points, device: DeviceInfo, selected: int | None) -> None:
+        """These, under the roofs of `device`; `selected` is the place of one of them."""
+        if points is not self.points:
+            self._hovered = -1
+        self.points, self.device, self.selected = points, device, selected
+        self.update()
+
+    def apply_theme(self, theme: Theme) -> None:
+        """Other colours."""
+        self.theme = theme
+        self.update()
+
+    def announce(self, sentence: str) -> None:
+        """Tell assistive technology what is selected."""
+        self.setAccessibleDescription(sentence)
+        if QAccessible.isActive():
+            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, sentence))
+
+    def scales(self) -> tuple[LogScale, LogScale]:
+        """Of intensity and of FLOPs a second; what is drawn has room, and the ridge is in sight where it is known."""
+        points, device = self.points, self.device
+        has_roofs = device.read_bytes_per_s > 0 and device.flops_per_s > 0
+        ridge = [device.flops_per_s / device.read_bytes_per_s] if has_roofs else []
+        across = bounds(np.concatenate((points.intensity, ridge)))
+        roof = [float(device.flops_per_s)] if device.flops_per_s else []
+        up = bounds(np.concatenate((points.flops_per_s, roof)))
+        box = self.box()
+        return LogScale(*_wide(across), box.left(), box.right()), LogScale(*_wide(up), box.bottom(), box.top())
+
+    def box(self) -> QRectF:
+        """Where points are."""
+        left, top = scaled(_LEFT), scaled(_TOP)
+        return QRectF(left, top, self.width() - left - scaled(_RIGHT), self.height() - top - scaled(_BOTTOM))
+
+    def point_at(self, at: QPointF) -> int:
+        """The nearest within reach of the pointer; -1: none is."""
+        if not len(self.points):
+            return -1
+        across, up = self.scales()
+        away = np.hypot(across.all_at(self.points.intensity) - at.x(), up.all_at(self.points.flops_per_s) - at.y())
+        nearest = int(np.argmin(away))
+        return nearest if float(away[nearest]) <= _REACH_PX else -1
+
+    # Qt's side
+
+    def sizeHint(self) -> QSize:
+        return QSize(scaled(360), scaled(240))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(scaled(180), scaled(110))
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(event.rect(), self.theme.color("base"))
+        if self.box().width() > 20 and self.box().height() > 20:
+            across, up = self.scales()
+            painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+            ink.grid(painter, self.box(), across, up, self.theme)
+            ink.roofs(painter, self.box(), across, up, self.device, self.theme)
+            ink.points(painter, self.points, across, up, self.theme)
+            for place, color in ((self._hovered, "text"), (self.selected, "selection")):
+                if place is not None and 0 <= place < len(self.points):
+                    self._ring(painter, place, across, up, color)
+        if self.hasFocus():
+            draw_focus(painter, self.rect(), self.theme)
+        painter.end()
+
+    def event(self, event: QEvent) -> bool:
+        if is_own_key(event, _KEYS):
+            event.accept()
+            return True
+        return super().event(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        last = len(self.points) - 1
+        at = last if self.selected is None else self.selected
+        ways = {
+            Qt.Key.Key_Left: at - 1,
+            Qt.Key.Key_Right: at + 1,
+            Qt.Key.Key_Home: 0,
+            Qt.Key.Key_End: last,
+        }
+        if event.key() not in ways or event.modifiers() & Qt.KeyboardModifier.ControlModifier:
+            super().keyPressEvent(event)
+        elif last >= 0:
+            self.chosen.emit(min(max(ways[Qt.Key(event.key())], 0), last))
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        self._hover(self.point_at(event.position()))
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        place = self.point_at(event.position())
+        if event.button() is Qt.MouseButton.LeftButton and place >= 0:
+            self.chosen.emit(place)
+
+    def leaveEvent(self, event: QEvent) -> None:
+        self._hover(-1)
+        super().leaveEvent(event)
+
+    def _hover(self, place: int) -> None:
+        if place != self._hovered:
+            self._hovered = place
+            self.pointed.emit(place)
+            self.update()
+
+    def _ring(self, painter: QPainter, place: int, across: LogScale, up: LogScale, color: str) -> None:
+        x, y = across.at(float(self.points.intensity[place])), up.at(float(self.points.flops_per_s[place]))
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.setPen(QPen(self.theme.color(color), 2))
+        painter.drawEllipse(QPoint(round(x), round(y)), scaled(6), scaled(6))
+
+
+def _wide(between: tuple[float, float]) -> tuple[float, float]:
+    """At least some powers of ten: points that are alike are not spread over all of the room."""
+    low, high = between
+    lacking = max(_LEAST_DECADES - float(np.log10(high / low)), 0.0)
+    factor: float = 10 ** (lacking / 2)
+    return low / factor, high * factor

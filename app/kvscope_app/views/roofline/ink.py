@@ -1,0 +1,107 @@
+"""Painting the parts of a roofline: its grid, its roofs, its points. Knows no widget."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
+from PySide6.QtGui import QPainter, QPen, QPolygonF
+
+from kvscope_app.look.fonts import sans
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
+from kvscope_app.views.roofline.log_scale import LogScale, tick_text, with_prefix
+from kvscope_app.views.roofline.points import Kind, Points
+from kvscope_app.views.roofline.words import KIND_COLORS
+from kvscope_telemetry.messages.telemetry import DeviceInfo
+
+_FONT_SCALE: Final = 0.86
+_DOT: Final = 6
+_CELL_PX: Final = 2
+"""Points of one kind that are so near share a dot."""
+
+
+def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: Theme) -> None:
+    """Lines, what they stand for, and what the axes are."""
+    painter.setFont(sans(_FONT_SCALE))
+    height = painter.fontMetrics().height()
+    for value in across.ticks():
+        x = across.at(value)
+        painter.setPen(theme.color("grid"))
+        painter.drawLine(QLineF(x, box.top(), x, box.bottom()))
+        painter.setPen(theme.color("muted"))
+        words = QRectF(x - 40, box.bottom() + 2, 80, height)
+        painter.drawText(words, Qt.AlignmentFlag.AlignHCenter, tick_text(value, ""))
+    for value in up.ticks():
+        y = up.at(value)
+        painter.setPen(theme.color("grid"))
+        painter.drawLine(QLineF(box.left(), y, box.right(), y))
+        painter.setPen(theme.color("muted"))
+        words = QRectF(0, y - height / 2, box.left() - 6, height)
+        painter.drawText(words, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, tick_text(value, "F/s"))
+    below = QRectF(box.left(), box.bottom() + height + 1, box.width(), height)
+    painter.drawText(below, Qt.AlignmentFlag.AlignHCenter, "FLOP a byte")
+
+
+def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device: DeviceInfo, theme: Theme) -> None:
+    """What the memory and what the arithmetic allows, as far as they are known."""
+    read, flops = device.read_bytes_per_s, device.flops_per_s
+    if not read and not flops:
+        return
+    painter.save()
+    painter.setClipRect(box)
+    painter.setPen(QPen(theme.color("muted"), 2))
+    ridge = flops / read if read and flops else across.high if read else across.low
+    low, high = across.low, across.high
+    if read:
+        ends = [QPointF(across.at(at), up.at(at * read)) for at in (low, min(ridge, high))]
+        painter.drawPolyline(QPolygonF(ends))
+    if flops:
+        y = up.at(flops)
+        painter.drawLine(QLineF(across.at(max(ridge, low)), y, box.right(), y))
+    painter.setFont(sans(_FONT_SCALE))
+    painter.setPen(theme.color("text"))
+    if flops:
+        height = painter.fontMetrics().height()
+        words = QRectF(box.left(), max(up.at(flops) - height - 2, box.top()), box.width() - 4, height)
+        painter.drawText(words, Qt.AlignmentFlag.AlignRight, with_prefix(flops, "FLOP/s"))
+    if read:
+        _along(painter, box, across, up, read)
+    painter.restore()
+
+
+def _along(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, read: int) -> None:
+    """The words of the slanted roof, on it, where it enters the picture."""
+    slope = (up.at(across.low * read * 10) - up.at(across.low * read)) / (across.at(across.low * 10) - box.left())
+    angle = float(np.degrees(np.arctan(slope)))
+    begin = max(across.low, up.low / read)
+    painter.save()
+    painter.translate(across.at(begin), up.at(begin * read))
+    painter.rotate(angle)
+    painter.drawText(QPointF(scaled(14), -scaled(5)), with_prefix(read, "B/s"))
+    painter.restore()
+
+
+def points(painter: QPainter, shown: Points, across: LogScale, up: LogScale, theme: Theme) -> None:
+    """Dots, those of a kind together; the rarer kinds on top."""
+    if not len(shown):
+        return
+    x, y = across.all_at(shown.intensity), up.all_at(shown.flops_per_s)
+    size = scaled(_DOT)
+    painter.setPen(Qt.PenStyle.NoPen)
+    for kind in sorted(Kind, key=lambda kind: -int(np.count_nonzero(shown.kind == kind))):
+        of_kind = shown.kind == kind
+        cells = np.unique(np.stack((x[of_kind], y[of_kind])) // _CELL_PX, axis=1) * _CELL_PX
+        painter.setBrush(theme.color(KIND_COLORS[kind], 190))
+        for left, top in cells.T.tolist():
+            if kind is Kind.DECODE:
+                painter.drawEllipse(QRectF(left - size / 2, top - size / 2, size, size))
+            elif kind is Kind.PREFILL:
+                painter.drawRect(QRectF(left - size / 2, top - size / 2, size, size))
+            else:
+                painter.drawPolygon(QPolygonF(_diamond(left, top, size * 0.7)))
+
+
+def _diamond(x: float, y: float, reach: float) -> list[QPointF]:
+    return [QPointF(x, y - reach), QPointF(x + reach, y), QPointF(x, y + reach), QPointF(x - reach, y)]

@@ -1,0 +1,69 @@
+"""A logarithmic axis: from numbers to pixels and back, its ticks and what they say. Knows no Qt."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_ROOM = 1.6
+"""Beyond what is drawn, as a factor."""
+_TICK_ROOM_PX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale:
+    """`low` lies at pixel `first`, `high` at pixel `last`; both are greater than 0."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    def at(self, value: float) -> float:
+        """Its pixel."""
+        return float(self.all_at(np.array([value]))[0])
+
+    def all_at(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Pixels of numbers greater than 0."""
+        share = np.log(values / self.low) / math.log(self.high / self.low)
+        pixels: npt.NDArray[np.float64] = self.first + share * (self.last - self.first)
+        return pixels
+
+    def ticks(self) -> list[float]:
+        """Powers of ten, so few that their words have room; where there are less than two, 2s and 5s as well."""
+        first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+        powers = [10.0**exponent for exponent in range(first, last + 1)]
+        if len(powers) < 2:
+            finer = [factor * 10.0**exponent for exponent in range(first - 1, last + 1) for factor in (1, 2, 5)]
+            return [value for value in finer if self.low <= value <= self.high]
+        every = max(1, math.ceil(len(powers) * _TICK_ROOM_PX / max(abs(self.last - self.first), 1)))
+        return powers[::every]
+
+
+def bounds(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The least and the greatest that an axis shows of `values`, with a little room; 1 to 10 of none."""
+    if not values.size:
+        return 1.0, 10.0
+    return float(values.min()) / _ROOM, float(values.max()) * _ROOM
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """`12.3 GB/s`: three digits and an SI prefix."""
+    if value < 1:
+        return f"{value:.2g} {unit}"
+    power = min(int(math.log10(value) / 3 + 1e-9), len(_PREFIXES) - 1)
+    scaled = value / 1000.0**power
+    digits = 0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    return f"{scaled:.{digits}f} {_PREFIXES[power]}{unit}"
+
+
+def tick_text(value: float, unit: str) -> str:
+    """Without digits that say nothing: `100 G`."""
+    if value < 1:
+        return f"{value:g}"
+    power = min(int(math.log10(value) / 3 + 1e-9), len(_PREFIXES) - 1)
+    return f"{value / 1000.0**power:g} {_PREFIXES[power]}{unit}".strip()

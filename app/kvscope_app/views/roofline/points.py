@@ -1,0 +1,68 @@
+"""Steps as points of a roofline: FLOPs a byte against FLOPs a second. Knows no Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_app.views.timeline.steps import NO_STEPS, Steps
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Kind(IntEnum):
+    """What ran in a step."""
+
+    DECODE = 0
+    MIXED = 1
+    PREFILL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Columns of shape (n,), a step each whose work was told, oldest first."""
+
+    steps: Steps
+    place: npt.NDArray[np.int64]
+    """In `steps`."""
+    intensity: FloatArray
+    """FLOPs a byte."""
+    flops_per_s: FloatArray
+    kind: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return self.place.size
+
+    @property
+    def bytes_per_s(self) -> FloatArray:
+        """Moved between the device and its memory."""
+        rate: FloatArray = self.flops_per_s / self.intensity
+        return rate
+
+    def of_step(self, epoch: int | None, step: int) -> int | None:
+        """The point of a step; None where it is not among them."""
+        here = (self.steps.epoch[self.place] == epoch) & (self.steps.step[self.place] == step)
+        return int(np.argmax(here)) if here.any() else None
+
+
+def points_of(steps: Steps, begin_ns: int, end_ns: int) -> Points:
+    """Those of the steps that ended from `begin_ns` to `end_ns`."""
+    ends = steps.end_ns
+    is_told = np.zeros(len(steps), np.bool_)
+    if steps.flops.size == len(steps):
+        is_told = (steps.flops > 0) & (steps.num_bytes > 0) & (steps.forward_ns > 0)
+    place = np.flatnonzero(is_told & (ends >= begin_ns) & (ends <= end_ns))
+    if not place.size:
+        return NO_POINTS
+    flops, seconds = steps.flops[place].astype(np.float64), steps.forward_ns[place] / 1e9
+    prefill, decode = steps.prefill[place], steps.decode[place]
+    kind = np.where(prefill == 0, Kind.DECODE, np.where(decode == 0, Kind.PREFILL, Kind.MIXED)).astype(np.int64)
+    return Points(steps, place, flops / steps.num_bytes[place], flops / seconds, kind)
+
+
+_NONE: Final = np.empty(0, np.float64)
+NO_POINTS: Final = Points(NO_STEPS, np.empty(0, np.int64), _NONE, _NONE, np.empty(0, np.int64))

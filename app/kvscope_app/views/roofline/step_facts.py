@@ -1,0 +1,71 @@
+"""What a step had to do and how it ran, as facts: bytes, FLOPs, what was achieved of the limits. Knows no Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvscope_app.look.number_text import count, num_bytes, percent, plural, seconds
+from kvscope_app.views.inspector.facts import Fact
+from kvscope_app.views.inspector.phase_strip import Phase
+from kvscope_app.views.roofline.log_scale import with_prefix
+from kvscope_app.views.roofline.words import bound_text, bytes_text, flops_text
+from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Work
+
+
+def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
+    """Graph or eager, and what was waited for; nothing of an engine that does not tell its work."""
+    work = frame.work
+    if not work.flops:
+        return
+    if work.graph_size:
+        told = f"a CUDA graph of {plural(work.graph_size, 'request')}"
+    else:
+        told = "kernel by kernel" if device.kind == "cuda" else "eagerly"
+    yield Fact("As", told, tip="A CUDA graph is launched at once; without one the host launches each kernel")
+    if work.launches:
+        yield Fact("Launches", count(work.launches), tip="Handed to the device by the host")
+    if work.wait_ns:
+        yield Fact("Waited", seconds(work.wait_ns / 1e9), tip="Until the device was done and its tokens were read back")
+    if work.copy_ns:
+        yield Fact(
+            "Tier copies", seconds(work.copy_ns / 1e9), tip="Between the pool, host memory and disk, as measured"
+        )
+    if beside := frame.timings.overlapped_ns:
+        yield Fact("Beside it", seconds(beside / 1e9), tip="What the host did while a step ran on the device")
+
+
+def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact]:
+    """What it had to move and to compute at least, and how fast it did; nothing where it is not told."""
+    total = work.num_bytes
+    if not work.flops or not total:
+        return
+    parts = {
+        "Weights": (work.weights_bytes, "All that the step needs of them, once"),
+        "KV read": (work.kv_read_bytes, "Of every sequence that ran, in every layer"),
+        "KV written": (work.kv_written_bytes, "Of the tokens that were computed"),
+        "Activations": (work.other_bytes, "What linear layers take and give, and logits"),
+    }
+    yield Fact("Moved", num_bytes(total), tip="Read from and written to the device's memory at least")
+    for name, (size, tip) in parts.items():
+        if size:
+            yield Fact(name, f"{num_bytes(size)}, {percent(size / total, 0)}", tip=tip)
+    attention = percent(work.attention_flops / work.flops, 0)
+    yield Fact("Computed", f"{with_prefix(work.flops, 'FLOP')}, attention {attention}")
+    yield Fact("Intensity", f"{work.flops / total:.3g} FLOP a byte")
+    if forward_ns:
+        yield Fact("Memory", bytes_text(total * 1e9 / forward_ns, device.read_bytes_per_s))
+        yield Fact("Arithmetic", flops_text(work.flops * 1e9 / forward_ns, device.flops_per_s))
+    if bound := bound_text(work.flops / total, device):
+        yield Fact("Bound by", bound, tip="Which of the two limits a step of this intensity meets first")
+
+
+def phases_of(timings: Timings) -> tuple[Phase, ...]:
+    """Parts of a step one after the other."""
+    rest_ns = max(timings.run_ns - timings.forward_ns, 0)
+    return (
+        Phase("Schedule", timings.schedule_ns, 1),
+        Phase("Forward", min(timings.forward_ns, timings.run_ns) if timings.run_ns else timings.forward_ns, 0),
+        Phase("Sample, wait", rest_ns, 2),
+        Phase("Commit", timings.commit_ns, 3),
+        Phase("Record", timings.record_ns, 7),
+    )

@@ -1,0 +1,223 @@
+"""Roofline: how near each step of the last seconds came to what the device can do.
+
+Owns how much time is seen. Steps are read from what is kept of the session, or from the recording.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from PySide6.QtCore import QSettings, Qt
+from PySide6.QtWidgets import QHBoxLayout, QStackedLayout, QVBoxLayout, QWidget
+
+from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.theme import Theme
+from kvscope_app.look.widgets import Segments
+from kvscope_app.session.session import Session
+from kvscope_app.setting_names import ROOFLINE_RANGE
+from kvscope_app.views.base import View
+from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.inspector.request_page import wall_offset_ns
+from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
+from kvscope_app.views.roofline.legend import RooflineLegend
+from kvscope_app.views.roofline.points import NO_POINTS, Points, points_of
+from kvscope_app.views.roofline.words import bound_text, point_text
+from kvscope_app.views.timed_session import Choice
+from kvscope_app.views.timeline.lane_words import STEP_TOLD_NS
+from kvscope_app.views.timeline.step_feed import StepFeed
+from kvscope_app.views.timeline.time_span import TimeSpan
+from kvscope_app.views.told import engine_name
+from kvscope_telemetry.messages.telemetry import DeviceInfo
+
+NO_ENGINE: Final = "No engine has reported yet.\nEach step becomes a point here."
+NO_STEPS: Final = "No step ran in this time.\nSend a prompt, or go to when the engine was busy."
+NOT_KEPT: Final = "The past of this session is not kept, and steps are read from it."
+RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
+_HELP: Final = "A click on a point goes to its step"
+
+
+class RooflineView(View):
+    """The chart, how much time it shows, and words about a step."""
+
+    title: ClassVar[str] = "Roofline"
+    object_name: ClassVar[str] = "roofline"
+    refresh_hz: ClassVar[float] = 4.0
+
+    def __init__(self, session: Session, parent: QWidget | None = None) -> None:
+        super().__init__(session, parent)
+        self.canvas = RooflineCanvas()
+        self.legend = RooflineLegend()
+        self.ranges = Segments(list(RANGES_S), "Time shown")
+        self.words = label(_HELP, "muted", wraps=True, elastic=True)
+        self.words.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart stays as it is
+        self.feed = StepFeed(session, self)
+        self.points: Points = NO_POINTS
+        self._range_s = next(iter(RANGES_S.values()))
+        self._span: TimeSpan | None = None
+        self._choice = Choice(session)
+        self._wanted: tuple[int, tuple[int, ...]] | None = None
+        """Engine start and requests of the step that was chosen, until that is what is shown."""
+        self._nothing = empty_state(NO_ENGINE)
+        self._lay_out()
+        self._connect()
+        self.setFocusProxy(self.canvas)
+
+    def recall(self, settings: QSettings) -> None:
+        kept = str(settings.value(ROOFLINE_RANGE, ""))
+        if kept in RANGES_S:
+            self._range_s = RANGES_S[kept]
+            self.ranges.set_current(list(RANGES_S).index(kept))
+
+    def remember(self, settings: QSettings) -> None:
+        settings.setValue(ROOFLINE_RANGE, next(name for name, s in RANGES_S.items() if s == self._range_s))
+
+    def refresh(self) -> None:
+        self._settle()
+        whole = self.session.timeline_range_ns
+        if self.session.mirror.hello is None or whole is None:
+            has_none = self.session.mirror.hello is None or self.session.kept is not None
+            self._say_nothing(NO_ENGINE if has_none else NOT_KEPT)
+            return
+        self._span = self._span_around(TimeSpan(*whole))
+        if self._span.end_ns > whole[0]:
+            self.feed.want(self._span, TimeSpan(*whole))
+        self._show(self._span.begin_ns, self._span.end_ns)
+
+    def draw_all(self) -> None:
+        self.refresh()
+        self.feed.finish()
+        self.refresh()
+
+    def show_range(self, begin_ns: int, end_ns: int) -> None:
+        """The choice that is next above it: what is seen ends where time stands."""
+        long_enough = [s for s in RANGES_S.values() if s * 1e9 >= end_ns - begin_ns]
+        self._set_range(list(RANGES_S.values()).index(min(long_enough, default=max(RANGES_S.values()))))
+
+    def apply_theme(self, theme: Theme) -> None:
+        super().apply_theme(theme)
+        self.canvas.apply_theme(theme)
+        self.legend.apply_theme(theme)
+
+    def shut_down(self) -> None:
+        self.feed.close()
+
+    @property
+    def device(self) -> DeviceInfo:
+        """That of the engine that is shown."""
+        hello = self.session.mirror.hello
+        return UNKNOWN if hello is None else hello.device
+
+    # private
+
+    def _span_around(self, whole: TimeSpan) -> TimeSpan:
+        """It ends with the step that is shown. Who goes to another in it goes on seeing the same ones."""
+        session, cursor_ns = self.session, self._newest_ns()
+        length_ns = round(self._range_s * 1e9)
+        span = self._span
+        stays = (session.is_file or session.paused) and span is not None and span.length_ns == length_ns
+        if stays and span is not None and span.begin_ns <= cursor_ns <= span.end_ns:
+            return span
+        begin_ns = cursor_ns - length_ns
+        if session.is_file:
+            begin_ns = max(begin_ns, whole.begin_ns)
+        return TimeSpan(begin_ns, begin_ns + length_ns)
+
+    def _newest_ns(self) -> int:
+        """When what is shown was told: perhaps long ago, the engine did nothing since."""
+        mirror, cursor_ns = self.session.mirror, self.session.cursor_ns
+        if mirror.hello is None or not mirror.time_ns:
+            return cursor_ns + STEP_TOLD_NS
+        return min(cursor_ns, mirror.time_ns + wall_offset_ns(mirror.hello)) + STEP_TOLD_NS
+
+    def _show(self, begin_ns: int, end_ns: int) -> None:
+        steps = self.feed.steps
+        points = points_of(steps, begin_ns, end_ns)
+        if not len(points):
+            ran = steps.within(begin_ns, end_ns)
+            self._say_nothing(self._why_nothing(ran.stop > ran.start))
+            return
+        self.points = points
+        self._stack.setCurrentIndex(1)
+        mirror = self.session.mirror
+        at = points.of_step(mirror.epoch, mirror.step)
+        if at is None and not self.session.is_file and not self.session.paused:
+            at = len(points) - 1  # the newest that was read: steps go on meanwhile
+        self.canvas.show_points(points, self.device, at)
+        if not self.canvas.underMouse():
+            self._tell(-1)
+
+    def _why_nothing(self, has_run: bool) -> str:
+        told = self.session.mirror.capabilities
+        if has_run or not told.steps:
+            return f"{engine_name(told)} does not tell the work of its steps.\nkvscope's own engine does."
+        if self.feed.failure:
+            return f"Steps cannot be read: {self.feed.failure}"
+        return "Reading…" if self.feed.is_reading and not len(self.feed.steps) else NO_STEPS
+
+    def _say_nothing(self, words: str) -> None:
+        self.points = NO_POINTS
+        self.canvas.show_points(NO_POINTS, self.device, None)
+        self._nothing.setText(words)
+        self._stack.setCurrentIndex(0)
+        self.words.setText("")
+
+    def _tell(self, place: int) -> None:
+        """About the point under the pointer, or the step that is shown."""
+        at = self.canvas.selected if place < 0 else place
+        if at is None or not 0 <= at < len(self.points):
+            self.words.setText(_HELP if len(self.points) else "")
+            return
+        bound = bound_text(float(self.points.intensity[at]), self.device)
+        told = point_text(self.points, at, self.device) + (f" · bound by {bound}" if bound else "")
+        self.words.setText(told)
+
+    def _choose(self, place: int) -> None:
+        """Its step is what every view shows."""
+        if not 0 <= place < len(self.points):
+            return
+        steps, at = self.points.steps, int(self.points.place[place])
+        self._wanted = (int(steps.epoch[at]), tuple(steps.batch(at).numbers.tolist()))
+        self._choice.choose(int(steps.end_ns[at]) + STEP_TOLD_NS)
+        self.canvas.announce(point_text(self.points, place, self.device))
+        self.refresh()
+
+    def _settle(self) -> None:
+        wanted = self._wanted
+        if wanted is not None and self.session.mirror.epoch == wanted[0]:
+            self._wanted = None
+            self.session.select_batch(wanted[1])
+
+    def _set_range(self, index: int) -> None:
+        self._range_s = list(RANGES_S.values())[index]
+        self.ranges.set_current(index)
+        self.refresh()
+
+    def _refresh_if_seen(self) -> None:
+        if in_sight(self):
+            self.refresh()
+
+    def _connect(self) -> None:
+        self.ranges.chosen.connect(self._set_range)
+        self.canvas.chosen.connect(self._choose)
+        self.canvas.pointed.connect(self._tell)
+        self.feed.changed.connect(self._refresh_if_seen)
+        self.session.cursor_changed.connect(self._refresh_if_seen)
+
+    def _lay_out(self) -> None:
+        self.ranges.setToolTip("So much time up to the step that is shown")
+        top = QHBoxLayout()
+        top.setSpacing(10)
+        top.addWidget(self.ranges)
+        top.addStretch(1)
+        top.addWidget(self.legend)
+        pages = QWidget()
+        self._stack = QStackedLayout(pages)
+        self._stack.addWidget(self._nothing)
+        self._stack.addWidget(self.canvas)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(8, 6, 8, 6)
+        layout.setSpacing(4)
+        layout.addLayout(top)
+        layout.addWidget(pages, 1)
+        layout.addWidget(self.words)
