@@ -116,16 +116,17 @@ def _load(
         check_weights(folder)
         module = load_weights(folder, hf_config, dtype, device, name.text, progress)
     _make_ready(module)
+    quantization = choose_quantization(config, name, device, dtype)
     return LoadedModel(
         module=module,
         hf_config=module.config,  # type: ignore[arg-type]
         tokenizer=load_tokenizer(folder),
-        info=_info(name, plan, hf_config, dtype, max_model_len),
+        info=_info(name, plan, hf_config, dtype, max_model_len, quantization),
         eos_token_ids=eos_token_ids(folder, hf_config),
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
-        quantization=choose_quantization(config, name, device, dtype),
+        quantization=quantization,
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
     )
 
@@ -189,7 +190,12 @@ def _make_ready(module: torch.nn.Module) -> None:
 
 
 def _info(
-    name: ModelName, plan: Blueprint, hf_config: PretrainedConfig, dtype: torch.dtype, max_model_len: int
+    name: ModelName,
+    plan: Blueprint,
+    hf_config: PretrainedConfig,
+    dtype: torch.dtype,
+    max_model_len: int,
+    quantization: str,
 ) -> ModelInfo:
     return ModelInfo(
         name=name.text,
@@ -202,4 +208,5 @@ def _info(
         vocab_size=int(hf_config.vocab_size),
         num_parameters=plan.num_parameters,
         max_model_len=max_model_len,
+        quantization="" if quantization == "none" else quantization,
     )
