@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -61,9 +62,9 @@ def test_decode(dtype: torch.dtype, heads: tuple[int, int], window: int | None, 
     tables = torch.randperm(24, generator=torch.Generator().manual_seed(3)).view(4, 6).int()
     lengths = torch.tensor([1, 0, 17, 90], dtype=torch.int32)
     out = torch.full_like(query, float("nan"))
-    options = {"scale": head_dim**-0.5, "sliding_window": window, "sinks": some(num_heads, seed=4)}
-    decode.paged_decode_attention_native(query, k_cache, v_cache, tables, lengths, out=out, **options)  # type: ignore[arg-type]
-    wide = (part.float() for part in (query, k_cache, v_cache))
-    expected = paged_decode_attention_torch(*wide, tables, lengths, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"scale": head_dim**-0.5, "sliding_window": window, "sinks": some(num_heads, seed=4)}
+    decode.paged_decode_attention_native(query, k_cache, v_cache, tables, lengths, out=out, **options)
+    caches = k_cache.float(), v_cache.float()
+    expected = paged_decode_attention_torch(query.float(), *caches, tables, lengths, **options)
     allowed = 1e-5 if dtype == torch.float32 else 1e-2
     assert float((out.float() - expected).norm()) <= allowed * float(expected.norm())
