@@ -2,7 +2,7 @@
 # Runs the tests that may depend on the processor, on the libraries' code for others and with other numbers of threads.
 # Usage: scripts/test_portable.sh [CONFIGURATION...] [-- PYTEST OPTIONS]   (PYTHON chooses the interpreter)
 #   plain    what this processor gets by itself
-#   avx2     as a processor without AVX-512 and AMX: torch, oneDNN, MKL, numpy's OpenBLAS
+#   avx2     as a processor without AVX-512 and AMX: torch, oneDNN, MKL, numpy's OpenBLAS, and what is compiled from C
 #   default  torch's own kernels without any vector instructions
 #   threads  two threads, and OpenBLAS as on a Skylake with AVX-512 (where this one has it)
 # Each configuration ends with pytest's result; the script fails if any failed.
@@ -21,8 +21,9 @@ settings() {
     case $1 in
     plain) echo "OMP_NUM_THREADS=1" ;;
     avx2) echo "OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell \
-MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2" ;;
-    default) echo "OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Prescott" ;;
+MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 KVSCOPE_NATIVE_OPTIONS=-march=haswell" ;;
+    default) echo "OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Prescott \
+KVSCOPE_NATIVE_OPTIONS=-march=x86-64" ;;
     threads)
         echo "OMP_NUM_THREADS=2"
         if grep -q avx512f /proc/cpuinfo; then echo "OPENBLAS_CORETYPE=SkylakeX"; fi

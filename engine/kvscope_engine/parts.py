@@ -310,8 +310,8 @@ def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Only a file that is kept is ever read by another engine."""
-    return f"{loaded.info.name};{loaded.fingerprint}" if config.keep_disk_kv else ""
+    """Only a file that is kept is ever read by another engine. Rounded weights compute other KV."""
+    return f"{loaded.info.name};{loaded.quantization};{loaded.fingerprint}" if config.keep_disk_kv else ""
 
 
 def _hello(

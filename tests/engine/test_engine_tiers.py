@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, SamplingParams
+from kvscope_engine.model.joined.int8_linear import can_round
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
@@ -401,12 +402,18 @@ def test_what_one_engine_kept_the_next_one_uses_if_it_is_alike(
     tokens, cached, told = ask()
     assert (cached, told) == (0, "")
     assert ask() == (tokens, 68, ""), "all but the last token, as the first block of a text is kept with its last"
-    for changes in ({"model": other}, {}, {"dtype": "bfloat16"}, {}, {"block_size": 8}, {}, {"kv_cache_dtype": "int8"}):
+    others: list[dict[str, Any]] = [
+        {"model": other},
+        {"dtype": "bfloat16"},
+        {"block_size": 8},
+        {"kv_cache_dtype": "int8"},
+    ]
+    others += [{"quantization": "int8"}] if can_round() else []
+    for changes in (change for one in others for change in (one, {})):
         found, cached, told = ask(**changes)
         assert cached == 0
         assert found == tokens or changes
         assert told == f"{str(path)!r} is used anew: its index is of another model or layout"
-    ask()
     path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
     assert ask() == (tokens, 0, ""), "not one of its blocks is whole"
     index = tmp_path / "tier.index"

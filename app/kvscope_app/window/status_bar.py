@@ -253,7 +253,8 @@ def _label(name: str) -> QLabel:
 def _model(hello: Hello | None) -> str:
     if hello is None:
         return ""
-    parts = (model_name(hello), hello.model.dtype, hello.device.name)
+    rounded = f"{hello.model.quantization} weights" if hello.model.quantization else ""
+    parts = (model_name(hello), hello.model.dtype, rounded, hello.device.name)
     return "  ·  ".join(part for part in parts if part)
 
 

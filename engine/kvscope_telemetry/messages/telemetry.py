@@ -42,6 +42,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     vocab_size: int = 0
     num_parameters: int = 0
     max_model_len: int = 0
+    quantization: str = ""
+    """What the weights of layers were rounded to at load (`int8`), `dtype` being that of the rest; empty: nothing."""
 
 
 class CacheInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

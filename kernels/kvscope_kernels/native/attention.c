@@ -15,6 +15,8 @@ typedef struct {
     int32_t is_f32, threads;
 } attention;
 
+/* Below AVX-512 vectors this wide are halves and quarters of themselves, and compiling them takes a minute. */
+#ifdef __AVX512F__
 typedef float lanes __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t whole_lanes __attribute__((vector_size(64)));
 typedef uint16_t half_lanes __attribute__((vector_size(32), aligned(2), may_alias));
@@ -77,6 +79,36 @@ INLINE void add_values(const attention *a, const float *weights, int heads, int 
             for (int i = 0; i < some; i++) *(lanes *)(sums + (h * wide + first + i) * 16) = total[h][i];
     }
 }
+
+#else
+INLINE void scores_of_16(const attention *a, const float *q, int heads, int wide, const int64_t *rows, int is_f32,
+                         float *scores) {
+    float parts[16];
+    for (int t = 0; t < 16; t++)
+        for (int h = 0; h < heads; h++) {
+            for (int j = 0; j < 16; j++) parts[j] = 0.0f;
+            for (int i = 0; i < 16 * wide; i += 16)
+                for (int j = 0; j < 16; j++)
+                    parts[j] += load_number(a->k_cache, rows[t] + i + j, is_f32) * q[h * 16 * wide + i + j];
+            float sum = 0.0f;
+            for (int j = 0; j < 16; j++) sum += parts[j];
+            scores[h * CHUNK + t] = sum;
+        }
+}
+
+INLINE void add_values(const attention *a, const float *weights, int heads, int wide, const int64_t *rows, int count,
+                       int is_f32, float *sums) {
+    for (int i = 0; i < wide; i++)
+        for (int h = 0; h < heads; h++) {
+            float *to = sums + (h * wide + i) * 16, total[16];
+            memcpy(total, to, sizeof total);
+            for (int t = 0; t < count; t++)
+                for (int j = 0; j < 16; j++)
+                    total[j] += load_number(a->v_cache, rows[t] + 16 * i + j, is_f32) * weights[h * CHUNK + t];
+            memcpy(to, total, sizeof total);
+        }
+}
+#endif
 
 INLINE void soften(const attention *a, float *scores, int count) {
     if (a->softcap > 0.0f)

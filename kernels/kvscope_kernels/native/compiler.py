@@ -20,13 +20,15 @@ from typing import Final
 
 SWITCH: Final = "KVSCOPE_NATIVE"
 """Set to 0, nothing is compiled or loaded."""
+MORE_OPTIONS: Final = "KVSCOPE_NATIVE_OPTIONS"
+"""More for the compiler, as `-march=haswell`: the code that other CPUs get."""
 SOURCES: Final = ("linear.c", "attention.c", "layers.c")
 OPTIONS: Final = (
     *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
     *("-fPIC", "-shared", "-fvisibility=hidden", "-w"),
 )
-TIMEOUT_SECONDS: Final = 60.0
-"""It takes 2; a machine that is that busy starts without."""
+TIMEOUT_SECONDS: Final = 240.0
+"""It takes 10; a machine that is that busy starts without."""
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TRIAL: Final = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).kvscope_trial())"
 
@@ -63,7 +65,7 @@ def _build(compiler: str, library: Path) -> bool:
     here = Path(__file__).parent
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
         made = Path(scratch) / library.name
-        command = [compiler, *OPTIONS, "-o", str(made), *(str(here / name) for name in SOURCES), "-lm"]
+        command = [compiler, *_options(), "-o", str(made), *(str(here / name) for name in SOURCES), "-lm"]
         if not _succeeds(command) or not _succeeds([sys.executable, "-I", "-S", "-c", _TRIAL, str(made)]):
             return False
         os.replace(made, library)
@@ -88,11 +90,15 @@ def _is_ours(folder: Path) -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
+def _options() -> tuple[str, ...]:
+    return (*OPTIONS, *os.environ.get(MORE_OPTIONS, "").split())
+
+
 def _key(compiler: str) -> str:
     """Of all that the result hangs on."""
     here = Path(__file__).parent
     texts = [(here / name).read_bytes() for name in (*SOURCES, "numbers.h")]
-    facts = (*OPTIONS, os.path.realpath(compiler), platform.machine(), _cpu())
+    facts = (*_options(), os.path.realpath(compiler), platform.machine(), _cpu())
     return hashlib.sha256(b"\0".join([*texts, *map(str.encode, facts)])).hexdigest()[:16]
 
 

@@ -3,6 +3,7 @@
 import ctypes
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
+from pathlib import Path
 
 from kvscope_kernels.native.compiler import built_library
 
@@ -35,8 +36,11 @@ class DecodeParts(ctypes.Structure):
 def library() -> ctypes.CDLL | None:
     """Loaded once; None where there is none (`built_library`)."""
     path = built_library()
-    if path is None:
-        return None
+    return None if path is None else loaded(path)
+
+
+def loaded(path: Path) -> ctypes.CDLL | None:
+    """The library of that file, with the types of its functions; None where it cannot be loaded."""
     try:
         found = ctypes.CDLL(str(path))
     except OSError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from PySide6.QtWidgets import QMainWindow
 
 from kvscope_app.window.status_bar import StatusBar
+from kvscope_telemetry.source import Update
 
 
 @pytest.fixture
@@ -44,3 +46,13 @@ def test_a_message_takes_its_room_first(bar):
     assert "state" in told(bar)
     bar.window().resize(2_000, 100)
     assert "display" in told(bar)
+
+
+def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):
+    assert "weights" not in bar._labels["model"].text()
+    model = replace(engine.hello.model, dtype="bfloat16", quantization="int8")
+    engine.hello = replace(engine.hello, model=model)
+    engine.source.updates.append(Update(snapshot=engine._snapshot()))
+    poll(session)
+    bar.refresh()
+    assert "bfloat16  ·  int8 weights" in bar._labels["model"].text()

@@ -125,16 +125,17 @@ def _load(
     shard_model(module, rank, name.text)
     module.to(device)
     _make_ready(module)
+    quantization = choose_quantization(config, name, device, dtype)
     return LoadedModel(
         module=module,
         hf_config=module.config,  # type: ignore[arg-type]
         tokenizer=load_tokenizer(folder),
-        info=_info(name, plan, hf_config, dtype, max_model_len),
+        info=_info(name, plan, hf_config, dtype, max_model_len, quantization),
         eos_token_ids=eos_token_ids(folder, hf_config),
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
-        quantization=choose_quantization(config, name, device, dtype),
+        quantization=quantization,
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
         rank=rank,
     )
@@ -207,7 +208,12 @@ def _make_ready(module: torch.nn.Module) -> None:
 
 
 def _info(
-    name: ModelName, plan: Blueprint, hf_config: PretrainedConfig, dtype: torch.dtype, max_model_len: int
+    name: ModelName,
+    plan: Blueprint,
+    hf_config: PretrainedConfig,
+    dtype: torch.dtype,
+    max_model_len: int,
+    quantization: str,
 ) -> ModelInfo:
     return ModelInfo(
         name=name.text,
@@ -220,4 +226,5 @@ def _info(
         vocab_size=int(hf_config.vocab_size),
         num_parameters=plan.num_parameters,
         max_model_len=max_model_len,
+        quantization="" if quantization == "none" else quantization,
     )

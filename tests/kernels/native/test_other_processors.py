@@ -1,0 +1,70 @@
+"""The code that processors without AVX-512 get, compiled here for the oldest of them: the same numbers."""
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_kernels.native import decode, linear
+from kvscope_kernels.native.compiler import MORE_OPTIONS, built_library
+from kvscope_kernels.native.library import library, loaded
+from kvscope_kernels.paged_decode_attention import paged_decode_attention_torch
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVSCOPE_CACHE", str(tmp_path_factory.mktemp("plain")))
+        patch.setenv(MORE_OPTIONS, "-march=x86-64 -O1")
+        path = built_library()
+    found = None if path is None else loaded(path)
+    if found is None:
+        pytest.skip("no x86 processor, or a compiler that knows none")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _plain_everywhere(plain: ctypes.CDLL) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "library", lambda: plain)
+        patch.setattr(decode, "library", lambda: plain)
+        yield
+
+
+def some(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_it_is_that_code(plain: ctypes.CDLL) -> None:
+    assert plain.kvscope_has_dot_product() == 0
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_products(rows: int) -> None:
+    x, weight = some(rows, 333), some(130, 333, seed=1)
+    expected = linear.int8_product_torch(x, weight)
+    found = linear.Int8Weight(weight).product(x)
+    assert float((found.double() - expected).norm()) <= 2e-3 * float(expected.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(3, 3), (9, 3), (8, 1)])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("head_dim", [16, 80, 128])
+def test_decode(dtype: torch.dtype, heads: tuple[int, int], window: int | None, head_dim: int) -> None:
+    num_heads, kv_heads = heads
+    query = some(4, num_heads, head_dim).to(dtype)
+    k_cache, v_cache = (some(24, 16, kv_heads, head_dim, seed=seed).to(dtype) for seed in (1, 2))
+    tables = torch.randperm(24, generator=torch.Generator().manual_seed(3)).view(4, 6).int()
+    lengths = torch.tensor([1, 0, 17, 90], dtype=torch.int32)
+    out = torch.full_like(query, float("nan"))
+    options: dict[str, Any] = {"scale": head_dim**-0.5, "sliding_window": window, "sinks": some(num_heads, seed=4)}
+    decode.paged_decode_attention_native(query, k_cache, v_cache, tables, lengths, out=out, **options)
+    caches = k_cache.float(), v_cache.float()
+    expected = paged_decode_attention_torch(query.float(), *caches, tables, lengths, **options)
+    allowed = 1e-5 if dtype == torch.float32 else 1e-2
+    assert float((out.float() - expected).norm()) <= allowed * float(expected.norm())
