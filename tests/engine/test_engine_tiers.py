@@ -182,7 +182,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Submit]:
-    return jobs_of(16, 7)
+    return jobs_of(24, 7)
 
 
 @pytest.fixture(scope="module")
