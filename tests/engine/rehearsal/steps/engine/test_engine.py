@@ -16,7 +16,7 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 Start = Callable[..., Engine]
 SWAPPING = {"num_gpu_blocks_override": 8, "preemption": "swap", "host_kv_memory_bytes": 1 << 20}
-"""Three requests of 37 + 24 tokens take 12 blocks of 16."""
+"""Three requests of 37 + 40 tokens take 15 blocks of 16."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Step:
 
 def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1) -> Iterator[Step]:
     """Three requests together, step by step; and again, with other prompts."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     for number in range(3 * rounds):
         prompt = tuple(range(3 + 40 * number, 40 + 40 * number))
         engine.submit(Submit(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling))
