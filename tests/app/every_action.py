@@ -138,7 +138,7 @@ def _standing(app, desktop, num_threads):
 
     _wait(app, lambda: sum(each.name != "kvscope-library" for each in threading.enumerate()) <= num_threads)
     _wait(app, lambda: not desktop._forgetting.isActive())
-    for _ in range(4):  # what was on its way when the window closed comes to its end
+    for _ in range(10):  # what was on its way when the window closed comes to its end
         _turn(app, 2)
         gc.unfreeze()  # what was set aside while a window was open is counted, and collected, as all else
         gc.collect()
