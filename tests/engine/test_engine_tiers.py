@@ -204,7 +204,7 @@ def test_a_storm_over_all_tiers(
     small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
     engine = make_engine(publish=watched.hear, **(small | options))
     storm = Storm(engine, watched, jobs, expected_of[dtype], seed=len(variant))
-    storm.run(40)
+    storm.run(100)
     while not_yet := [what for what in missing(storm, engine, variant) if what]:
         assert storm.num_submitted < 3000, not_yet
         storm.run(25)  # a disk that others keep busy takes less at a time
@@ -217,8 +217,8 @@ def test_a_storm_over_all_tiers(
 def missing(storm: Storm, engine: Engine, variant: str) -> Iterator[str]:
     """What the storm did not do yet that the variant is for."""
     options, counters = VARIANTS[variant], engine.snapshot().counters
-    yield "whole requests" * (storm.num_whole <= 20)
-    yield "aborts" * (len(storm.aborted) <= 5)
+    yield "whole requests" * (storm.num_whole <= 30)
+    yield "aborts" * (len(storm.aborted) <= 8)
     yield "preemptions" * (counters.preemptions <= 5 and variant != "contiguous")  # which admits only what may end
     if "preemption" not in options:
         return
