@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -58,6 +59,12 @@ LONG = frozenset(("end_to_end", "test_every_action.py", "test_windows_that_close
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """After they were shuffled: long ones come first, so that at the end no process waits for another's."""
     items.sort(key=lambda item: LONG.isdisjoint(item.path.parts))
+
+
+def pytest_collection_finish() -> None:
+    """What collecting loaded is never garbage: Python need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -116,11 +116,11 @@ def leaves_nothing(desktop, open_one, times, qtbot):
 
 
 def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
-    leaves_nothing(desktop, lambda: desktop.attach(endpoint), amount(3, 100), qtbot)
+    leaves_nothing(desktop, lambda: desktop.attach(endpoint), amount(2, 100), qtbot)
 
 
 def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
-    leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(3, 100), qtbot)
+    leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(2, 100), qtbot)
 
 
 def open_and_close_fleet(desktop, qtbot):

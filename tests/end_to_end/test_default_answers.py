@@ -13,6 +13,7 @@ from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import ChatMessage, Finished, Submit, Tokens
 
 PROMPT = "Tell me a story about a lighthouse keeper and a storm."
+NUM_TOKENS = 28
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +24,12 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def answer(engine: Engine) -> Completion:
-    """The greedy answer, as far as 48 tokens go."""
+    """The greedy answer, as far as `NUM_TOKENS` go."""
     return ask(engine)
 
 
 def ask(engine: Engine, prompt: str = PROMPT, **options: Any) -> Completion:
-    values: dict[str, Any] = {"temperature": 0.0, "max_tokens": 48} | options
+    values: dict[str, Any] = {"temperature": 0.0, "max_tokens": NUM_TOKENS} | options
     (completion,) = engine.generate([prompt], SamplingParams(**values))
     assert not engine.has_unfinished
     return completion
@@ -37,7 +38,7 @@ def ask(engine: Engine, prompt: str = PROMPT, **options: Any) -> Completion:
 def test_the_text_is_that_of_the_tokens(engine: Engine, answer: Completion) -> None:
     assert engine.tokenizer is not None
     assert answer.finish_reason == "length"
-    assert len(answer.token_ids) == 48
+    assert len(answer.token_ids) == NUM_TOKENS
     assert answer.text == engine.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
     assert "lighthouse" in answer.text
     chat = engine.tokenizer.chat((ChatMessage(role="user", content=PROMPT),))
@@ -45,13 +46,13 @@ def test_the_text_is_that_of_the_tokens(engine: Engine, answer: Completion) -> N
 
 
 def test_it_stops_by_itself(engine: Engine) -> None:
-    short = ask(engine, "What is the capital of France? Answer in one word.", max_tokens=60)
+    short = ask(engine, "What is the capital of France? Answer in one word.", max_tokens=18)
     assert short.finish_reason == "stop"
     assert "<|im_end|>" not in short.text
-    assert short.usage.completion_tokens == len(short.token_ids) < 60
-    on = ask(engine, "What is the capital of France? Answer in one word.", max_tokens=40, ignore_eos=True)
+    assert short.usage.completion_tokens == len(short.token_ids) < 18
+    on = ask(engine, "What is the capital of France? Answer in one word.", max_tokens=20, ignore_eos=True)
     assert on.token_ids[: len(short.token_ids)] == short.token_ids
-    assert (on.finish_reason, len(on.token_ids)) == ("length", 40)
+    assert (on.finish_reason, len(on.token_ids)) == ("length", 20)
 
 
 @pytest.mark.parametrize("place", [(10, 16), (30, 33), (60, 75)])
@@ -65,7 +66,7 @@ def test_a_stop_string_ends_the_text_before_it_wherever_tokens_are_cut(
     assert stopped.finish_reason == "stop"
     assert stopped.text == answer.text[:found]
     assert stopped.token_ids == answer.token_ids[: len(stopped.token_ids)]
-    assert len(stopped.token_ids) < 48
+    assert len(stopped.token_ids) < NUM_TOKENS
 
 
 def test_a_stop_string_over_several_tokens_is_never_told_in_part(engine: Engine, answer: Completion) -> None:
@@ -73,7 +74,7 @@ def test_a_stop_string_over_several_tokens_is_never_told_in_part(engine: Engine,
     assert engine.tokenizer is not None
     stop = engine.tokenizer.decode(answer.token_ids[8:12])
     expected = answer.text[: answer.text.index(stop)]
-    sampling = SamplingParams(temperature=0.0, max_tokens=48, stop=(stop,))
+    sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, stop=(stop,))
     engine.submit(Submit(request_id="a", prompt=PROMPT, sampling=sampling))
     told = ""
     while engine.has_unfinished:
@@ -92,12 +93,12 @@ def test_no_stop_before_min_tokens(engine: Engine, answer: Completion) -> None:
     stop = engine.tokenizer.decode(answer.token_ids[3:5])
     place = answer.text.index(stop)
     again = answer.text.find(stop, place + 1)
-    later = ask(engine, stop=(stop,), min_tokens=20)
-    assert len(later.token_ids) > 20
+    later = ask(engine, stop=(stop,), min_tokens=12)
+    assert len(later.token_ids) > 12
     assert later.text == (answer.text if again < 0 else answer.text[: answer.text.index(stop, again)])
     short = "What is the capital of France? Answer in one word."
-    held = ask(engine, short, min_tokens=30, max_tokens=40)
-    assert len(held.token_ids) >= 30
+    held = ask(engine, short, min_tokens=16, max_tokens=20)
+    assert len(held.token_ids) >= 16
 
 
 def test_log_probabilities_add_up(engine: Engine, answer: Completion) -> None:
@@ -117,7 +118,7 @@ def test_penalties_keep_it_from_repeating_itself(engine: Engine) -> None:
         {"presence_penalty": 2.0},
         {"frequency_penalty": 2.0},
     )
-    samplings = [SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, **some) for some in penalties]
+    samplings = [SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, **some) for some in penalties]
     submits = [Submit(request_id="-", prompt="Write: ha ha ha ha ha", sampling=sampling) for sampling in samplings]
     answers = [completion.token_ids for completion in engine.generate(submits)]
     plain, *others = [len(set(ids)) / len(ids) for ids in answers]
@@ -148,7 +149,7 @@ def test_prompts_that_cannot_be_asked(engine: Engine) -> None:
 
 def test_the_text_of_blocks_shared_and_cached(engine: Engine) -> None:
     engine.reset_prefix_cache()
-    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     system = ChatMessage(role="system", content="You are a gardener who knows every plant by its Latin name.")
     numbers = []
     for name in ("roses", "tulips"):

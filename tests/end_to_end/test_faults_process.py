@@ -257,7 +257,7 @@ def test_watchers_that_are_killed_leave_nothing(tiny_engine: Any, talk_to: Calla
 
     kill_some()
     files, num_bytes = use_of(tiny_engine.process.pid)
-    for _ in range(amount(4, 13)):
+    for _ in range(amount(2, 13)):
         kill_some()
     talk.wait_for(lambda: use_of(tiny_engine.process.pid)[0] <= files)
     assert use_of(tiny_engine.process.pid)[1] - num_bytes < 8 << 20

@@ -20,13 +20,13 @@ def test_an_answer_streams_and_the_mirror_follows(start_engine: Callable, talk_t
     engine = start_engine(*SMALL)
     talk = talk_to(engine)
     for number in range(6):
-        talk.submit(f"r{number}", f"Count from {number} to one hundred.", max_tokens=60, ignore_eos=True)
+        talk.submit(f"r{number}", f"Count from {number} to one hundred.", max_tokens=40, ignore_eos=True)
     talk.wait_for(lambda: len(talk.finished()) == 6)
     assert {reply.finish_reason for reply in talk.finished().values()} == {"length"}
     assert all(talk.text(f"r{number}").strip() for number in range(6))
     talk.wait_for(lambda: talk.source.mirror.counters.finished == 6)
     mirror = talk.source.mirror
-    assert mirror.counters.preemptions > 0, "six requests of 100 tokens do not fit in 24 blocks"
+    assert mirror.counters.preemptions > 0, "six requests of 80 tokens do not fit in 24 blocks"
     assert mirror.num_active == 0
     late = talk_to(engine)
     late.wait_for(lambda: _is_mirrored(late))

@@ -43,6 +43,10 @@ def test_int8_rounds_to_the_nearest() -> None:
     assert data.tolist() == [[127, 1, -2, 0, 2, -127]]
 
 
+@pytest.mark.interpreted_in_storms(
+    {"form": torch.float8_e4m3fn, "dtype": torch.float16},
+    {"form": torch.int8, "dtype": torch.float32},
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_every_runner_writes_the_same_bits(form: torch.dtype, dtype: torch.dtype, runner: Any) -> None:

@@ -21,6 +21,7 @@ def caches(layout: str, block_size: int, num_kv_heads: int, dims: tuple[int, int
     return [storage[:, i, ..., : dims[i]] for i in range(2)]
 
 
+@pytest.mark.interpreted_in_storms({"num_kv_heads": 40, "dtype": torch.bfloat16})
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize(

@@ -42,6 +42,11 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+ONE_OPTION = ("window", "softcap", "sinks")
+"""What "all" has together."""
+
+
+@pytest.mark.interpreted_in_storms(*({"name": f"{how} {one}"} for how in ("ragged", "continued") for one in ONE_OPTION))
 @pytest.mark.parametrize("name", SMALL)
 def test_matches_the_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
@@ -90,6 +95,7 @@ def test_long_and_short_together(
     assert_close(batch.prefill(fast_runner.ops), reference(batch))
 
 
+@pytest.mark.interpreted_in_storms(*({"options": one} for one in ONE_OPTION))
 @pytest.mark.parametrize("options", OPTIONS)
 def test_in_chunks_as_at_once(options: str, runner: Any, shape: Any, build: Any) -> None:
     """A prompt of 60 tokens in one step, and in steps of 1, 16, 17 and 26 of the same cache."""

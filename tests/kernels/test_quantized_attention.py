@@ -46,6 +46,12 @@ def test_decode(name: str, form: str, runner: Any, shape: Any, build: Any, refer
     assert_close(batch.decode(runner.ops), reference(batch))
 
 
+@pytest.mark.interpreted_in_storms(
+    {"name": "ragged", "form": "int8"},
+    {"name": "continued", "form": "e4m3"},
+    {"name": "continued, all options", "form": "int8"},
+    {"name": "equal", "form": "e4m3"},
+)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", PREFILL)
 def test_prefill(name: str, form: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
