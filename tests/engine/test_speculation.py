@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
 
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.policy.drafting.config import SpeculativeConfig
@@ -15,7 +16,6 @@ from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
-from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
 
 Make = Callable[..., Engine]
 Said = list[tuple[list[int], str | None, Any]]
