@@ -16,6 +16,7 @@ from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.telemetry import Event, TelemetryMessage
 
 Make = Callable[..., Engine]
 Said = list[tuple[list[int], str | None, Any]]
@@ -120,7 +121,12 @@ def test_nothing_is_lost_whatever_happens_in_between(
 def test_guesses_come_from_the_text_itself(make_engine: Make) -> None:
     """A bias makes the model say one token for ever, which is soon guessed."""
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logit_bias={9: 100.0})
-    engine = make_engine(speculative_config=GUESSING)
+    finishes: list[Event] = []
+
+    def hear(message: TelemetryMessage) -> None:
+        finishes.extend(event for event in getattr(message, "events", ()) if event.kind == "finished")
+
+    engine = make_engine(speculative_config=GUESSING, publish=hear)
     engine.submit(Submit(request_id="one", prompt_token_ids=(4, 5, 6), sampling=sampling))
     outputs: list[Tokens | Finished] = []
     while engine.has_unfinished:
@@ -130,6 +136,7 @@ def test_guesses_come_from_the_text_itself(make_engine: Make) -> None:
     counters = engine.snapshot().counters
     assert counters.draft_tokens >= counters.accepted_tokens > 20
     assert engine.step_count < 20
+    assert " guessed ahead were right; " in finishes[0].cause
 
 
 def test_a_form_or_penalties_get_no_guesses(make_engine: Make) -> None:
