@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_engine.policy.allocation.names import ENGINE_ALLOCATORS
+from kvscope_engine.policy.drafting.config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.kv_events.config import KvEventsConfig
 
@@ -76,6 +77,8 @@ class EngineConfig:
     """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
     async_scheduling: bool | None = None
     """Whether a step is scheduled and launched while the one before runs; None: on a GPU."""
+    speculative_config: SpeculativeConfig | None = None
+    """How tokens are guessed ahead of the model; None: they are not."""
     seed: int = 0
     """For requests that bring none."""
     kv_events_config: KvEventsConfig | None = None
@@ -92,6 +95,11 @@ class EngineConfig:
         if self.allocator != "paged" and self.enable_prefix_caching:
             raise BadInput(
                 f"allocator={self.allocator!r} is not accepted with prefix caching: leave out --enable-prefix-caching"
+            )
+        if self.allocator != "paged" and self.speculative_config is not None:
+            raise BadInput(
+                f"allocator={self.allocator!r} is not accepted with speculation (--speculative-config): blocks for"
+                " drafts are given back, which only `paged` can"
             )
         _one_of("preemption", self.preemption, PREEMPTIONS)
         self._check_tiers()

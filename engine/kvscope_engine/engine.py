@@ -34,7 +34,7 @@ from kvscope_engine.parts import Parts, build_parts
 from kvscope_engine.policy.blocks.block_contents import block_content
 from kvscope_engine.policy.blocks.cache_log import CacheLog
 from kvscope_engine.policy.blocks.measured_attention import tell_attention
-from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.plan import StepPlan, StepResult, keep_said
 from kvscope_engine.policy.request import Request
 from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
 from kvscope_engine.submission import child_requests
@@ -317,7 +317,7 @@ class Engine:
         for request in ran.failed:
             self._finish(request, self._streams[request.number], "error", ran.ended_ns, ran.reason)
         self._parts.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
-        self._commit(ran.plan, ran.result, ran.ended_ns)
+        plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
         committed_ns = time.monotonic_ns()
         timings = Timings(
             schedule_ns=ran.schedule_ns,
@@ -327,24 +327,33 @@ class Engine:
             record_ns=self._record_ns,
         )
         work = self._parts.work_of(ran.plan, ran.result)
-        self._frame_builder.record(ran.plan, ran.result, timings, self.step_count, ran.ended_ns, work)
+        self._frame_builder.record(plan, result, timings, self.step_count, ran.ended_ns, work)
         self._tell_cache_events()
         self._record_ns = time.monotonic_ns() - committed_ns
         self._loop.wrote_down(time.monotonic_ns() - ran.ended_ns)
 
-    def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
-        self._parts.scheduler.commit(plan, self.step_count, now_ns)
+    def _commit(self, plan: StepPlan, result: StepResult, now_ns: int) -> tuple[StepPlan, StepResult]:
+        """Tokens are said, blocks written down up to the last of them, and then requests end; returns what was run."""
         logprobs = result.logprobs or ((),) * len(plan.scheduled)
+        num_said: list[int] = []
+        ends: list[tuple[Request, FinishReason, str]] = []
         for item, token_ids, details in zip(plan.scheduled, result.token_ids, logprobs, strict=True):
-            if token_ids:
-                self._say(item.request, token_ids, details, now_ns)
+            said, reason, error = self._say(item.request, token_ids, details, now_ns) if token_ids else (0, None, "")
+            num_said.append(said)
+            if reason is not None:
+                ends.append((item.request, reason, error))
+        plan, result = keep_said(plan, result, num_said)
+        self._parts.scheduler.commit(plan, self.step_count, now_ns)
+        for request, reason, error in ends:
+            self._finish(request, self._streams[request.number], reason, now_ns, error)
+        return plan, result
 
     def _say(
         self, request: Request, token_ids: tuple[int, ...], details: tuple[TokenLogprobs, ...], now_ns: int
-    ) -> None:
-        """What a request sampled goes to its stream, up to its end."""
+    ) -> tuple[int, FinishReason | None, str]:
+        """What a request sampled goes to its stream, up to its end: how many tokens, why it ends and what failed."""
         stream = self._spoken[request.number] = self._streams[request.number]
-        for token_id, token_logprobs in zip_longest(token_ids, details):
+        for said, (token_id, token_logprobs) in enumerate(zip_longest(token_ids, details), 1):
             error = ""
             try:
                 reason = stream.add(token_id, token_logprobs, now_ns)
@@ -353,8 +362,8 @@ class Engine:
             except Exception as failure:  # its text cannot be made: nobody else's is, and the step's state is whole
                 reason, error = "error", f"its output could not be written: {failure!r:.200}"
             if reason is not None:
-                self._finish(request, stream, reason, now_ns, error)
-                return
+                return said, reason, error
+        return len(token_ids), None, ""
 
     def _finish(
         self, request: Request, stream: OutputStream, reason: FinishReason, now_ns: int, error: str = ""

@@ -179,6 +179,8 @@ class FrameBuilder:
             loaded_blocks=totals.loaded_blocks,
             copied_blocks=totals.copied_blocks,
             lost_blocks=totals.lost_blocks,
+            draft_tokens=totals.draft_tokens,
+            accepted_tokens=totals.accepted_tokens,
         )
 
 

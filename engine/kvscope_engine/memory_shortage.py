@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kvscope_engine.policy.plan import StepPlan, StepResult
+from kvscope_engine.policy.plan import StepPlan, StepResult, without_drafts
 from kvscope_engine.policy.request import Request
 
 
@@ -100,10 +100,10 @@ def _explained(explain: Explain, plan: StepPlan) -> str:
 
 
 def _decodes_of(plan: StepPlan) -> StepPlan:
-    """Without prefills, which take by far the most; empty when that is the whole plan."""
+    """Without prefills, which take by far the most, and drafts; empty when that is the whole plan."""
     if plan.num_single_token == len(plan.scheduled):
         return StepPlan((), 0)
-    return StepPlan(plan.scheduled[: plan.num_single_token], plan.num_single_token, plan.copies)
+    return without_drafts(plan)
 
 
 def _first_line(error: BaseException) -> str:

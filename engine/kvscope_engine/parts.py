@@ -44,6 +44,7 @@ from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.blocks.cache_log import CacheLog
+from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.submission import Limits
@@ -283,6 +284,7 @@ def _assemble(
         max_model_len=loaded.max_model_len,
         mover=mover,
         preemption=config.preemption,
+        drafter=Drafter(config.speculative_config) if config.speculative_config is not None else None,
     )
     runner = ModelRunner(
         loaded,

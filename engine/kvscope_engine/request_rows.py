@@ -49,9 +49,10 @@ def pack_requests(requests: Sequence[Request], tables: Mapping[int, int]) -> Req
 
 
 def pack_batch(plan: StepPlan) -> Batch:
-    """Who ran. A decode token is a single one past the prompt; every other one is prefill."""
+    """Who ran. Decode tokens are single ones past the prompt, and drafts that were right; every other is prefill."""
     scheduled = plan.scheduled
     decodes = sum(item.start >= item.request.num_prompt_tokens for item in scheduled[: plan.num_single_token])
+    decodes += sum(item.num_tokens for item in scheduled[plan.num_single_token :] if item.drafts)
     return Batch(
         number=pack_u4([item.request.number for item in scheduled]),
         num_tokens=pack_u4([item.num_tokens for item in scheduled]),

@@ -48,6 +48,12 @@ def counters_and_histograms(make: Maker, tally: Tally) -> Iterator[Metric]:
         ),
         ("prompt_tokens_cached", "Prompt tokens found in the cache.", totals.cached_tokens),
         ("generation_tokens", "Tokens generated.", totals.generation_tokens),
+        (
+            "spec_decode_num_draft_tokens",
+            "Tokens guessed ahead and checked; 0 without speculation.",
+            totals.draft_tokens,
+        ),
+        ("spec_decode_num_accepted_tokens", "Tokens of these that were right.", totals.accepted_tokens),
     ):
         yield make.counter(f"vllm:{name}", text, ({}, value))
     text = "Requests that ended, by reason; unknown: while nobody listened here."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,14 @@ class Scheduled(NamedTuple):
     num_tokens: int
     samples: bool
     """Whether the last of them is the last known token, so that a new one is sampled after it."""
+    drafts: tuple[int, ...] = ()
+    """Guesses of the tokens after the last known one, which run behind it and are counted in `num_tokens`; a token is
+    sampled after each. Once the step is over, `num_tokens` is that of the tokens that turned out to be right."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: single-token (decode) requests first, then prefill chunks."""
+    """One step: single-token (decode) requests first, then those with drafts, then prefill chunks."""
 
     scheduled: tuple[Scheduled, ...]
     num_single_token: int
@@ -40,13 +44,19 @@ class StepPlan:
         """Tokens computed in the step."""
         return sum(item.num_tokens for item in self.scheduled)
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether tokens run that are only guessed."""
+        return any(item.drafts for item in self.scheduled[self.num_single_token :])
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What came out, one entry for each of `StepPlan.scheduled`."""
 
     token_ids: tuple[tuple[int, ...], ...]
-    """The tokens that follow, in their order; none where the prefill goes on."""
+    """The tokens that follow, in their order; none where the prefill goes on. With drafts: as many of them as are
+    what was sampled in their place, and the one after."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """One for each of these tokens where they were asked for; empty when no request asked for any."""
     forward_ns: int = 0
@@ -72,3 +82,22 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
         StepPlan(tuple(plan.scheduled[index] for index in kept), num_single_token, plan.copies),
         StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *how),
     )
+
+
+def keep_said(plan: StepPlan, result: StepResult, num_said: Sequence[int]) -> tuple[StepPlan, StepResult]:
+    """Both once `num_said` tokens of each entry were said: drafts that were wrong, or behind an end, did not run."""
+    if not plan.has_drafts:
+        return plan, result
+    scheduled = tuple(
+        item._replace(num_tokens=said) if item.drafts else item
+        for item, said in zip(plan.scheduled, num_said, strict=True)
+    )
+    token_ids = tuple(ids[:said] for ids, said in zip(result.token_ids, num_said, strict=True))
+    return replace(plan, scheduled=scheduled), replace(result, token_ids=token_ids)
+
+
+def without_drafts(plan: StepPlan) -> StepPlan:
+    """The plan's decodes alone, a token each."""
+    drafted = [item._replace(num_tokens=1, drafts=()) for item in plan.scheduled if item.drafts]
+    singles = (*plan.scheduled[: plan.num_single_token], *drafted)
+    return StepPlan(singles, len(singles), plan.copies)

@@ -56,6 +56,9 @@ class Request:
     finish_reason: FinishReason | None = None
     cache_salt: str = ""
     """Its blocks are shared only with requests of the same."""
+    num_draft_tokens: int = 0
+    """Tokens that were guessed ahead for it and checked, and those of them that were right; the scheduler's."""
+    num_accepted_tokens: int = 0
     matcher: TokenMatcher | None = None
     """Keeps its output to a form; the stream of its output drives it, the sampler asks it."""
 

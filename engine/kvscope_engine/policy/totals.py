@@ -25,3 +25,6 @@ class Totals:
     copied_blocks: int = 0
     lost_blocks: int = 0
     """These five as in `messages.Counters`."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    """Both as there."""

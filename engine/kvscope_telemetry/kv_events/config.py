@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.json_option import read_json_option
 from kvscope_telemetry.kv_events.addresses import binds, check_endpoint
 
 OPTION: Final = "--kv-events-config"
@@ -46,21 +46,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def parse_config(text: str) -> KvEventsConfig:
     """The configuration in a JSON object. Raises BadInput, in one line, for anything else."""
-    try:
-        fields = msgspec.json.decode(text, type=dict[str, object])
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise BadInput(f"{OPTION} {text[:200]!r} is not accepted: a JSON object is expected ({error})") from None
-    names = KvEventsConfig.__struct_fields__
-    for name in fields:
-        if name not in names:
-            raise BadInput(f"{OPTION}: field {name[:80]!r} is not known: one of {', '.join(names)}")
-    for name, value in fields.items():
-        try:
-            msgspec.convert({name: value}, KvEventsConfig)
-        except (msgspec.ValidationError, ValueError) as error:
-            reason = str(error).split(" - at ")[0]
-            raise BadInput(f"{OPTION}: {name}={str(value)[:80]!r} is not accepted: {reason}") from None
-    config = msgspec.convert(fields, KvEventsConfig)
+    config = read_json_option(OPTION, text, KvEventsConfig)
     check_endpoint(f"{OPTION}: endpoint", config.endpoint, is_client=not config.binds)
     if config.replay_endpoint is not None:
         check_endpoint(f"{OPTION}: replay_endpoint", config.replay_endpoint)

@@ -229,6 +229,9 @@ class Counters(msgspec.Struct, frozen=True, gc=False):
     """Copied on write."""
     lost_blocks: int = 0
     """Blocks of a lower tier that could not be read back whole and are computed again."""
+    draft_tokens: int = 0
+    """Tokens that were guessed ahead (speculation) and checked, and those of them that were right."""
+    accepted_tokens: int = 0
 
 
 EventKind: TypeAlias = Literal["admitted", "preempted", "resumed", "finished", "aborted", "refused", "evicted", "note"]

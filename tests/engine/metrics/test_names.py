@@ -31,6 +31,8 @@ COUNTERS = (
     "prompt_tokens",
     "prompt_tokens_cached",
     "generation_tokens",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
     "request_success",
 )
 TO_FIRST = ".001 .005 .01 .02 .04 .06 .08 .1 .25 .5 .75 1 2.5 5 7.5 10 20 40 80 160 640 2560"  # as vLLM has them

@@ -12,6 +12,7 @@ from typing import Final
 from kvscope_engine.cli.parser import number, parse_size, whole_number
 from kvscope_engine.config import DEVICES, DTYPES, KV_DTYPES, PREEMPTIONS, QUANTIZATIONS, EngineConfig
 from kvscope_engine.policy.allocation.names import ENGINE_ALLOCATORS
+from kvscope_engine.policy.drafting.config import parse_speculative_config
 from kvscope_telemetry.kv_events.config import parse_config
 
 DEFAULTS: Final = EngineConfig()
@@ -31,6 +32,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     if "kv_events_config" in given:
         given["kv_events_config"] = parse_config(given["kv_events_config"])
+    if "speculative_config" in given:
+        given["speculative_config"] = parse_speculative_config(given["speculative_config"])
     return EngineConfig(**given)
 
 
@@ -208,4 +211,12 @@ def _add_scheduler_options(group: argparse._ArgumentGroup) -> None:
         type=whole_number,
         metavar="TOKENS",
         help="tokens computed in one step at most; prefill is cut to fit (without it: chosen by device)",
+    )
+    group.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help="guess tokens ahead from what followed the same ones earlier in the prompt or output, and check several in"
+        " one step, with vLLM's fields, such as"
+        ' \'{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\';'
+        " the tokens are the same; fast where an answer repeats its prompt (without it: no guesses)",
     )

@@ -43,6 +43,9 @@ class StepLimits:
     max_request_tokens: int
     """What the pool can hold of one request, at most the model's length."""
     block_size: int
+    max_drafts: int = 0
+    """Tokens guessed ahead for one request; a step's drafts make it sample no more rows than these and one, or
+    `max_num_seqs`."""
 
     @property
     def max_request_blocks(self) -> int:
@@ -76,6 +79,7 @@ def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors
         max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
         max_request_tokens=loaded.max_model_len,
         block_size=config.block_size,
+        max_drafts=config.speculative_config.num_speculative_tokens if config.speculative_config is not None else 0,
     )
     heads = HeadShape(
         num_heads=loaded.num_query_heads,
@@ -121,7 +125,7 @@ def shares_bytes(config: EngineConfig, limits: StepLimits) -> int:
 
 def sampling_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Bytes that sampling with every option takes of a full batch's logits, these included."""
-    rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    rows = min(max(limits.max_num_seqs, 1 + limits.max_drafts), limits.max_num_batched_tokens)
     return (SAMPLING_BYTES_A_LOGIT + FLOAT32_BYTES) * rows * vocab_size
 
 

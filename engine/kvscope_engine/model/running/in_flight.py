@@ -6,7 +6,8 @@ Knows no policy. Nothing here waits but `result`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 
 import torch
 
@@ -61,8 +62,8 @@ class InFlight:
         wait_ns = time.monotonic_ns() - asked_ns
         token_ids, logprobs = self._sampled.read(numbers)
         return StepResult(
-            token_ids=_spread(scheduled, token_ids),
-            logprobs=_spread_logprobs(scheduled, logprobs),
+            token_ids=(said := _spread(scheduled, token_ids)),
+            logprobs=_spread_logprobs(scheduled, said, logprobs),
             forward_ns=self._timer.elapsed_ns(),
             block_shares=told,
             graph_size=self._graph_size,
@@ -100,15 +101,24 @@ def _timing_event() -> torch.cuda.Event:
 
 def _spread(scheduled: Sequence[Scheduled], token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     tokens = iter(token_ids)
-    return tuple((next(tokens),) if item.samples else () for item in scheduled)
+    return tuple(_said(item.drafts, tokens) if item.samples else () for item in scheduled)
+
+
+def _said(drafts: tuple[int, ...], tokens: Iterator[int]) -> tuple[int, ...]:
+    """Of an item's sampled tokens those up to the first that its draft did not guess: what follows it was computed
+    from something else. Each is what it would be had nothing been guessed: a position has its own random number."""
+    sampled = tuple(islice(tokens, 1 + len(drafts)))
+    num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drafts, sampled, strict=False)))
+    return sampled[: num_right + 1]
 
 
 def _spread_logprobs(
-    scheduled: Sequence[Scheduled], logprobs: Sequence[TokenLogprobs | None]
+    scheduled: Sequence[Scheduled], said: Sequence[tuple[int, ...]], logprobs: Sequence[TokenLogprobs | None]
 ) -> tuple[tuple[TokenLogprobs, ...], ...]:
     """Empty stays empty: nobody asked."""
     if not logprobs:
         return ()
     sampled = iter(logprobs)
-    entries = (next(sampled) if item.samples else None for item in scheduled)
-    return tuple(() if entry is None else (entry,) for entry in entries)
+    entries = (islice(sampled, 1 + len(item.drafts)) if item.samples else () for item in scheduled)
+    found = (tuple(of_item)[: len(tokens)] for of_item, tokens in zip(entries, said, strict=True))
+    return tuple(tuple(entry for entry in of_item if entry is not None) for of_item in found)

@@ -29,7 +29,7 @@ from kvscope_engine.model.running.in_flight import InFlight, StepTimer
 from kvscope_engine.model.running.kv_storage import KVStorage
 from kvscope_engine.model.running.read_back import ReadBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
-from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs
+from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
 from kvscope_engine.model.running.warm_up import warm_up
 from kvscope_engine.model.sampling.sampler import Sampler
@@ -130,8 +130,7 @@ class ModelRunner:
         inputs = build_inputs(plan, self._rows, self._storage.block_size, after.rows() if after is not None else None)
         if self._others is not None:
             self._others.tell(inputs, plan.copies)
-        sampling = [item for item in plan.scheduled if item.samples]
-        num_said = [item.start + item.num_tokens - item.request.num_prompt_tokens for item in sampling]
+        sampling, num_said = sampled_places(plan.scheduled)
         shares = self._schedule.begin(inputs.num_single_token)
         shape = self._graphs.shape_of(inputs) if self._graphs is not None and shares is None else None
         buffer = self._buffer
@@ -140,7 +139,7 @@ class ModelRunner:
             tensors = self._graphs.put(inputs, shape)
         else:
             tensors = put_inputs(inputs, buffer)
-        options = self._sampler.inputs([item.request for item in sampling], buffer, self._vocab_size, num_said)
+        options = self._sampler.inputs(sampling, buffer, self._vocab_size, num_said)
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
         buffer.send()

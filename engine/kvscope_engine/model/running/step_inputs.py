@@ -6,7 +6,7 @@ tables again. Knows no tensors and no policy: a row is right whatever happened t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,7 +131,7 @@ def build_inputs(
         seq_lens=seq_lens.astype(np.int32),
         query_start=query_start.astype(np.int32),
         num_single_token=plan.num_single_token,
-        sample_rows=ends[samples] - 1,
+        sample_rows=_sample_rows(scheduled, ends, samples),
         awaited=np.ascontiguousarray(np.array(awaited, np.int64).T) if awaited else None,
     )
 
@@ -157,8 +157,32 @@ def _token_ids(
             awaited.append((row, in_flight[request.number]))
     for item in scheduled[num_single_token:]:
         ids += item.request.tokens(item.start, item.start + item.num_tokens)
+        ids += item.drafts
     assert len(ids) == num_tokens, f"the plan computes {num_tokens} tokens, the requests know {len(ids)}"
     return np.array(ids, np.int64)
+
+
+def sampled_places(scheduled: Sequence[Scheduled]) -> tuple[list[Request], list[int]]:
+    """For each row of logits that is sampled from: whose it is, and how many tokens that one will have said before."""
+    requests: list[Request] = []
+    num_said: list[int] = []
+    for item in scheduled:
+        if item.samples:
+            last = item.start + item.num_tokens - item.request.num_prompt_tokens
+            requests += [item.request] * (1 + len(item.drafts))
+            num_said += range(last - len(item.drafts), last + 1)
+    return requests, num_said
+
+
+def _sample_rows(scheduled: Sequence[Scheduled], ends: Int64, samples: NDArray[np.bool_]) -> Int64:
+    """Rows of the last known token, and of the drafts behind it, of all that sample."""
+    last = ends[samples] - 1
+    counts = np.fromiter((1 + len(item.drafts) for item in scheduled if item.samples), np.int64, len(last))
+    if not len(last) or counts.max() == 1:
+        return last
+    firsts = np.repeat(last - (counts - 1), counts)
+    within = np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return firsts + within
 
 
 def _slots(table: Int32, row_of_token: Int64, positions: Int64, block_size: int) -> Int64:

@@ -13,6 +13,7 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
 
 RESERVED: Final = "an allocator that reserves"
+DRAFTED: Final = "drafts of what follows the tokens"
 FORKED: Final = "completions that share their prompt"
 FOLLOWED: Final = "a form or penalties"
 SHARED: Final = "a prompt in progress that others may share"

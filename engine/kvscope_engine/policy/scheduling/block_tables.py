@@ -119,6 +119,15 @@ class BlockTables:
             request.num_reserved_tokens = 0
             self._changes.table(request, 0)
 
+    def trim(self, request: Request, step: int) -> None:
+        """Let go of blocks behind those of the tokens computed: they were for drafts that were wrong."""
+        held = num_blocks_for(request.num_computed_tokens, self._pool.block_size)
+        spare = request.block_table[held:]
+        if spare:
+            del request.block_table[held:]
+            self._pool.release(spare, step)
+            self._changes.table(request, held)
+
     def settle(self, step: int) -> None:
         """The plan of the step was run."""
         if self._reserves:

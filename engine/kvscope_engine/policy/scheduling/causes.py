@@ -108,6 +108,13 @@ def evicted_by(count: int, num_sunk: int, by: str, now_ns: int) -> Event:
     return Event(kind="evicted", time_ns=now_ns, num_blocks=count, cause=cause)
 
 
+def _guessed(request: Request) -> str:
+    """How many of the tokens that were guessed ahead were right; nothing where none were."""
+    if not request.num_draft_tokens:
+        return ""
+    return f", {request.num_accepted_tokens} of {request.num_draft_tokens} guessed ahead were right"
+
+
 def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
     """The request ended by itself. `num_blocks` were released."""
     reasons = {
@@ -120,7 +127,7 @@ def finished(request: Request, now_ns: int, num_blocks: int) -> Event:
         kind="finished",
         time_ns=now_ns,
         number=request.number,
-        cause=f"{what} after {len(request.output_token_ids)} tokens; {_blocks(num_blocks)} released",
+        cause=f"{what} after {len(request.output_token_ids)} tokens{_guessed(request)}; {_blocks(num_blocks)} released",
         num_blocks=num_blocks,
         num_tokens=len(request.output_token_ids),
         data=EventData(kind="ended", finish_reason=str(request.finish_reason)),

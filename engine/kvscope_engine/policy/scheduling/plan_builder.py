@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 
@@ -12,6 +14,7 @@ class PlanBuilder:
     __slots__ = (
         "_chunks",
         "_copies",
+        "_drafted",
         "_singles",
         "budget",
         "evicted_for",
@@ -31,6 +34,7 @@ class PlanBuilder:
         """The first request for which a cached block was evicted, 0 for none."""
         self._singles: list[Scheduled] = []
         self._chunks: list[Scheduled] = []
+        self._drafted: list[Scheduled] = []
         self._copies: list[tuple[Request, int, int]] = []
 
     def add(self, request: Request, start: int, num_tokens: int, samples: bool) -> None:
@@ -38,6 +42,23 @@ class PlanBuilder:
         item = Scheduled(request, start, num_tokens, samples)
         (self._singles if num_tokens == 1 else self._chunks).append(item)
         self.budget -= num_tokens
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the step samples."""
+        singles, chunks = (sum(item.samples for item in items) for items in (self._singles, self._chunks))
+        return singles + chunks + sum(item.num_tokens for item in self._drafted)
+
+    def draft(self, propose: Callable[[Scheduled, int], tuple[int, ...]]) -> None:
+        """Give drafts to who runs one token, as `propose` says of each and of how many the budget leaves."""
+        singles, self._singles = self._singles, []
+        for item in singles:
+            drafts = propose(item, self.budget) if self.budget else ()
+            if drafts:
+                self._drafted.append(item._replace(num_tokens=1 + len(drafts), drafts=drafts))
+                self.budget -= len(drafts)
+            else:
+                self._singles.append(item)
 
     def copy(self, request: Request, source: int, target: int) -> None:
         """Before the step, block `source` is copied to `target` for the request."""
@@ -57,7 +78,7 @@ class PlanBuilder:
 
     def drop(self, request: Request) -> None:
         """The request was preempted: it does not run, and what it was given is taken back."""
-        for items in (self._singles, self._chunks):
+        for items in (self._singles, self._drafted, self._chunks):
             for item in items:
                 if item.request is request:
                     self.budget += item.num_tokens
@@ -67,4 +88,5 @@ class PlanBuilder:
     def plan(self) -> StepPlan:
         """The finished plan."""
         copies = tuple((source, target) for _, source, target in self._copies)
-        return StepPlan(tuple(self._singles + self._chunks), len(self._singles), copies)
+        scheduled = (*self._singles, *self._drafted, *self._chunks)
+        return StepPlan(scheduled, len(self._singles), copies)

@@ -18,7 +18,10 @@ The rules, in the order they are applied in each step:
    the pool (at least a block; none when nothing runs, or the policy reserves ahead), and no request was
    preempted in this step. One that does not fit is not overtaken. Waiting requests, whatever their priority,
    never preempt running ones.
-5. Further completions of a prompt are held back until it is computed, and then share its blocks (`fork`).
+5. Drafts come last: requests that are one token short have guesses checked with it, where the budget, the blocks and
+   `max_num_seqs` (of tokens sampled in a step) leave room. Nobody gives up blocks for a draft, and those of wrong ones
+   are given back when the step is committed.
+6. Further completions of a prompt are held back until it is computed, and then share its blocks (`fork`).
 
 While a step runs, the next one may be scheduled (`schedule_beside`): requests are taken to be where that step leaves
 them, nobody is preempted, and nobody goes past an end that is known. Where more must be known, it says so
@@ -37,6 +40,7 @@ from collections.abc import Callable, Mapping
 
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
 from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.fit import check_fits
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
@@ -48,6 +52,7 @@ from kvscope_engine.policy.scheduling.admission import Admission
 from kvscope_engine.policy.scheduling.ahead import Ahead
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.changes import ChangeLog, Changes
+from kvscope_engine.policy.scheduling.drafting import Drafting
 from kvscope_engine.policy.scheduling.held_forks import HeldForks
 from kvscope_engine.policy.scheduling.pins import check_fits_beside_pins, check_pins
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
@@ -82,6 +87,7 @@ class Scheduler:
         max_model_len: int,
         mover: TierMover | None = None,
         preemption: str = "auto",
+        drafter: Drafter | None = None,
     ) -> None:
         self._pool = pool
         self.max_num_seqs = max_num_seqs
@@ -104,6 +110,7 @@ class Scheduler:
         watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
         self._admission = Admission(pool, self._tables, self._tiers, self.rate, self.totals, watermark)
         self._disk_failure = ""
+        self._drafting = None if drafter is None or self._reserves else Drafting(drafter, self._tables)
 
     @property
     def num_running(self) -> int:
@@ -182,6 +189,8 @@ class Scheduler:
             return ahead_of.FORKED
         if ahead_of.follows_in_flight(running):
             return ahead_of.FOLLOWED
+        if self._drafting is not None and self._drafting.is_wanted_after(running):
+            return ahead_of.DRAFTED
         if self._waiting and self._pool.index is not None and ahead_of.computes_prompts(running):
             return ahead_of.SHARED
         return "" if self._has_room_beside(Ahead(running)) else ahead_of.SHORT
@@ -201,6 +210,8 @@ class Scheduler:
         if not draft.has_preempted:
             self._admit(draft)
         assert not (ahead and draft.has_preempted), "a request in flight was preempted"
+        if self._drafting is not None and not ahead and not draft.has_preempted:
+            self._drafting.add(draft, self._pool.step, self.max_num_seqs)
         if draft.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             num_sunk = self.totals.sunk_blocks - sunk_before
@@ -215,6 +226,8 @@ class Scheduler:
         self._pool.step = step
         self.totals.prompt_tokens += write_down(plan, self._pool, step)
         self._tables.settle(step)
+        if self._drafting is not None:
+            self._drafting.settle(plan, step, self.totals)
         if self._held:
             for item in plan.scheduled:
                 if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
@@ -431,6 +444,8 @@ class Scheduler:
         self._tables.release(request, self._pool.step)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
+        if self._drafting is not None:
+            self._drafting.forget(request)
         del self._requests[request.number]
         self._changes.touch(request)
         for child in self._held.take(request):

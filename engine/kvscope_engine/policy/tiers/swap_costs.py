@@ -24,7 +24,7 @@ class PrefillRate:
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """The step took `seconds`."""
         num_tokens = plan.num_tokens
-        if num_tokens < MIN_TOKENS or plan.num_single_token * 2 > num_tokens:
+        if num_tokens < MIN_TOKENS or plan.num_single_token * 2 > num_tokens or plan.has_drafts:
             return
         measured = seconds / num_tokens
         known = self._seconds_per_token

@@ -10,6 +10,7 @@ import pytest
 from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
 from kvscope_engine.cli.parser import CommandParser, parse_size
 from kvscope_engine.config import EngineConfig
+from kvscope_engine.policy.drafting.config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.kv_events.config import KvEventsConfig
 
@@ -34,6 +35,7 @@ def test_every_field_has_its_option() -> None:
         *("--kv-host-memory", "2MiB", "--kv-disk", "3MiB", "--kv-disk-path", "kv.bin", "--kv-disk-keep"),
         *("--preemption", "swap", "--enforce-eager", "--no-async-scheduling", "--page-heat", "8"),
         *("--kv-events-config", '{"topic": "kv"}', "--quantization", "none"),
+        *("--speculative-config", '{"num_speculative_tokens": 3}'),
     )
     assert found == EngineConfig(
         model="m",
@@ -60,6 +62,7 @@ def test_every_field_has_its_option() -> None:
         quantization="none",
         async_scheduling=False,
         kv_events_config=KvEventsConfig(topic="kv"),
+        speculative_config=SpeculativeConfig(num_speculative_tokens=3),
     )
     same = [
         field.name

@@ -1,0 +1,1 @@
+"""Tokens guessed ahead of the model, to be checked by it several at a time."""

@@ -1,0 +1,76 @@
+"""Drafts in a step: who gets how many, and what is left of them once the step was run.
+
+Comes last in a plan, so that nobody else is short of blocks or budget for it. Owns which requests may hold blocks for
+drafts until the step is committed; block tables are written by `BlockTables`.
+"""
+
+from __future__ import annotations
+
+from kvscope_engine.policy.drafting.drafter import Drafter
+from kvscope_engine.policy.plan import Scheduled, StepPlan
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.block_tables import BlockTables
+from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
+from kvscope_engine.policy.totals import Totals
+from kvscope_telemetry.messages.request_words import RequestState
+
+
+class Drafting:
+    """Adds drafts to plans."""
+
+    def __init__(self, drafter: Drafter, tables: BlockTables) -> None:
+        self._drafter = drafter
+        self._tables = tables
+        self._drafted: list[Request] = []
+        """Whose tables may reach past their tokens."""
+
+    def add(self, plan: PlanBuilder, step: int, max_sampled: int) -> None:
+        """Drafts for who decodes, while the step samples `max_sampled` tokens at most, or as many as one request with
+        all its drafts: its memory is made for that."""
+        left = max(max_sampled, 1 + self._drafter.most) - plan.num_sampled
+
+        def propose(item: Scheduled, budget: int) -> tuple[int, ...]:
+            nonlocal left
+            request = item.request
+            if not item.samples or item.start < request.num_prompt_tokens:
+                return ()
+            drafts = self._drafter.draft(request, min(budget, left))
+            drafts = drafts[: self._make_room(request, item.start + 1, len(drafts), step, plan)]
+            left -= len(drafts)
+            return drafts
+
+        if left > 0:
+            plan.draft(propose)
+
+    def settle(self, plan: StepPlan, step: int, totals: Totals) -> None:
+        """The plan was run and written down: blocks of wrong drafts are given back, right ones counted."""
+        for item in plan.scheduled[plan.num_single_token :]:
+            if item.drafts:
+                num_accepted = item.num_tokens - 1
+                item.request.num_draft_tokens += len(item.drafts)
+                item.request.num_accepted_tokens += num_accepted
+                totals.draft_tokens += len(item.drafts)
+                totals.accepted_tokens += num_accepted
+        drafted, self._drafted = self._drafted, []
+        for request in drafted:
+            if request.state is RequestState.RUNNING:
+                self._tables.trim(request, step)
+
+    def is_wanted_after(self, running: StepPlan) -> bool:
+        """As `Drafter` says."""
+        return self._drafter.is_wanted_after(running)
+
+    def forget(self, request: Request) -> None:
+        """It ended."""
+        self._drafter.forget(request)
+
+    def _make_room(self, request: Request, stop: int, count: int, step: int, plan: PlanBuilder) -> int:
+        """Slots behind position `stop`, in blocks that nobody runs on; returns for how many of `count` drafts."""
+        available = self._tables.num_available(request)
+        while count and self._tables.num_needed(request, stop + count) > available:
+            count -= 1
+        needed = self._tables.num_needed(request, stop + count) if count else 0
+        if needed:
+            self._drafted.append(request)
+            self._tables.grow(request, needed, step, plan)
+        return count

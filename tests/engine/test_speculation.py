@@ -1,0 +1,151 @@
+"""Tokens that are guessed ahead: the same as of the plain run, whatever is asked for, aborted or preempted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
+
+from kvscope_engine import Engine, SamplingParams
+from kvscope_engine.policy.drafting.config import SpeculativeConfig
+from kvscope_engine.policy.drafting.drafter import Drafter
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.telemetry import Event, TelemetryMessage
+
+Make = Callable[..., Engine]
+Said = list[tuple[list[int], str | None, Any]]
+
+GUESSING = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
+
+
+class Knowing(Drafter):
+    """Guesses what will be said, by what the plain run said; one token of the guess is often wrong."""
+
+    def __init__(self, jobs: list[Submit], expected: Said) -> None:
+        super().__init__(GUESSING)
+        self._random = random.Random(7)
+        answers = iter(expected)
+        self._answers = {
+            (job.prompt_token_ids, index): next(answers)[0] for job in jobs for index in range(job.sampling.n)
+        }
+
+    def _guess(self, request: Request, most: int) -> list[int]:
+        answer = self._answers[tuple(request.prompt_token_ids), request.index]
+        said, wrong = len(request.output_token_ids), self._random.randrange(2 * most)
+        guess = (answer + [5] * most)[said : said + most]  # behind an end anything may be guessed
+        return [token ^ (place == wrong) for place, token in enumerate(guess)]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Submit]:
+    """Every other answer is long."""
+    jobs = jobs_of(14)
+    for job in jobs[::2]:
+        sampling = msgspec.structs.replace(job.sampling, max_tokens=30)
+        jobs[jobs.index(job)] = msgspec.structs.replace(job, sampling=sampling)
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def expected(make_small: Make, jobs: list[Submit]) -> Said:
+    """Without guesses, with room for all."""
+    with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
+        return said_by(engine, jobs)
+
+
+def knowing(make: Make, jobs: list[Submit], expected: Said, **options: Any) -> Engine:
+    engine = make(speculative_config=GUESSING, **options)
+    drafting = engine._parts.scheduler._drafting
+    assert drafting is not None
+    drafting._drafter = Knowing(jobs, expected)
+    return engine
+
+
+ROOMS: dict[str, dict[str, Any]] = {
+    "room for all": {"num_gpu_blocks_override": 2048, "max_num_seqs": 96},
+    "alone": {"max_num_seqs": 1},
+    "overlapped": {"num_gpu_blocks_override": 2048, "max_num_seqs": 32, "async_scheduling": True},
+    "chunks, too few blocks": {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 9, "max_num_seqs": 6},
+    "swaps": {"num_gpu_blocks_override": 24, "preemption": "swap", "host_kv_memory_bytes": 1 << 20},
+    "no prefix cache": {"enable_prefix_caching": False},
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_tokens_are_those_of_the_plain_run(make_engine: Make, jobs: list[Submit], expected: Said, room: str) -> None:
+    engine = knowing(make_engine, jobs, expected, **ROOMS[room])
+    found = said_by(engine, jobs)
+    assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
+    engine._parts.scheduler.check_integrity()
+    counters = engine.snapshot().counters
+    assert 0 < counters.accepted_tokens < counters.draft_tokens
+    assert counters.generation_tokens == sum(len(ids) for ids, _, _ in found)
+
+
+def test_what_is_cached_is_what_the_plain_run_caches(make_engine: Make, jobs: list[Submit], expected: Said) -> None:
+    cached = []
+    for make in (make_engine, lambda **options: knowing(make_engine, jobs, expected, **options)):
+        engine = make(num_gpu_blocks_override=2048, max_num_seqs=32)
+        said_by(engine, jobs)
+        pool = engine._parts.pool
+        prefixes = filter(None, map(pool.prefix, range(pool.num_blocks)))
+        cached.append({(prefix.start, bytes(prefix.tokens)) for prefix in prefixes})
+    assert cached[0] == cached[1]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_nothing_is_lost_whatever_happens_in_between(
+    make_engine: Make, jobs: list[Submit], expected: Said, seed: int, storm: Callable[[int, int], int]
+) -> None:
+    run = Storm(lambda **options: knowing(make_engine, jobs, expected, **options), jobs, seed)
+    run.run(storm(120, 1500))
+    completions = iter(expected)
+    wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]
+    for (name, index), reason in run.reasons.items():
+        tokens, end, _ = wanted[run.job_of[name]][index]
+        said = run.said.get((name, index), [])
+        assert said == tokens[: len(said)]
+        assert reason == "abort" or (len(said), reason) == (len(tokens), end)
+    assert set(run.reasons) == {(name, i) for name, job in run.job_of.items() for i in range(jobs[job].sampling.n)}
+    assert run.engine._parts.scheduler.totals.accepted_tokens > 0
+    assert run.engine.overlaps.why_not["drafts of what follows the tokens"] > 0
+    assert not any(run.engine.snapshot().blocks.ref_count)
+
+
+def test_guesses_come_from_the_text_itself(make_engine: Make) -> None:
+    """A bias makes the model say one token for ever, which is soon guessed."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logit_bias={9: 100.0})
+    finishes: list[Event] = []
+
+    def hear(message: TelemetryMessage) -> None:
+        finishes.extend(event for event in getattr(message, "events", ()) if event.kind == "finished")
+
+    engine = make_engine(speculative_config=GUESSING, publish=hear)
+    engine.submit(Submit(request_id="one", prompt_token_ids=(4, 5, 6), sampling=sampling))
+    outputs: list[Tokens | Finished] = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+        engine._parts.scheduler.check_integrity()
+    assert [token for output in outputs if isinstance(output, Tokens) for token in output.token_ids] == [9] * 40
+    counters = engine.snapshot().counters
+    assert counters.draft_tokens >= counters.accepted_tokens > 20
+    assert engine.step_count < 20
+    assert " guessed ahead were right; " in finishes[0].cause
+
+
+def test_a_form_or_penalties_get_no_guesses(make_engine: Make) -> None:
+    engine = make_engine(speculative_config=GUESSING)
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, presence_penalty=0.1, logit_bias={9: 100.0})
+    (said,) = engine.generate([Submit(request_id="-", prompt_token_ids=(9, 9, 9, 9), sampling=sampling)])
+    assert (len(said.token_ids), engine.snapshot().counters.draft_tokens) == (12, 0)
+
+
+def test_speculation_needs_the_paged_allocator(make_engine: Make) -> None:
+    with pytest.raises(BadInput, match="--speculative-config"):
+        make_engine(allocator="virtual", enable_prefix_caching=False, speculative_config=GUESSING)
