@@ -79,7 +79,7 @@ def test_tells_about_itself(flag, capsys):
 
 def test_the_engine_has_the_same_options():
     """The desktop lists them without importing the engine; this holds the two against each other."""
-    from kvscope_app.own_engine.engine_options import ENGINE_OPTIONS, SWITCHES
+    from kvscope_app.own_engine.engine_options import ENGINE_OPTIONS, SHORT, SWITCHES
 
     serve = pytest.importorskip("kvscope_engine.cli.arguments.options")
     import argparse
@@ -93,6 +93,7 @@ def test_the_engine_has_the_same_options():
         "--async-scheduling",
         "--no-async-scheduling",
         *SWITCHES,
+        *(word for words in SHORT.values() for word in words),
     }
     assert ours == engines
     checks = {option.flag: option.check for option in ENGINE_OPTIONS}

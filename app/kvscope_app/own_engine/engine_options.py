@@ -13,11 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from kvscope_telemetry.kv_events.config import parse_config
 
 _SIZE: Final = re.compile(r"\d+(\.\d+)?\s*([KMGT]?i?B?)", re.IGNORECASE)
 
 
+SHORT: Final = {"--tensor-parallel-size": ("-tp",)}
+"""Other words for an option."""
 SWITCHES: Final = {
     "--kv-disk-keep": "keep that file at exit, for the next start",
     "--enforce-eager": "on a GPU: run without CUDA graphs (slower; starts sooner and takes less memory)",
@@ -38,7 +42,8 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add them in one group."""
     group = parser.add_argument_group("engine", "passed on to the engine that the desktop starts")
     for option in ENGINE_OPTIONS:
-        group.add_argument(option.flag, metavar=option.metavar, help=option.help, type=_typed(option))
+        flags = (option.flag, *SHORT.get(option.flag, ()))
+        group.add_argument(*flags, metavar=option.metavar, help=option.help, type=_typed(option))
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -121,6 +126,15 @@ def _size(text: str) -> str:
     return text
 
 
+def _object(text: str) -> str:
+    """Its fields are the engine's business."""
+    try:
+        msgspec.json.decode(text, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        raise ValueError("a JSON object") from None
+    return text
+
+
 def _kv_events(text: str) -> str:
     parse_config(text)
     return text
@@ -192,5 +206,12 @@ ENGINE_OPTIONS: Final = (
         "publish what enters and leaves the prefix cache as vLLM does, with vLLM's fields (default: nothing)",
         _kv_events,
     ),
+    EngineOption(
+        "--speculative-config",
+        "JSON",
+        "guess tokens ahead from the prompt and output, with vLLM's fields; the tokens stay the same (default: none)",
+        _object,
+    ),
+    EngineOption("--tensor-parallel-size", "N", "share the model out among N GPUs or processes", _whole(1, 1 << 10)),
     EngineOption("--num-threads", "N", "CPU threads, always that many (default: by the cores)", _whole(1, _MANY)),
 )

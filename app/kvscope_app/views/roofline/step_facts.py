@@ -30,8 +30,6 @@ def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
         yield Fact(
             "Tier copies", seconds(work.copy_ns / 1e9), tip="Between the pool, host memory and disk, as measured"
         )
-    if beside := frame.timings.overlapped_ns:
-        yield Fact("Beside it", seconds(beside / 1e9), tip="What the host did while a step ran on the device")
 
 
 def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact]:

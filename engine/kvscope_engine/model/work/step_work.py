@@ -62,8 +62,8 @@ class ModelWork:
         """The work of a step; how it ran is not in it."""
         if not plan.scheduled:
             return Work()
-        _, starts, nums, samples = zip(*plan.scheduled, strict=True)  # in C: there may be hundreds
-        num_tokens, num_samples = sum(nums), sum(samples)
+        _, starts, nums, samples, drafts = zip(*plan.scheduled, strict=True)  # in C: there may be hundreds
+        num_tokens, num_samples = sum(nums), sum(samples) + sum(map(len, drafts))
         decodes, chunks = starts[: plan.num_single_token], plan.scheduled[plan.num_single_token :]
         kv_read = kv_written = attention = 0
         for kind, count in self.kinds.items():

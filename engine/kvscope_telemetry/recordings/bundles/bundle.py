@@ -58,7 +58,13 @@ _SUMS: Final = slice(3, 5)
 _TIMINGS: Final = slice(5, 5 + len(Timings.__struct_fields__))
 _COUNTERS: Final = slice(_TIMINGS.stop, _TIMINGS.stop + len(Counters.__struct_fields__))
 _WORK: Final = slice(_COUNTERS.stop, None)
-_NEWER: Final = dict.fromkeys(("timings.overlapped_ns", *(f"work.{name}" for name in Work.__struct_fields__)), b"\0")
+_NEWER: Final = dict.fromkeys(
+    (
+        *("counters.draft_tokens", "counters.accepted_tokens"),
+        *(f"work.{name}" for name in Work.__struct_fields__),
+    ),
+    b"\0",
+)
 """Columns that bundles of earlier versions are without: all 0."""
 _OPTIONAL: Final = ("blocks", "requests", "batch", "timings", "counters", "moves")
 """Left out of a message where they are their defaults."""
