@@ -1,7 +1,7 @@
 """Who may do what: the two roles, and which commands each may give.
 
-A viewer sees frames, snapshots, how the engine is and how its memory is divided. An operator also submits, stops, controls and reads the
-texts of blocks. Knows neither keys nor sockets.
+A viewer sees frames, snapshots, how the engine is and how its memory is divided. An operator also submits, stops,
+controls and reads the texts of blocks. Knows neither keys nor sockets.
 """
 
 from __future__ import annotations

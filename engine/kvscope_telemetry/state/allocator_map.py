@@ -138,11 +138,11 @@ def unpack_map(told: AllocatorMap) -> list[TorchSegment]:
 
 def _joined(segments: list[TorchSegment], max_blocks: int) -> list[TorchSegment]:
     """Neighbours up to a size become one, which is doubled until few enough are left: one a segment at the least."""
-    size, joined = 512, segments
+    size, joined = 1, segments
     largest = max((one.num_bytes for one in segments), default=0)
-    while sum(len(one.sizes) for one in joined) > max_blocks and size <= 2 * largest:
-        joined = [_joined_up_to(one, size) for one in segments]
+    while sum(len(one.sizes) for one in joined) > max_blocks and size < largest:
         size *= 2
+        joined = [_joined_up_to(one, size) for one in segments]
     return joined
 
 

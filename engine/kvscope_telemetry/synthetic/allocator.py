@@ -32,9 +32,7 @@ def _segment(
     states = [_state(draw.random(), holes) for _ in sizes]
     offsets = np.cumsum([0, *sizes[:-1]], dtype=np.int64)
     address = 0x7F00_0000_0000 + (place << 33)
-    return TorchSegment(
-        address, num_bytes, 0, pool, offsets, np.array(sizes, np.int64), np.array(states, np.uint8)
-    )
+    return TorchSegment(address, num_bytes, 0, pool, offsets, np.array(sizes, np.int64), np.array(states, np.uint8))
 
 
 def _state(drawn: float, holes: float) -> State:

@@ -18,8 +18,8 @@ from kvscope_telemetry.messages import wire
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
-    BlockContent,
     AllocatorMap,
+    BlockContent,
     BlockText,
     ChatMessage,
     Command,

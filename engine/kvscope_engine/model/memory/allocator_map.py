@@ -25,7 +25,7 @@ _SHARED_POOL: Final = (0, 0)
 def allocator_map(
     device: torch.device,
     tag: int,
-    snapshot: Callable[[], Sequence[Mapping[str, Any]]] = partial(torch.cuda.memory_snapshot, include_traces=False),
+    snapshot: Callable[[], Sequence[Mapping[str, Any]]] = lambda: _snapshot(),
 ) -> AllocatorMap:
     """How the allocator divides the memory of `device` now. Raises BadInput for a CPU."""
     if device.type != "cuda":
@@ -37,6 +37,12 @@ def allocator_map(
     segments = [_segment(told) for told in snapshot() if told["device"] == index]
     packed = partial(pack_map, segments, tag=tag, device=f"cuda:{index}")
     return packed(took_ns=time.monotonic_ns() - began_ns)
+
+
+def _snapshot() -> Sequence[Mapping[str, Any]]:
+    """Of all GPUs, without the history of allocations; torch has no types for it."""
+    told: Sequence[Mapping[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    return told
 
 
 def _segment(told: Mapping[str, Any]) -> TorchSegment:
