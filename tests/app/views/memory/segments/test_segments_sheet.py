@@ -148,3 +148,12 @@ def test_what_is_not_drawn_is_said():
     assert "the largest 3 of 26 segments" in left_out(cut, unpack_map(cut))
     assert fragmentation(pack_map([])) is None
     assert "4.00 GiB allocated" in segment_tip(unpack_map(whole)[0])
+
+
+def test_an_answer_that_does_not_come_is_said_and_may_come_late(ask):
+    sheet, answer = ask()
+    sheet._wait.timeout.emit()
+    assert "has not answered yet" in sheet.words.text()
+    assert sheet.again.isEnabled()
+    answer(synthetic_allocator_map(0))
+    assert sheet.value("Blocks") == "762"
