@@ -25,6 +25,7 @@ from kvscope_engine.config import EngineConfig
 from kvscope_engine.frame_builder import FrameBuilder
 from kvscope_engine.inputs import prompt_token_ids
 from kvscope_engine.interventions import Interventions
+from kvscope_engine.model.memory.allocator_map import allocator_map
 from kvscope_engine.model.ranks.leader import Leader
 from kvscope_engine.model.structured.forms import matcher_for, prepared
 from kvscope_engine.model.text.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ from kvscope_engine.submission import child_requests
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import (
     Accepted,
+    AllocatorMap,
     BlockContent,
     Finished,
     FinishReason,
@@ -186,6 +188,10 @@ class Engine:
         pool, scheduler = self._parts.pool, self._parts.scheduler
         contents = (block_content(block, pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
         return tuple(with_text(content, self.tokenizer) for content in contents)
+
+    def allocator_map(self, tag: int = 0) -> AllocatorMap:
+        """How torch's allocator divides the GPU's memory now. Raises BadInput on a CPU."""
+        return allocator_map(self._parts.loaded.device, tag)
 
     def reset_prefix_cache(self) -> None:
         """Forget every idle cached block."""

@@ -348,7 +348,7 @@ def _hello(
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),
-        capabilities=Capabilities(attention=config.page_heat > 0),
+        capabilities=Capabilities(attention=config.page_heat > 0, allocator_map=True),
         num_ranks=loaded.rank.count,
     )
 

@@ -22,6 +22,7 @@ from kvscope_telemetry.messages.commands import (
     Evict,
     Failed,
     Finished,
+    GetAllocatorMap,
     Pin,
     Preempt,
     Refused,
@@ -248,3 +249,9 @@ def test_limits_hold_from_the_next_step_on(served: Callable[..., tuple[Person, E
     for name in range(5):
         person.wait_finished(f"r{name}")
     assert any("changed the limits of the batch" in cause for cause in person.causes)
+
+
+def test_torchs_segments_are_not_to_be_had_on_a_cpu(served: Callable[..., tuple[Person, Engine]]) -> None:
+    person, engine = served()
+    assert "on a GPU alone" in person.why_not(GetAllocatorMap)
+    assert engine.hello.capabilities.allocator_map

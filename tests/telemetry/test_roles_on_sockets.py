@@ -13,11 +13,13 @@ from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
+    AllocatorMap,
     BlockText,
     Command,
     Control,
     Done,
     Failed,
+    GetAllocatorMap,
     GetBlockText,
     Refused,
     Reply,
@@ -115,6 +117,12 @@ def test_a_viewer_sees_everything_and_is_refused_the_rest(site: Site, name: str)
     if isinstance(reply, Refused):
         assert reply.request_id == "mine"
     sees_frames(source)
+
+
+def test_a_viewer_may_ask_how_the_memory_is_divided(site: Site) -> None:
+    source = site.watch(site.key("guest", Role.VIEWER))
+    sees_frames(source)
+    assert isinstance(ask(source, GetAllocatorMap(tag=8), (AllocatorMap, Failed)), AllocatorMap)
 
 
 def test_an_unknown_key_is_told(site: Site, tmp_path: Path) -> None:

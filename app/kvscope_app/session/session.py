@@ -24,7 +24,7 @@ from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_app.session.texts.told_contents import ToldContents
 from kvscope_telemetry.errors import EngineDead
-from kvscope_telemetry.messages.commands import Abort, Command, GetBlockText, Submit
+from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, Submit
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import Source, SourceState, SourceStatus
 
@@ -173,6 +173,11 @@ class Session(SourceTimeline):
         return has_anybody and self.live_mirror.capabilities.token_ids
 
     @property
+    def tells_allocator(self) -> bool:
+        """Whether the other end can be asked for the segments of torch's allocator."""
+        return self.takes_commands and self.live_mirror.capabilities.allocator_map
+
+    @property
     def is_viewer(self) -> bool:
         """Whether the engine lets us see and do nothing else."""
         return self.status.role == Role.VIEWER
@@ -203,6 +208,8 @@ class Session(SourceTimeline):
         """Whether the other end knows what to do with it."""
         if isinstance(command, Submit | Abort):
             return self.takes_prompts
+        if isinstance(command, GetAllocatorMap):
+            return self.tells_allocator
         return self.tells_texts if isinstance(command, GetBlockText) else self.takes_commands
 
     # What was recorded

@@ -28,6 +28,7 @@ from kvscope_telemetry.messages.commands import (
     Done,
     Finished,
     FinishReason,
+    GetAllocatorMap,
     GetBlockText,
     GetSnapshot,
     Intervention,
@@ -200,6 +201,8 @@ class Dispatcher:
             return None
         if isinstance(command, GetBlockText):
             return self._read_blocks(client, BlockTextErrand(command))
+        if isinstance(command, GetAllocatorMap):
+            return self._engine.allocator_map(command.tag)
         if isinstance(command, Control):
             return self._control(client, command)
         if isinstance(command, Intervention):

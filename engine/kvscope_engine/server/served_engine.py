@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from kvscope_telemetry.messages.commands import Accepted, BlockContent, Finished, Submit, Tokens
+from kvscope_telemetry.messages.commands import Accepted, AllocatorMap, BlockContent, Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, Progress, Snapshot, TelemetryMessage
 
 OnProgress: TypeAlias = Callable[[Progress], None]
@@ -96,6 +96,9 @@ class ServedEngine(Protocol):
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         """What the blocks hold; raises BadInput for a block that does not exist."""
+
+    def allocator_map(self, tag: int) -> AllocatorMap:
+        """How torch's allocator divides the GPU's memory; raises BadInput where it has none."""
 
     def reset_prefix_cache(self) -> None:
         """Forget what no request holds."""

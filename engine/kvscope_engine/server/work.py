@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from kvscope_engine.server.block_texts import BlockTextErrand
 from kvscope_engine.server.preparation import Prepared
-from kvscope_telemetry.messages.commands import Awaited, Command, GetBlockText, GetSnapshot
+from kvscope_telemetry.messages.commands import Awaited, Command, GetAllocatorMap, GetBlockText, GetSnapshot
 
 
 class Lost:
@@ -41,4 +41,4 @@ def command_of(work: Work) -> Command | None:
 
 def is_question(work: Work) -> bool:
     """Whether it only asks: its answer is for the connection that it came on, and changes nothing."""
-    return isinstance(work, GetSnapshot | GetBlockText | BlockTextErrand)
+    return isinstance(work, GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextErrand)

@@ -50,6 +50,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """It has a pool of blocks at all; otherwise it tells of devices alone, and its one row stands for nothing."""
     aborts: bool = True
     """Aborted requests are counted apart; otherwise they are among the finished ones, or in no number."""
+    allocator_map: bool = False
+    """It can be asked for the segments of torch's allocator, and refuses where there are none; older ones cannot."""
 
     @property
     def unknown_columns(self) -> frozenset[str]:

@@ -120,6 +120,12 @@ class GetBlockText(_Command, frozen=True, kw_only=True):
     tag: Tag = 0
 
 
+class GetAllocatorMap(_Command, frozen=True, kw_only=True):
+    """Ask how torch's allocator divides the GPU's memory now, answered with `AllocatorMap` between two steps."""
+
+    tag: Tag = 0
+
+
 class Control(_Command, frozen=True, kw_only=True):
     """Engine control, answered with `Done` or `Failed`."""
 
@@ -177,7 +183,7 @@ class SetLimits(_Command, frozen=True, kw_only=True):
 
 Intervention: TypeAlias = Preempt | Pin | Unpin | Evict | SetLimits
 """What a person does to a running engine, to see what happens."""
-Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | Control | Intervention
+Command: TypeAlias = Submit | Abort | GetSnapshot | GetStatus | GetBlockText | GetAllocatorMap | Control | Intervention
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,6 +272,44 @@ class BlockText(_Command, frozen=True, kw_only=True):
     tag: int = 0
 
 
+class AllocatorMap(_Command, frozen=True, kw_only=True):
+    """Answer to GetAllocatorMap: segments, the largest first, and their blocks, as columns of little-endian numbers.
+
+    Sums and counts are of all there is, also where small neighbours are told as one block, or segments not at all.
+    """
+
+    tag: int = 0
+    device: str = ""
+    took_ns: int = 0
+    """How long it took on the engine's thread."""
+    segment_address: bytes = b""
+    """u64 a segment."""
+    segment_bytes: bytes = b""
+    """u64 a segment."""
+    segment_stream: bytes = b""
+    """u64 a segment: the CUDA stream that its blocks are for; 0 is the default one."""
+    segment_pool: bytes = b""
+    """u8 a segment: 0 small blocks, 1 large ones, 2 a private pool (captured graphs)."""
+    segment_num_blocks: bytes = b""
+    """u32 a segment: how many of the blocks below are its."""
+    block_offset: bytes = b""
+    """u64 a block: from the start of its segment, ascending."""
+    block_bytes: bytes = b""
+    """u64 a block."""
+    block_state: bytes = b""
+    """u8 a block: 0 allocated, 1 freed and waiting for a stream, 2 cached, 3 small ones of several states, joined."""
+    num_segments: int = 0
+    num_blocks: int = 0
+    total_bytes: int = 0
+    allocated_bytes: int = 0
+    pending_bytes: int = 0
+    cached_bytes: int = 0
+    split_bytes: int = 0
+    """Of those cached, in segments that are partly in use: torch cannot give them back to the device."""
+    largest_cached_bytes: int = 0
+    """The largest cached block: the most that can be allocated without asking the device for more."""
+
+
 Phase: TypeAlias = Literal["loading", "ready", "failed"]
 
 
@@ -309,7 +353,7 @@ class Failed(_Command, frozen=True, kw_only=True):
     """Of the request that could not be aborted."""
 
 
-Reply: TypeAlias = Accepted | Refused | Tokens | Finished | BlockText | Status | Done | Failed | Snapshot
+Reply: TypeAlias = Accepted | Refused | Tokens | Finished | BlockText | AllocatorMap | Status | Done | Failed | Snapshot
 
 
 def refuse(command: Command, reason: str) -> Reply:

@@ -1,7 +1,7 @@
 """Who may do what: the two roles, and which commands each may give.
 
-A viewer sees frames, snapshots and how the engine is. An operator also submits, stops, controls and reads the
-texts of blocks. Knows neither keys nor sockets.
+A viewer sees frames, snapshots, how the engine is and how its memory is divided. An operator also submits, stops,
+controls and reads the texts of blocks. Knows neither keys nor sockets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Reply, refuse
+from kvscope_telemetry.messages.commands import Command, GetAllocatorMap, GetSnapshot, GetStatus, Reply, refuse
 
 
 class Role(StrEnum):
@@ -30,7 +30,7 @@ class Caller:
 
 
 UNKNOWN_KEY: Final = "this key is not known to the engine any more"
-FOR_ALL: Final = (GetStatus, GetSnapshot)
+FOR_ALL: Final = (GetStatus, GetSnapshot, GetAllocatorMap)
 """Commands that everybody may give; all others, also those still to be invented, are for operators."""
 
 

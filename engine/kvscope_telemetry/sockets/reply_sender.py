@@ -11,7 +11,7 @@ from typing import Final
 
 import zmq
 
-from kvscope_telemetry.messages.commands import BlockText, Failed, Reply
+from kvscope_telemetry.messages.commands import AllocatorMap, BlockText, Failed, Reply
 from kvscope_telemetry.messages.telemetry import Snapshot
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.sockets.reply_backlogs import MAX_ANSWER_BYTES, Delivery, ReplyBacklogs
@@ -47,7 +47,7 @@ class ReplySender:
 
     def answer(self, client: bytes, reply: Reply) -> None:
         """Send `reply` after all that waits for `client`; what it asked for while it does not read is refused."""
-        is_answer = isinstance(reply, Snapshot | BlockText)
+        is_answer = isinstance(reply, Snapshot | BlockText | AllocatorMap)
         if is_answer and not self._backlogs.has_room(client):
             self._backlogs.add(client, encode(_read_first(reply)))
             return

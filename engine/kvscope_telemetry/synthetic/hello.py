@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
 from kvscope_telemetry.sockets.host_id import host_id
 
@@ -34,6 +35,7 @@ def synthetic_hello(
         device=DeviceInfo(kind="cpu", name="synthetic"),
         engine_version="synthetic",
         host=host_id(),
+        capabilities=Capabilities(allocator_map=True),
     )
 
 

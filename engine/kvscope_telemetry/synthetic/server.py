@@ -27,6 +27,7 @@ from kvscope_telemetry.messages.commands import (
     Evict,
     Failed,
     Finished,
+    GetAllocatorMap,
     GetBlockText,
     GetSnapshot,
     GetStatus,
@@ -45,6 +46,7 @@ from kvscope_telemetry.messages.commands import (
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import DeviceSample, Goodbye, Heartbeat, MemoryBreakdown
 from kvscope_telemetry.sockets.server_sockets import ServerSockets
+from kvscope_telemetry.synthetic.allocator import synthetic_allocator_map
 from kvscope_telemetry.synthetic.engine import Output, SyntheticEngine
 
 WORDS: Final = (
@@ -237,6 +239,8 @@ class SyntheticServer:
         elif isinstance(command, GetBlockText):
             contents = tuple(self._block_content(block) for block in command.blocks)
             reply(client, BlockText(contents=contents, tag=command.tag))
+        elif isinstance(command, GetAllocatorMap):
+            reply(client, synthetic_allocator_map(command.tag))
         elif isinstance(command, Submit):
             self._submit(client, command)
         elif isinstance(command, Abort):

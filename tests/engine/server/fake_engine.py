@@ -17,6 +17,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.commands import (
     Accepted,
+    AllocatorMap,
     BlockContent,
     Finished,
     FinishReason,
@@ -198,6 +199,9 @@ class FakeEngine:
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
         time.sleep(self.options.block_s * len(blocks))
         return tuple(BlockContent(block=block) for block in blocks)
+
+    def allocator_map(self, tag: int) -> AllocatorMap:
+        raise BadInput("the engine runs on 'cpu': it has no segments")
 
     def reset_prefix_cache(self) -> None:
         self._frame()

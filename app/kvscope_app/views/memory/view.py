@@ -15,11 +15,13 @@ from PySide6.QtWidgets import (
     QFrame,
     QGridLayout,
     QLabel,
+    QPushButton,
     QScrollArea,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
 )
+from shiboken6 import isValid
 
 from kvscope_app.look.makers import empty_state, label, number_label, set_look
 from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, signed_bytes
@@ -32,6 +34,7 @@ from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
 from kvscope_app.views.memory.forecast_line import ForecastLine
 from kvscope_app.views.memory.over_time import MemoryOverTime
 from kvscope_app.views.memory.part import Part
+from kvscope_app.views.memory.segments.sheet import SegmentsSheet, why_not
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 from kvscope_app.views.memory.workspace import allocator_rows
@@ -39,6 +42,7 @@ from kvscope_app.views.memory.workspace import allocator_rows
 EMPTY_TEXT = "No engine has reported yet.\nIts memory is shown once it has."
 _WIDE = 680
 """From this width on the two tables stand side by side."""
+_SEGMENTS_TIP = "A map of the segments and blocks of torch's allocator, as the engine tells it now"
 _MANY_BLOCKS = 100_000
 _DETAIL_EVERY_S = 1.0
 """The pool in detail is worked out from every block: a millisecond and a half for a million of them."""
@@ -63,6 +67,9 @@ class MemoryView(View):
         self.tiers = TierTable()
         self.own = DetailTable()
         self._own_heading = label("The engine's own in detail", "heading")
+        self.segments_button = QPushButton("Torch's segments…")
+        self.segments_button.clicked.connect(self.open_segments)
+        self.segments_sheet: SegmentsSheet | None = None
         self.over_time = MemoryOverTime(session)
         self._detailed_s = 0.0
         self._lay_out()
@@ -94,6 +101,8 @@ class MemoryView(View):
         self.table.apply_theme(theme)
         self.tiers.apply_theme(theme)
         self.over_time.apply_theme(theme)
+        if self.segments_sheet is not None and isValid(self.segments_sheet):
+            self.segments_sheet.apply_theme(theme)
         self.refresh()
 
     def draw_all(self) -> None:
@@ -111,9 +120,17 @@ class MemoryView(View):
         offset_ns = self.session.history.wall_ns(0)
         self.over_time.look_back((begin_ns - offset_ns) / 1e9, (end_ns - offset_ns) / 1e9)
 
+    def open_segments(self) -> None:
+        """Ask the engine how torch's allocator divides the memory, in a sheet of its own."""
+        self.segments_sheet = SegmentsSheet(self.window(), self.session, self.theme)
+        self.segments_sheet.show()
+
     def _show_own(self, rows: list[tuple[str, str, str]]) -> None:
         self._own_heading.setVisible(bool(rows))
         self.own.show_rows(rows)
+        reason = why_not(self.session)
+        self.segments_button.setEnabled(not reason)
+        self.segments_button.setToolTip(reason or _SEGMENTS_TIP)
 
     def _segments(self, now: Account) -> list[Segment]:
         return [
@@ -153,6 +170,7 @@ class MemoryView(View):
         below.addWidget(self.tiers)
         below.addWidget(self._own_heading)
         below.addWidget(self.own)
+        below.addWidget(self.segments_button, 0, Qt.AlignmentFlag.AlignLeft)
         self._beside = QBoxLayout(QBoxLayout.Direction.TopToBottom)
         self._beside.setSpacing(14)
         for table in (self.table, pool):

@@ -79,7 +79,7 @@ class Sheet(QDialog):
         self.column.setContentsMargins(22, 20, 22, 18)
         self.column.setSpacing(12)
 
-    def add_close(self, other: QPushButton | None = None) -> None:
+    def add_close(self, other: QWidget | None = None) -> None:
         """The button at the end; `other` stands across from it."""
         row = QHBoxLayout()
         if other is not None:

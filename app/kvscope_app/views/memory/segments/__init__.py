@@ -1,0 +1,1 @@
+"""Torch's segments and blocks as a map, asked for on demand."""

@@ -1,0 +1,102 @@
+"""What a map of torch's allocator says in numbers and words. No Qt."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_app.look.number_text import count, num_bytes, percent, plural
+from kvscope_telemetry.messages.commands import AllocatorMap
+from kvscope_telemetry.state.allocator_map import Pool, State, TorchSegment
+
+Row = tuple[str, str, str]
+STATE_WORDS: Final = {
+    State.ALLOCATED: "allocated",
+    State.PENDING: "freed, waiting for a stream",
+    State.CACHED: "cached",
+    State.JOINED: "small blocks of several states",
+}
+POOL_WORDS: Final = {Pool.SMALL: "small", Pool.LARGE: "large", Pool.PRIVATE: "private"}
+_COLUMNS: Final = (
+    "segment_address",
+    "segment_bytes",
+    "pool",
+    "stream",
+    "block_offset",
+    "block_bytes",
+    "state",
+)
+
+
+def fragmentation(told: AllocatorMap) -> float | None:
+    """1 − largest cached block / cached: how much of what is cached is not in one piece; None with nothing cached."""
+    return 1 - told.largest_cached_bytes / told.cached_bytes if told.cached_bytes > 0 else None
+
+
+def figure_rows(told: AllocatorMap) -> list[Row]:
+    """Name, value and meaning."""
+    scattered = fragmentation(told)
+    return [
+        ("Segments", count(told.num_segments), "Pieces of memory that torch has of the device"),
+        ("Blocks", count(told.num_blocks), "What segments are divided into"),
+        ("Held", num_bytes(told.total_bytes), "All segments together"),
+        ("Allocated", num_bytes(told.allocated_bytes), "In blocks of tensors, rounded up as torch does"),
+        ("Pending", num_bytes(told.pending_bytes), "Freed, and waiting for a stream that may still read them"),
+        ("Cached", num_bytes(told.cached_bytes), "Kept for the next tensors"),
+        ("Split", num_bytes(told.split_bytes), "Of those cached, in segments partly in use: they cannot be given back"),
+        ("Largest cached", num_bytes(told.largest_cached_bytes), "The most that fits without asking the device"),
+        (
+            "Fragmentation",
+            "nothing is cached" if scattered is None else percent(scattered),
+            "1 − largest cached block / cached: how much of what is cached is not in one piece",
+        ),
+    ]
+
+
+def left_out(told: AllocatorMap, segments: list[TorchSegment]) -> str:
+    """What is not drawn as it is; empty where everything is."""
+    words = []
+    if len(segments) < told.num_segments:
+        words.append(f"the largest {count(len(segments))} of {plural(told.num_segments, 'segment')} are shown")
+    drawn = sum(len(one.sizes) for one in segments)
+    if drawn < told.num_blocks and len(segments) == told.num_segments:
+        words.append(f"{count(told.num_blocks)} blocks are drawn as {count(drawn)}: the smallest neighbours are joined")
+    return "; ".join(words)
+
+
+def pool_words(pool: int) -> str:
+    """ "small", "large" or "private"."""
+    return next((word for known, word in POOL_WORDS.items() if known == pool), f"pool {pool}")
+
+
+def state_words(state: int) -> str:
+    """What a block is."""
+    return next((word for known, word in STATE_WORDS.items() if known == state), f"state {state}")
+
+
+def segment_name(one: TorchSegment) -> str:
+    """`2.00 MiB · small`, and the stream where it is not the default one."""
+    stream = f" · stream {one.stream:#x}" if one.stream else ""
+    return f"{num_bytes(one.num_bytes)} · {pool_words(one.pool)}{stream}"
+
+
+def segment_tip(one: TorchSegment) -> str:
+    """A segment as a whole."""
+    parts = ((state, one.bytes_of(state)) for state in State)
+    told = ", ".join(f"{num_bytes(size)} {state_words(state)}" for state, size in parts if size)
+    return f"{segment_name(one)}, at {one.address:#x}: {plural(len(one.sizes), 'block')}; {told or 'nothing told'}"
+
+
+def block_tip(one: TorchSegment, block: int) -> str:
+    """A block and where it is."""
+    size, offset, state = int(one.sizes[block]), int(one.offsets[block]), int(one.states[block])
+    return f"{num_bytes(size)} {state_words(state)}, {num_bytes(offset)} into its segment ({segment_name(one)})"
+
+
+def as_tsv(segments: list[TorchSegment]) -> str:
+    """A line a block, under a line of titles; bytes."""
+    lines = ["\t".join(_COLUMNS)]
+    for one in segments:
+        head = f"{one.address:#x}\t{one.num_bytes}\t{pool_words(one.pool)}\t{one.stream}"
+        blocks = zip(one.offsets.tolist(), one.sizes.tolist(), one.states.tolist(), strict=True)
+        lines += [f"{head}\t{offset}\t{size}\t{state_words(state)}" for offset, size, state in blocks]
+    return "\n".join(lines) + "\n"

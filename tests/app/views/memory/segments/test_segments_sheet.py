@@ -1,0 +1,159 @@
+"""Torch's segments: the button asks, the sheet shows the answer, a refusal or nothing, and says why it cannot ask."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from PySide6.QtCore import QPoint
+from PySide6.QtGui import QGuiApplication
+
+from kvscope_app.look.theme import THEMES
+from kvscope_app.views.memory.segments.figures import fragmentation, left_out, segment_tip
+from kvscope_app.views.memory.segments.sheet import NOT_IN_RECORDING, NOT_TOLD, why_not
+from kvscope_app.views.memory.view import MemoryView
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap
+from kvscope_telemetry.state.allocator_map import pack_map, unpack_map
+from kvscope_telemetry.synthetic.allocator import synthetic_allocator_map
+
+TELLS = Capabilities(allocator_map=True)
+
+
+@pytest.fixture
+def make_view(make_engine, make_session, poll, qtbot):
+    """The memory view of an engine with these capabilities, with the engine and the session."""
+
+    def make(capabilities=TELLS):
+        engine = make_engine(capabilities=capabilities)
+        session = make_session(engine)
+        poll(session)
+        view = MemoryView(session)
+        qtbot.addWidget(view)
+        view.refresh()
+        return view, engine, session
+
+    return make
+
+
+@pytest.fixture
+def ask(make_view):
+    """Opens the sheet; the sheet, and what answers the question it asked last with the tag of it."""
+
+    def make():
+        view, engine, session = make_view()
+        view.segments_button.click()
+
+        def answer(reply):
+            asked = [command for command in engine.source.sent if isinstance(command, GetAllocatorMap)]
+            engine.source.replies.append(msgspec.structs.replace(reply, tag=asked[-1].tag))
+            session.poll()
+
+        return view.segments_sheet, answer
+
+    return make
+
+
+def test_the_sheet_shows_what_the_engine_answers(ask):
+    sheet, answer = ask()
+    assert not sheet.again.isEnabled()
+    told = synthetic_allocator_map(0)
+    answer(told)
+    assert sheet.value("Segments") == str(told.num_segments)
+    assert sheet.value("Held") == "8.02 GiB"
+    assert sheet.again.isEnabled()
+    assert sheet.copy.isEnabled()
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=list(THEMES))
+@pytest.mark.parametrize("to_scale", [True, False])
+def test_blocks_are_painted_in_their_colours(ask, theme, to_scale):
+    sheet, answer = ask()
+    answer(synthetic_allocator_map(0))
+    sheet.apply_theme(theme)
+    sheet.to_scale.setChecked(to_scale)
+    sheet.bars.resize(900, sheet.bars.minimumHeight())
+    shown = sheet.bars.grab().toImage()
+    colors = {shown.pixelColor(x, y).name() for y in range(12, shown.height(), 24) for x in range(170, shown.width())}
+    assert {theme.color("block_active").name(), theme.color("block_cached").name()} <= colors
+
+
+def test_each_place_has_its_words(ask):
+    sheet, answer = ask()
+    assert sheet.bars.tip_at(QPoint(300, 10)) == ""
+    answer(synthetic_allocator_map(0))
+    sheet.bars.resize(900, sheet.bars.minimumHeight())
+    assert sheet.bars.tip_at(QPoint(300, 10)).startswith("4.00 GiB allocated, 0 B into its segment")
+    assert "at 0x7f0000000000: 1 block" in sheet.bars.tip_at(QPoint(10, 10))
+    assert sheet.bars.tip_at(QPoint(300, -1)) == ""
+
+
+def test_the_text_has_a_line_a_block(ask):
+    sheet, answer = ask()
+    told = synthetic_allocator_map(0)
+    answer(told)
+    sheet.copy.click()
+    lines = QGuiApplication.clipboard().text().splitlines()
+    assert len(lines) == told.num_blocks + 1
+    assert lines[1].split("\t") == ["0x7f0000000000", str(4 << 30), "large", "0", "0", str(4 << 30), "allocated"]
+
+
+def test_a_refusal_is_shown_and_can_be_asked_again(ask):
+    sheet, answer = ask()
+    answer(synthetic_allocator_map(0))
+    sheet.again.click()
+    answer(Failed(reason="the engine runs on 'cpu'"))
+    assert sheet.words.text() == "The engine runs on 'cpu'"
+    assert sheet.words.isVisibleTo(sheet)
+    assert not sheet.copy.isEnabled()
+    sheet.again.click()
+    answer(synthetic_allocator_map(0))
+    assert not sheet.words.isVisibleTo(sheet)
+
+
+def test_nothing_held_and_damage_are_said(ask):
+    sheet, answer = ask()
+    answer(pack_map([]))
+    assert sheet.words.text() == "Torch holds no memory of the device"
+    sheet.again.click()
+    answer(AllocatorMap(segment_pool=b"\1"))
+    assert "columns of segments differ" in sheet.words.text()
+
+
+def test_another_question_s_answer_is_not_ours(ask):
+    sheet, _ = ask()
+    sheet._read([msgspec.structs.replace(synthetic_allocator_map(0), tag=3), Failed(reason="x", tag=4)])
+    assert not sheet.again.isEnabled()
+
+
+@pytest.mark.parametrize("capabilities", [Capabilities(), Capabilities(engine="vllm", commands=False)])
+def test_an_engine_that_cannot_be_asked_says_so(make_view, capabilities):
+    view, _, _ = make_view(capabilities)
+    assert not view.segments_button.isEnabled()
+    assert view.segments_button.toolTip() == NOT_TOLD
+
+
+def test_a_recording_is_not_asked():
+    class Playback:
+        tells_allocator, is_file = False, True
+
+    assert why_not(Playback()) == NOT_IN_RECORDING
+
+
+def test_what_is_not_drawn_is_said():
+    whole = synthetic_allocator_map(0)
+    told = pack_map(unpack_map(whole), max_blocks=100)
+    assert "the smallest neighbours are joined" in left_out(told, unpack_map(told))
+    assert left_out(whole, unpack_map(whole)) == ""
+    cut = pack_map(unpack_map(whole), max_segments=3)
+    assert "the largest 3 of 26 segments" in left_out(cut, unpack_map(cut))
+    assert fragmentation(pack_map([])) is None
+    assert "4.00 GiB allocated" in segment_tip(unpack_map(whole)[0])
+
+
+def test_an_answer_that_does_not_come_is_said_and_may_come_late(ask):
+    sheet, answer = ask()
+    sheet._wait.timeout.emit()
+    assert "has not answered yet" in sheet.words.text()
+    assert sheet.again.isEnabled()
+    answer(synthetic_allocator_map(0))
+    assert sheet.value("Blocks") == "762"
