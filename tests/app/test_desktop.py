@@ -63,7 +63,7 @@ def test_an_engine_that_cannot_begin_is_told_with_its_words(desktop, qtbot):
     try:
         window = desktop.open_window(process.endpoint, process)
         window._unloaded.clear()
-        qtbot.waitUntil(lambda: "no such model: /nowhere" in window.banner.text, timeout=120_000)
+        qtbot.waitUntil(lambda: "no such model: /nowhere" in window.banner.accessibleName(), timeout=120_000)
         assert "no such model" in window.welcome._detail.text()
         window.notices.show_log()
     finally:

@@ -169,7 +169,7 @@ def test_a_kept_file_serves_one_engine_and_a_kill_leaves_nothing_to_be_believed(
     assert talk.source.mirror.counters.sunk_blocks > 64, "beyond host memory"
     engine.kill()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["cache", "tier", "tier.index"] or not own_cache.exists()
-    assert not own_cache.exists() or list(own_cache.iterdir()) == []
+    assert not own_cache.exists() or {item.name for item in own_cache.iterdir()} <= {"device_limits.json"}
     index, reason = read_index(tmp_path / "tier.index", Expected("", 4, 1 << 20), path.stat().st_size)
     assert (index, reason) == (None, "is of another model or layout"), "a whole index"
     again = start_engine(*options)

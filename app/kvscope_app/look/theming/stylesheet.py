@@ -147,7 +147,7 @@ QStatusBar::item { border: none; }
 QToolTip { background: $raised; color: $text; border: 1px solid $border; padding: 5px 7px; }
 
 QFrame[look="segments"] { background: $panel; border: 1px solid $border; border-radius: 8px; }
-QFrame[look="segments"] QToolButton { color: $muted; padding: 3px 10px; }
+QFrame[look="segments"] QToolButton { color: $muted; padding: 3px 8px; }
 QFrame[look="segments"] QToolButton:hover { color: $text; background: transparent; }
 QFrame[look="segments"] QToolButton:checked { color: $text; background: $raised; }
 QFrame[look="segments"] QToolButton:disabled { color: $faint; }
