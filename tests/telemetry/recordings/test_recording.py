@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mcap.reader
+import msgspec
 import pytest
 
 from kvscope_telemetry import Recording
@@ -95,8 +96,7 @@ def test_other_tools_read_it(record: Callable[..., Any]) -> None:
 def test_bytes_are_kept_as_they_came(record: Callable[..., Any], tmp_path: Path) -> None:
     """A newer engine may say more than this version knows."""
     hello, snapshot, frame = record(1).messages
-    data = encode(frame)[:1] + b"\xa3new\x01" + encode(frame)[1:]
-    data = bytes([data[0] + 1]) + data[1:]
+    data = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(frame)), "new": 1})
     with RecordingWriter(tmp_path / "raw.mcap") as writer:
         for message in (hello, snapshot):
             writer.write(message)

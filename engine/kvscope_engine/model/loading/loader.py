@@ -122,8 +122,9 @@ def _load(
     else:
         check_weights(folder)
         module = load_weights(folder, hf_config, dtype, source, name.text, progress)
-    shard_model(module, rank, name.text)
-    module.to(device)
+    if not rank.is_alone:
+        shard_model(module, rank, name.text)
+        module.to(device)
     _make_ready(module)
     quantization = choose_quantization(config, name, device, dtype)
     return LoadedModel(
