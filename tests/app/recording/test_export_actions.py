@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 from PySide6.QtWidgets import QFileDialog
 
 from kvscope_app.recording.export_actions import ask_export
 from kvscope_app.recording.export_dialog import ExportDialog, _begin
-from kvscope_app.session.kept.kept_timeline import KeptTimeline
-from kvscope_app.session.kept.rings import make_ring
-from kvscope_app.session.kept.text_keeping import agree_texts
-from kvscope_app.session.session import Session
-from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 
 WAIT_MS = 120_000
-
-
-@pytest.fixture
-def window(make_window, settings, tmp_path, qtbot):
-    """On a synthetic engine, with a second kept."""
-    agree_texts(settings, False)
-    endpoint = f"ipc://{tmp_path}/telemetry"
-    with closing(SyntheticServer(SyntheticEngine(num_blocks=60, num_running=3), endpoint, rate=60.0)):
-        source = LiveSource(endpoint)
-        session = Session(source)
-        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
-        made = make_window(session)
-        session.start()
-        qtbot.waitUntil(lambda: len(session.course) >= 2, timeout=WAIT_MS)
-        yield made
-        made.close()
-        session.close()
-        session.deleteLater()
 
 
 def export(window, qtbot, path, what, form="CSV"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QFileDialog, QInputDialog, QLabel
@@ -14,34 +12,12 @@ from kvscope_app.recording.left_rings import LeftRings
 from kvscope_app.recording.recording_actions import free_path, keep_last, record
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.kept.rings import kept_bounds, make_ring, rings_folder
-from kvscope_app.session.kept.text_keeping import agree_texts
-from kvscope_app.session.session import Session
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
-from kvscope_telemetry.synthetic.server import SyntheticServer
 from kvscope_telemetry.timeline.distant_ring import DistantRing
 from kvscope_telemetry.timeline.tape import Tape
 
 WAIT_MS = 120_000
-
-
-@pytest.fixture
-def window(make_window, settings, tmp_path, qtbot):
-    """On a synthetic engine, with two seconds kept."""
-    agree_texts(settings, False)
-    endpoint = f"ipc://{tmp_path}/telemetry"
-    with closing(SyntheticServer(SyntheticEngine(num_blocks=200, num_running=6), endpoint, rate=60.0)):
-        source = LiveSource(endpoint)
-        session = Session(source)
-        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
-        made = make_window(session)
-        session.start()
-        qtbot.waitUntil(lambda: len(session.course) >= 2, timeout=WAIT_MS)
-        yield made
-        made.close()
-        session.close()
-        session.deleteLater()
 
 
 def arrive(session, qtbot):

@@ -15,11 +15,10 @@ from fake_nvml import GIB, LOST, NVMLError, liven, two_gpus
 
 from kvscope_app.look.theme import THEMES
 from kvscope_app.views.chart.time_bar import RANGES_S
-from kvscope_app.views.device.device_words import gpu_figures, gpu_state
-from kvscope_app.views.device.memory_parts import MAX_NAMED, gpu_pieces, host_pieces, process_rows
+from kvscope_app.views.device.memory_parts import process_rows
 from kvscope_app.views.device.view import EMPTY_TEXT, DeviceView
 from kvscope_telemetry.devices.gpus import Gpus
-from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess, Host, HostProcess
+from kvscope_telemetry.messages.devices import Devices, Host, HostProcess
 from kvscope_telemetry.source import Update
 
 PROCESS = HostProcess(pid=5, name="engine", anonymous_bytes=2 * GIB, file_bytes=GIB, shared_bytes=0, cores=1.5)
@@ -182,24 +181,6 @@ def test_what_is_as_before_is_not_shown_again(view, tell, monkeypatch):
     view.refresh()
 
 
-def test_the_segments_of_a_bar_add_up_to_what_is_taken():
-    processes = tuple(GpuProcess(pid=pid, used_bytes=pid * GIB) for pid in range(1, 10))
-    gpu = Gpu(
-        index=0,
-        memory_total_bytes=80 * GIB,
-        memory_free_bytes=20 * GIB,
-        memory_reserved_bytes=GIB,
-        processes=processes,
-    )
-    pieces = gpu_pieces(gpu)
-    assert sum(piece.num_bytes for piece in pieces) == 60 * GIB
-    assert [piece.place for piece in pieces[:MAX_NAMED]] == list(range(MAX_NAMED))
-    assert pieces[MAX_NAMED].label == "3 more processes"
-    assert pieces[-1].label == "of no process that is told of"
-    assert sum(piece.num_bytes for piece in host_pieces(HOST)) == 6 * GIB
-    assert gpu_pieces(Gpu(index=0)) == host_pieces(Host()) == []
-
-
 def test_processes_are_listed_sorted_and_copied(view, tell, nvml):
     devices = tell()
     view.refresh()
@@ -217,21 +198,3 @@ def test_processes_are_listed_sorted_and_copied(view, tell, nvml):
     table.setFocus()
     QTest.keySequence(table, QKeySequence(QKeySequence.StandardKey.Copy))
     assert "worker4711\t24.0 GiB" in QGuiApplication.clipboard().text()
-
-
-@pytest.mark.parametrize(
-    ("gpu", "state"),
-    [
-        (Gpu(index=0), ("", "muted")),
-        (Gpu(index=0, throttled_by=()), ("At full clocks", "muted")),
-        (Gpu(index=0, throttled_by=("hw_thermal",)), ("Slowed down: too hot (hardware)", "warn")),
-        (Gpu(index=0, throttled_by=("news",)), ("Slowed down: news", "warn")),
-        (Gpu(index=0, ecc_uncorrected=2), ("2 errors in its memory could not be corrected", "bad")),
-    ],
-)
-def test_the_state_of_a_gpu_in_words(gpu, state):
-    assert gpu_state(gpu) == state
-
-
-def test_nothing_known_is_unknown_and_never_zero():
-    assert {told.value for told in gpu_figures(Gpu(index=0))} == {"unknown"}
