@@ -226,6 +226,12 @@ def latencies() -> list[Panel]:
         *(curves(title, "s", *quantiles(f"vllm:{name}")) for title, name in seconds),
         curves("Tokens in a step", "short", *quantiles("vllm:iteration_tokens_total")),
         curves("Steps / s", "short", (f"sum({rate('kvscope:steps_total')})", "steps")),
+        curves(
+            "Tokens guessed ahead / s",
+            "short",
+            (f"sum({rate('vllm:spec_decode_num_draft_tokens_total')})", "checked"),
+            (f"sum({rate('vllm:spec_decode_num_accepted_tokens_total')})", "right"),
+        ),
     ]
 
 

@@ -18,6 +18,9 @@ from kvscope_telemetry.messages.telemetry import Snapshot
 from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf
+from kvscope_telemetry.recordings.bundles.listed_keyframes import ListedKeyframe, listed_keyframe
+from kvscope_telemetry.recordings.bundles.listed_leaps import ListedLeap, listed_leap
 from kvscope_telemetry.recordings.bundles.packed_leaps import PackedLeap, packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import PlacedParents, stated
 from kvscope_telemetry.recordings.chunks import read_chunk
@@ -28,15 +31,22 @@ _MADE: Final = {"bundles": BUNDLES, "leaps": LEAPS, "keyframes": KEYFRAMES}
 _PARTS: Final = {
     "blocks.hashes": "hashes (random: no fewer bytes)",
     "hash": "hashes (random: no fewer bytes)",
+    "hashes": "hashes (random: no fewer bytes)",
+    "parents_in_full": "parents that are no hash told",
     "blocks.parents": "parents that are no hash told",
     "told": "parents that are no hash told",
+    "blocks.hash_list": "where hashes and parents are from",
+    "blocks.hash_places": "where hashes and parents are from",
+    "parents": "where hashes and parents are from",
     "blocks.hash": "where hashes and parents are from",
     "blocks.parent": "where hashes and parents are from",
     "blocks.parent_places": "where hashes and parents are from",
     "places": "where hashes and parents are from",
+    "codes": "where hashes and parents are from",
     "blocks.ids": "which blocks",
     "blocks.new_ids": "which blocks",
     "ids": "which blocks",
+    "rows": "which blocks, and what else of them (leaps)",
     "new_requests": "requests that came, events",
     "events": "requests that came, events",
     "requests_info": "requests that came, events",
@@ -55,7 +65,7 @@ def recorded_bytes(recording: Recording) -> Sizes:
             parts: Counter[tuple[str, str]] = Counter()
             for message in read_chunk(file, chunk):
                 name = names[message.channel]
-                for part, data in _parts(name, message.data):
+                for part, data in _parts(name, message.data, chunks._lists.hashes):
                     parts[name, part] += len(zstandard.compress(data)) if len(data) > 64 else len(data)
             share = chunk.stored_bytes / max(parts.total(), 1)
             for (name, part), size in parts.items():
@@ -71,21 +81,33 @@ def print_table(sizes: Sizes, minutes: float) -> None:
             if part:
                 print(f"  {size / 1e6 / minutes:17.3f} {part}")
     random = sum(size for parts in sizes.values() for part, size in parts.items() if part.startswith("hashes"))
-    print(f"  hashes alone are {random / 1e6 / minutes:.3f} MB a minute: each is told where it is needed to go on from")
+    print(f"  hashes alone are {random / 1e6 / minutes:.3f} MB a minute, those of keyframes among them")
 
 
-def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+def _parts(name: str, data: bytes, lists: HashesOf) -> Iterator[tuple[str, bytes]]:
     if name == "bundles" and num_frames_at_end(data) is None:
-        unpack_bundle(data)  # it holds
+        unpack_bundle(data, lists)  # it holds
         raw = msgspec.msgpack.decode(data)
         columns: dict[str, bytes] = raw["columns"]
         yield from ((_called(column), packed) for column, packed in columns.items())
-        for part in ("events", "new_requests"):
+        for part in raw.keys() & {"events", "new_requests"}:  # of an earlier version
             yield _called(part), msgspec.msgpack.encode(raw[part])
     elif name in _MADE and name != "bundles":
-        yield from _stated_parts(data)
+        if listed_leap(data, lists) is not None or listed_keyframe(data, lists) is not None:
+            yield from _listed_parts(data)
+        else:
+            yield from _stated_parts(data)
+    elif name == "hashes":
+        yield _PARTS["hash"], data
     else:
         yield "", data
+
+
+def _listed_parts(data: bytes) -> Iterator[tuple[str, bytes]]:
+    lies = msgspec.msgpack.decode(data, type=ListedLeap | ListedKeyframe)
+    if isinstance(lies, ListedKeyframe):
+        yield _called("requests."), lies.message
+    yield from ((_called(column), packed) for column, packed in lies.columns.items())
 
 
 def _stated_parts(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -110,6 +132,8 @@ def _called(column: str) -> str:
     if column in _PARTS:
         return _PARTS[column]
     table, dot, _ = column.partition(".")
+    if dot and table in ("events", "new_requests"):
+        return _PARTS[table]
     if table in ("requests", "batch", "moves"):
         return "requests, who ran, what moved"
     is_of_blocks = table == "blocks" or (not dot and column in COLUMNS)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.rewritten import rewrite_share
 from tests.warm_python import WarmPython
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,14 +52,42 @@ TINY_LLAMA = {
 }
 
 
-LONG = frozenset(("end_to_end", "test_every_action.py", "test_windows_that_close.py", "test_compile_report.py"))
+LONG = frozenset(
+    (
+        "end_to_end",
+        "test_every_action.py",
+        "test_windows_that_close.py",
+        "test_compile_report.py",
+        "test_engine_storms.py",
+        "test_engine_tiers.py",
+        "test_memory_at_start.py",
+        "test_compare_window.py",
+        "planning",
+        "rehearsal",
+    )
+)
 """Folders and files whose tests take many seconds each."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before anything is collected."""
+    rewrite_share(session.config)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """After they were shuffled: long ones come first, so that at the end no process waits for another's."""
     items.sort(key=lambda item: LONG.isdisjoint(item.path.parts))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is loaded stays: looking for garbage meanwhile finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

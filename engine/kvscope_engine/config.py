@@ -13,7 +13,7 @@ from kvscope_telemetry.kv_events.config import KvEventsConfig
 
 DEVICES: Final = ("auto", "cpu", "cuda")
 DTYPES: Final = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS: Final = ("auto", "none", "int8")
+QUANTIZATIONS: Final = ("auto", "none", "int8", "int4")
 KV_DTYPES: Final = ("auto", "fp8", "fp8_e4m3", "int8")
 """`fp8_e4m3` is vLLM's other name for `fp8`."""
 """`oracle` knows lengths that an engine cannot: the simulator's alone."""
@@ -70,11 +70,19 @@ class EngineConfig:
     page_heat: int = 0
     """In every so many steps with decodes it is measured how much of each request's attention fell on each of its
     blocks; 0: never. Such a step runs without a CUDA graph."""
+    sparse_decode: float | None = None
+    """The fraction of its blocks that each decode attends to, by KV head and layer, but for the first two layers; None:
+    all. Prompts are read in full."""
     tensor_parallel_size: int = 1
     """Ranks, each a process with a device and its share of every layer's heads and weights; on GPUs without CUDA
     graphs."""
+    cpu_offload_gb: float = 0.0
+    """GiB of weights that stay in host memory of a GPU's engine, whole layers from the last one back, and are copied to
+    the GPU in each forward pass; such an engine runs without CUDA graphs."""
     enforce_eager: bool = False
     """On a GPU: no CUDA graphs, so that the host hands over each launch of a step."""
+    piecewise_graphs: bool = False
+    """On a GPU: steps with prefills of up to 512 tokens run as CUDA graphs between attention, which runs eagerly."""
     async_scheduling: bool | None = None
     """Whether a step is scheduled and launched while the one before runs; None: on a GPU."""
     speculative_config: SpeculativeConfig | None = None
@@ -109,6 +117,8 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1, 1 << 31)
         _whole("page_heat", self.page_heat, 0, 1 << 31)
+        if self.sparse_decode is not None:
+            self._check_sparse()
         _whole("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
         if self.tensor_parallel_size > 1:
             self._check_ranks()
@@ -117,6 +127,9 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if not (math.isfinite(share) and 0.0 < share <= 1.0):
             raise BadInput(f"gpu_memory_utilization={share!r} is not accepted: above 0 and at most 1")
+        offload = self.cpu_offload_gb
+        if isinstance(offload, bool) or not 0.0 <= offload <= 1 << 20:
+            raise BadInput(f"cpu_offload_gb={offload!r} is not accepted: GiB, from 0 to {1 << 20}")
         if not self.model:
             raise BadInput("model='' is not accepted: a name, a folder or a file")
 
@@ -147,13 +160,34 @@ class EngineConfig:
                 None,
                 "other ranks are told tokens, not where they will be",
             ),
+            ("cpu_offload_gb", self.cpu_offload_gb, 0, "weights are streamed to one device"),
             ("page_heat", self.page_heat, 0, "attention is measured on all heads of one device"),
+            ("sparse_decode", self.sparse_decode, None, "blocks are chosen by the heads of one device"),
             ("allocator", self.allocator if self.allocator == "virtual" else "", "", "it maps pages of one device"),
         )
         for name, value, accepted, why in refused:
             if value != accepted:
                 size = self.tensor_parallel_size
                 raise BadInput(f"{name}={value!r} is not accepted with tensor_parallel_size={size}: {why}")
+
+    def _check_sparse(self) -> None:
+        share = self.sparse_decode
+        if not isinstance(share, float | int) or isinstance(share, bool) or not 0.0 < share <= 1.0:
+            raise BadInput(f"sparse_decode={share!r} is not accepted: above 0 and at most 1")
+        if self.piecewise_graphs:
+            raise BadInput(
+                f"sparse_decode={share!r} is not accepted with piecewise_graphs: blocks are not chosen there"
+            )
+        if self.kv_cache_dtype != "auto":
+            raise BadInput(
+                f"sparse_decode={share!r} is not accepted with kv_cache_dtype={self.kv_cache_dtype!r}: bounds are of"
+                " keys in the type of the activations"
+            )
+        if self.speculative_config is not None:
+            raise BadInput(
+                f"sparse_decode={share!r} is not accepted with speculation (--speculative-config): drafts are checked"
+                " with full attention, so the tokens would not be the same"
+            )
 
     def _check_tiers(self) -> None:
         for name in ("host_kv_memory_bytes", "disk_kv_memory_bytes"):

@@ -30,11 +30,12 @@ from kvscope_engine.model.ranks.leader import Leader
 from kvscope_engine.model.structured.forms import matcher_for, prepared
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.tiers.stats import TierStats
+from kvscope_engine.model.work.weights_line import weights_line
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.parts import Parts, build_parts
 from kvscope_engine.policy.blocks.block_contents import block_content
 from kvscope_engine.policy.blocks.cache_log import CacheLog
-from kvscope_engine.policy.blocks.measured_attention import tell_attention
+from kvscope_engine.policy.blocks.measured_attention import tell_attention, tell_skips
 from kvscope_engine.policy.plan import StepPlan, StepResult, keep_said
 from kvscope_engine.policy.request import Request
 from kvscope_engine.step_loop import OverlapCounts, Ran, StepLoop
@@ -240,6 +241,11 @@ class Engine:
         return "" if plan is None else plan.summary(str(self._parts.loaded.device))
 
     @property
+    def weights(self) -> str:
+        """How the weights are held, and how much of them a step reads, on one line."""
+        return weights_line(self._parts.loaded, self._parts.runner.fused, self._parts.work)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is not as it was asked for, a line each; after `close` also what failed and what could not be kept."""
         return tuple(self._parts.notes)
@@ -320,6 +326,8 @@ class Engine:
             self._parts.threads.look()
         if ran.result.block_shares is not None:
             tell_attention(self._parts.pool, ran.plan, ran.result.block_shares, self.step_count)
+        if ran.result.block_skips is not None:
+            tell_skips(self._parts.pool, ran.plan, ran.result.block_skips)
         for request in ran.failed:
             self._finish(request, self._streams[request.number], "error", ran.ended_ns, ran.reason)
         self._parts.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)

@@ -18,6 +18,7 @@ from msgspec.structs import replace as replace_fields
 from kvscope_engine.bent_to_allocator import bent_to_allocator
 from kvscope_engine.cache_events import shared_salt
 from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.host_weights.streaming import close_streaming, streamed_weights
 from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.loading.loader import LoadedModel, load_model
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
@@ -124,6 +125,7 @@ class Parts:
             split_bytes=use.split,
             peak_bytes=use.peak,
             ranks=self._ranks(),
+            host_weights_bytes=self._host_weights_bytes(),
         )
 
     def work_of(self, plan: StepPlan, result: StepResult) -> Work:
@@ -134,7 +136,9 @@ class Parts:
         return replace_fields(
             told,
             graph_size=result.graph_size,
+            graph_tokens=result.graph_tokens,
             wait_ns=result.wait_ns,
+            launches=result.launches,
             copy_ns=max(round((copied_s - before_s) * 1e9), 0),
         )
 
@@ -160,6 +164,10 @@ class Parts:
             )
         )
 
+    def _host_weights_bytes(self) -> int:
+        streamed = streamed_weights(self.loaded.module)
+        return streamed.num_bytes if streamed is not None else 0
+
     def _ranks(self) -> tuple[RankMemory, ...]:
         if self.leader is None:
             return ()
@@ -183,7 +191,9 @@ class Parts:
                 self.scheduler.put_away(lambda: time.monotonic() < deadline_s)
             failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
             self.notes += filter(None, (failure, self.mover.close()))
+        self.notes += [note for note in self.runner.notes if note not in self.notes]  # of what was given up in service
         self.storage.close()
+        close_streaming(self.loaded.module)
         self.loaded = replace(self.loaded, module=torch.nn.Module())
 
 
@@ -200,7 +210,7 @@ def build_parts(
     with ExitStack() as undo:
         if leader is not None:
             undo.callback(leader.close)
-        parts = _build_parts(config_of_rank(config, leader), epoch, progress, cache_log, leader)
+        parts = _build_parts(config_of_rank(config, leader), epoch, progress, cache_log, leader, undo)
         undo.pop_all()
     return parts
 
@@ -211,9 +221,13 @@ def _build_parts(
     progress: Callable[[Progress], None],
     cache_log: CacheLog | None,
     leader: Leader | None,
+    undo: ExitStack,
 ) -> Parts:
     threads = CpuThreads(config.num_threads)
+    if config.cpu_offload_gb:
+        config = replace(config, enforce_eager=True)  # what is reserved for graphs hangs on it too
     loaded = load_model(config, progress, rank_of(leader))
+    undo.callback(close_streaming, loaded.module)
     if leader is not None:
         leader.load(config)
     _device_info(loaded.device, loaded.dtype)  # measures it, while there is memory for that
@@ -228,17 +242,17 @@ def _build_parts(
     plan = plans[0] if plans else None
     if plan is not None:
         progress(Progress(stage="warm up", detail=plan.summary(str(loaded.device))))
-    with ExitStack() as undo:  # a driver's pages, pinned memory and files are not collected like tensors
-        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, undo, progress, cache_log, leader)
+    with ExitStack() as later:  # a driver's pages, pinned memory and files are not collected like tensors
+        parts = _assemble(config, epoch, loaded, num_blocks, fingerprint, later, progress, cache_log, leader)
         if leader is not None:
             leader.join(loaded.module)
-        undo.pop_all()
+        later.pop_all()
     parts.threads = threads if loaded.device.type == "cpu" else None
     parts.plan = plan
     if loaded.tokenizer is not None:
         parts.forms = Forms(loaded.tokenizer, logits_width(loaded), loaded.eos_token_ids)
     parts.overlaps = overlaps_steps(config, loaded.device)
-    parts.work = model_work(loaded, parts.storage.dtype)
+    parts.work = model_work(loaded, parts.storage.dtype, parts.runner.choice)
     parts.utilization = config.gpu_memory_utilization
     return parts
 
@@ -260,7 +274,11 @@ def _assemble(
     if memory is not None:
         undo.callback(memory.close)
     num_rows = space.num_rows if space is not None else num_blocks
-    storage = storage_for_model(loaded, num_rows, config.block_size, config.kv_cache_dtype, memory=memory)
+    storage = storage_for_model(
+        *(loaded, num_rows, config.block_size, config.kv_cache_dtype),
+        memory=memory,
+        sparse_decode=config.sparse_decode,
+    )
     mover = make_tier_mover(config, storage, fingerprint)
     if mover is not None:
         undo.callback(mover.close)
@@ -292,13 +310,22 @@ def _assemble(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_batched,
         enforce_eager=config.enforce_eager,
+        piecewise_graphs=config.piecewise_graphs,
         page_heat=config.page_heat,
+        sparse_decode=config.sparse_decode,
         others=leader,
     )
     runner.warm_up(progress)
     hello = _hello(config, epoch, loaded, storage, max_batched, space, pool)
     progress(Progress(stage="ready"))
-    notes = [*bent, *runner.notes, *([mover.note] if mover is not None and mover.note else [])]
+    streamed = streamed_weights(loaded.module)
+    notes = [
+        *loaded.notes,
+        *bent,
+        *(streamed.notes if streamed is not None else []),
+        *runner.notes,
+        *([mover.note] if mover is not None and mover.note else []),
+    ]
     if mover is not None and mover.salt is not None and config.publishes_kv_events:
         notes.append("KV events have the hashes of the kept file: other engines with this seed have others")
     for note in notes:
@@ -312,8 +339,12 @@ def overlaps_steps(config: EngineConfig, device: torch.device) -> bool:
 
 
 def _fingerprint(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Only a file that is kept is ever read by another engine. Rounded weights compute other KV."""
-    return f"{loaded.info.name};{loaded.quantization};{loaded.fingerprint}" if config.keep_disk_kv else ""
+    """Only a file that is kept is ever read by another engine. Rounded weights compute other KV, and so does attention
+    to a part of it."""
+    if not config.keep_disk_kv:
+        return ""
+    sparse = f";sparse {config.sparse_decode}" if config.sparse_decode is not None else ""
+    return f"{loaded.info.name};{loaded.quantization};{loaded.fingerprint}{sparse}"
 
 
 def _hello(
@@ -348,7 +379,11 @@ def _hello(
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),
-        capabilities=Capabilities(attention=config.page_heat > 0, allocator_map=True),
+        capabilities=Capabilities(
+            attention=config.page_heat > 0,
+            allocator_map=True,
+            sparse_decode=config.sparse_decode is not None,
+        ),
         num_ranks=loaded.rank.count,
     )
 

@@ -45,6 +45,8 @@ def pack_requests(requests: Sequence[Request], tables: Mapping[int, int]) -> Req
         table_start=pack_u4(starts),
         table_count=pack_u4([len(tail) for tail in tails]),
         table_blocks=pack_u4([block for tail in tails for block in tail]),
+        num_draft_tokens=_pack_if_any([request.num_draft_tokens for request in requests]),
+        num_accepted_tokens=_pack_if_any([request.num_accepted_tokens for request in requests]),
     )
 
 
@@ -69,6 +71,10 @@ def pack_u4(values: Sequence[int]) -> bytes:
 def pack_u8(values: Sequence[int]) -> bytes:
     """Numbers as little-endian u64."""
     return struct.pack(f"<{len(values)}Q", *values)
+
+
+def _pack_if_any(values: Sequence[int]) -> bytes:
+    return pack_u4(values) if any(values) else b""
 
 
 def _pack_u2(values: Sequence[int]) -> bytes:

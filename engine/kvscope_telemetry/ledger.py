@@ -56,8 +56,9 @@ COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "parent": np.dtype("<u8"),  # `hash` of the block before it in its text; 0 for the first, and when not hashed
     "attention": np.dtype("<u4"),  # see `attention_share`; 0 where it was never measured
     "attention_step": np.dtype("<u4"),  # the step it was measured in, 0 where it never was
+    "skipped": np.dtype("<u4"),  # see `skipped_share`; 0 where it was never counted
 }
-MEASURED: Final = ("attention", "attention_step")
+MEASURED: Final = ("attention", "attention_step", "skipped")
 """Columns that only some engines fill: on the wire they have a value a row, or are empty where all are 0."""
 DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *MEASURED))
 """Columns that have a value a row on the wire. Parents are there for rows with a hash alone."""
@@ -73,7 +74,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `parent` has an entry for each row whose `hash` is not 0, in order, or is empty where all are 0: so a block that
     is being filled costs nothing for it. A name on the wire never changes: `prefix_hits` was called `heat` once, and
-    is there still. `attention` and `attention_step` are as `MEASURED` says.
+    is there still. `attention`, `attention_step` and `skipped` are as `MEASURED` says.
     """
 
     ids: bytes = b""
@@ -88,6 +89,7 @@ class BlockRows(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     parent: bytes = b""
     attention: bytes = b""
     attention_step: bytes = b""
+    skipped: bytes = b""
 
 
 class Ledger:
@@ -109,6 +111,7 @@ class Ledger:
     parent: npt.NDArray[np.uint64]
     attention: npt.NDArray[np.uint32]
     attention_step: npt.NDArray[np.uint32]
+    skipped: npt.NDArray[np.uint32]
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -157,7 +160,8 @@ def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
 
 
 def attention_units(shares: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
-    """Shares of a request's attention, 0 to 1, as the ledger's `attention` has them: 1 and so many billionths."""
+    """Shares of a request's attention, 0 to 1, as the ledger's `attention` has them: 1 and so many billionths. So has
+    `skipped` its shares."""
     whole = np.rint(np.clip(shares.astype(np.float64), 0.0, 1.0) * _WHOLE_ATTENTION)
     units: npt.NDArray[np.uint32] = (whole + 1).astype(np.uint32)
     return units
@@ -173,6 +177,12 @@ def attention_share(units: int) -> float | None:
     """Of the attention of the request that held it, the most where several did, when it was measured last; None: it
     never was."""
     return (units - 1) / _WHOLE_ATTENTION if units else None
+
+
+def skipped_share(units: int) -> float | None:
+    """Of the layers and KV heads that choose among blocks, those that passed the block over when it was counted last;
+    the least where several requests hold it. None: it never was."""
+    return attention_share(units)
 
 
 def num_hashed(rows: BlockRows) -> int:

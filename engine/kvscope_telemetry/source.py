@@ -28,6 +28,7 @@ from kvscope_telemetry.messages.telemetry import (
     RequestRows,
     Snapshot,
 )
+from kvscope_telemetry.state.whole_blocks import WholeBlocks
 
 
 class SourceState(StrEnum):
@@ -108,6 +109,8 @@ class Update:
     """
 
     snapshot: Snapshot | None = None
+    blocks: WholeBlocks | None = None
+    """Those of the snapshot, where whoever reads has made them ready."""
     block_ids: npt.NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     """Changed blocks, shape (n,); an id may occur twice, the later row wins."""
     block_columns: Mapping[str, Column] = field(default_factory=dict)

@@ -8,6 +8,8 @@ from kvscope_kernels.kv_formats import widen
 from kvscope_kernels.triton_language import jit, tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+AFTER = tl.constexpr(1)
+OUTSIDE = tl.constexpr(2)
 VALUE_LIFT = tl.constexpr(128.0)
 """By which `weighted` is too large with a quantized cache: its scales alone, about max|value| / 127, would be in
 float16's subnormal range, where a weight times a scale is rounded."""
@@ -47,6 +49,7 @@ def attend_tiles(
     WHOLE_TILES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
+    SAME_STRIDES: tl.constexpr = False,
 ) -> tl.tensor:
     """Tokens [begin, end) added to the running softmax (top, total, weighted) of TILE_M query rows.
 
@@ -56,8 +59,11 @@ def attend_tiles(
     weighted      (TILE_M, TILE_V) float32, sum of 2^(score - top) * value; times VALUE_LIFT with a quantized cache
     k_head        the head's first key in block 0; v_head alike; k_scale and v_scale its scales, None without
     table         the request's block table
-    row_position  (TILE_M,) position of each query row; read with MASK_ROWS only, which hides what lies after
-                  a row or at least `window` before it
+    row_position  (TILE_M,) position of each query row; read with MASK_ROWS only, of which AFTER hides what lies after
+                  a row, and OUTSIDE what lies at least `window` before it as well. Of AFTER each row must see a token
+                  of the first tile, or have seen one. A row at or past `end` is none that is there.
+    scale         above 0
+    SAME_STRIDES  those of keys and values are the same: a token's place is reckoned once
     With WHOLE_TILES, end - begin is a multiple of TILE_N, and nothing is masked but by MASK_ROWS.
     Slots outside [begin, end) are not read: what is there cannot leak, NaN included.
     """
@@ -67,10 +73,15 @@ def attend_tiles(
     for start in range(begin, end, TILE_N):
         position = start + token
         inside = (position < end) | WHOLE_TILES
-        block = tl.load(table + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-        offset = position % BLOCK_SIZE
-        k_rows = k_head + block * k_stride_b + offset * k_stride_s
-        v_rows = v_head + block * v_stride_b + offset * v_stride_s
+        place = position.to(tl.uint32)  # never negative, which spares the division what rounds towards zero
+        block = tl.load(table + place // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+        offset = (place % BLOCK_SIZE).to(tl.int32)
+        k_at = block * k_stride_b + offset * k_stride_s
+        v_at = k_at
+        if not SAME_STRIDES:
+            v_at = block * v_stride_b + offset * v_stride_s
+        k_rows = k_head + k_at
+        v_rows = v_head + v_at
         in_key = inside[:, None] & (k_dim < HEAD_DIM)[None, :]
         in_value = inside[:, None] & (v_dim < VALUE_DIM)[None, :]
         key = tl.load(k_rows[:, None] + k_dim[None, :], mask=in_key, other=0.0)
@@ -87,22 +98,25 @@ def attend_tiles(
         score = tl.dot(query, tl.trans(key), input_precision="ieee")
         if KV_FORMAT:
             score = score * k_factor[None, :]
+        factor = scale * LOG2_E
         if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (e^2x + 1), right at both infinities
             score = score * scale
             score = softcap * (1.0 - 2.0 / (tl.exp2(score * (2.0 * LOG2_E) / softcap) + 1.0)) * LOG2_E
-        else:
-            score = score * (scale * LOG2_E)
-        if MASK_ROWS:
+            factor = 1.0
+        if MASK_ROWS == OUTSIDE:
             distance = row_position[:, None] - position[None, :]
             visible = inside[None, :] & (distance >= 0) & (distance < window)
             score = tl.where(visible, score, float("-inf"))
+        elif MASK_ROWS == AFTER:
+            score = tl.where(position[None, :] <= row_position[:, None], score, float("-inf"))
         elif not WHOLE_TILES:
             score = tl.where(inside[None, :], score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
+        # Scaled behind the maximum, so that a score takes one fused multiply-add and no multiplication of its own.
+        new_top = tl.maximum(top, tl.max(score, 1) * factor)
         # A row may have seen nothing yet: -inf - -inf would be NaN.
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS else new_top
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS == OUTSIDE else new_top
         shrink = tl.exp2(top - finite_top)
-        weight = tl.exp2(score - finite_top[:, None])
+        weight = tl.exp2(score * factor - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)
         if KV_FORMAT:
             weight = weight * v_factor[None, :]

@@ -1,10 +1,14 @@
 """Which kernels are shipped in which configurations: what `compile_report` compiles. Knows no compiler."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from kvscope_kernels.copy_rows import _TILE_WORDS, _copy_rows_kernel
+from kvscope_kernels.decode.bounds import LONGEST_PART
+from kvscope_kernels.decode.plan_kernel import TILE_B, _plan_decode_kernel
 from kvscope_kernels.gated_activation import GELU_TANH, SILU, _gated_activation_kernel, gate_constants
+from kvscope_kernels.grouped.product import _grouped_product_kernel, product_constants
 from kvscope_kernels.kv_formats import AS_IS, E4M3, E4M3_BITS, INT8, fp8_format
 from kvscope_kernels.kv_write import _kv_write_kernel, write_constants
 from kvscope_kernels.launch import DotTiles, attention_constants, block_tiles, decode_tiles, prefill_tiles
@@ -15,13 +19,15 @@ from kvscope_kernels.offline_compile import Launch, varying_arguments
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
 from kvscope_kernels.relevance.block_attention import _block_attention_kernel
+from kvscope_kernels.relevance.block_bounds import _block_bounds_kernel, bounds_constants
+from kvscope_kernels.relevance.block_scores import _block_scores_kernel, score_constants
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
 
 _BLOCK_SIZE: Final = 16
 _TYPES: Final = {
-    **dict.fromkeys(("block_tables", "seq_lens", "query_start"), "*i32"),
+    **dict.fromkeys(("block_tables", "seq_lens", "query_start", "parts", "ranges"), "*i32"),
     **dict.fromkeys(("slot_mapping", "pairs", "addresses", "row_words", "rows"), "*i64"),
     "allowed": "*i32",
     "logits": "*fp32",
@@ -29,7 +35,8 @@ _TYPES: Final = {
     **dict.fromkeys(("x", "total", "weight", "norm_weight", "eps"), "*fp32"),
     **dict.fromkeys(("scale", "softcap"), "fp32"),
 }
-_DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", "sinks", "cache"}) | {
+_GROUPED_TYPES: Final = {"codes": "*u8", "scale": "*fp16", "low": "*fp16", "bias": "*fp32", "num_rows": "i32"}
+_DATA: Final = frozenset({"query", "key", "value", "k_cache", "v_cache", "out", "sinks", "cache", "bounds"}) | {
     *("heads", "cos", "signed_sin", "delta", "both")
 }
 _CACHES: Final = frozenset({"k_cache", "v_cache"})
@@ -103,6 +110,15 @@ def blocks_case(heads: Heads, options: Options, dtype: str = "bf16", form: int =
     return _launch("block_attention", variant, _block_attention_kernel, constants, dtype)
 
 
+def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
+    """What sparse decode adds: bounds of keys, and scores of blocks by them."""
+    variant, kv_heads = f"{heads} {dtype}", {"NUM_KV_HEADS": heads.num_kv_heads}
+    bounds = {**kv_heads, **bounds_constants(heads.head_dim, _BLOCK_SIZE)}
+    yield _launch("block_bounds", variant, _block_bounds_kernel, bounds, dtype)
+    scores = {**kv_heads, **score_constants(heads.group, heads.head_dim), "UPCAST_DOT": False}
+    yield _launch("block_scores", variant, _block_scores_kernel, scores, dtype)
+
+
 def prefill_case(
     heads: Heads,
     options: Options,
@@ -123,7 +139,11 @@ def prefill_case(
         capability,
         is_quantized=form != AS_IS,
     )
-    constants = {"HAS_WINDOW": int(options.window), **_attention_constants(heads, tiles, options, form)}
+    constants = {
+        "HAS_WINDOW": int(options.window),
+        "SAME_STRIDES": True,
+        **_attention_constants(heads, tiles, options, form),
+    }
     variant = f"{heads} {dtype}{_FORMAT_NAMES[form]} {options} queries<={max_query_len}"
     return _launch("paged_prefill", variant, _paged_prefill_attention_kernel, constants, dtype, tiles)
 
@@ -133,6 +153,8 @@ def memory_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     variant = f"{heads} {dtype}"
     merge = merge_constants(heads.num_heads, heads.head_dim)
     yield _launch("merge_splits", variant, _merge_splits_kernel, merge, dtype)
+    plan = {"LONGEST": LONGEST_PART, "TILE_B": TILE_B}
+    yield _launch("plan_decode", "every batch", _plan_decode_kernel, plan, dtype)
     yield write_case(heads, dtype)
     yield _launch("copy_rows", "every shape", _copy_rows_kernel, {"TILE": _TILE_WORDS}, dtype)
     yield _launch("allow_tokens", "every vocabulary", _allow_tokens_kernel, {"TILE": _TOKENS_TILE}, dtype)
@@ -159,6 +181,8 @@ def layer_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     for form in (AS_IS, INT8):
         yield rotate_case(heads, dtype, form)
     yield rotate_case(heads, dtype, has_norm=True)
+    for num_rows in (1, 64):
+        yield grouped_case(heads, num_rows, dtype)
 
 
 def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_norm: bool = False) -> Launch:
@@ -170,6 +194,18 @@ def rotate_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS, *, has_nor
     }
     variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}{' norm' * has_norm}"
     return _launch("rotate_write", variant, _rotate_write_kernel, constants, dtype)
+
+
+def grouped_case(heads: Heads, num_rows: int, dtype: str = "bf16") -> Launch:
+    """A product with weights of 4 bits, in a decode or in a prefill; without bias, with a residual."""
+    hidden = heads.num_heads * heads.head_dim
+    shapes = product_constants(hidden, hidden, 32, num_rows)
+    warps = shapes.pop("num_warps")
+    constants = {**shapes, "bias": None, "UPCAST_DOT": False}
+    variant = f"{hidden} rows<={shapes['TILE_M']} {dtype}"
+    launch = _launch("grouped_product", variant, _grouped_product_kernel, constants, dtype, num_warps=warps)
+    types = _GROUPED_TYPES | dict.fromkeys(("x", "add", "out"), f"*{dtype}")
+    return replace(launch, arguments={name: types[name] for name in launch.arguments})
 
 
 def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options: Options = PLAIN) -> Iterator[Launch]:
@@ -192,11 +228,13 @@ def shipped_cases(capability: int) -> Iterator[Launch]:
             yield prefill_case(heads, options, capability)
         yield prefill_case(heads, PLAIN, capability, max_query_len=1)
         yield blocks_case(heads, PLAIN)
+        yield from choice_cases(heads)
         yield from memory_cases(heads)
         yield from quantized_cases(heads, capability)
         yield from quantized_cases(heads, capability, options=EVERY_OPTION[-1])
     yield from quantized_cases(SMOLLM2_135M, capability, "fp32")
     yield from quantized_cases(SMOLLM2_135M, capability, "fp16")
+    yield from choice_cases(SMOLLM2_135M, "fp32")
     yield decode_case(SMOLLM2_135M, PLAIN, "fp32")
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, "fp32")
 
@@ -207,6 +245,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield decode_case(heads, options)
         yield blocks_case(heads, options)
         yield prefill_case(heads, options, capability)
+    yield from choice_cases(LLAMA_8B)
     yield from memory_cases(LLAMA_8B)
     yield prefill_case(SMOLLM2_135M, PLAIN, capability, form=INT8)
     for case in (decode_case, blocks_case):

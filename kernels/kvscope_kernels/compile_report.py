@@ -1,6 +1,9 @@
 """`python -m kvscope_kernels.compile_report`: what each kernel takes of each GPU architecture, without a GPU.
 
-Exits with 1 when a kernel spills registers or does not fit its multiprocessor.
+Registers are a thread's, spills, stack and shared memory bytes; "resident" are the programs that fit a multiprocessor
+at once, "occupied" is the share of its threads that they are. The last four columns are of the inner loop, in PTX:
+instructions, loads from global memory of 16 bytes a thread and of fewer, matrix instructions; a kernel without a loop
+is counted whole. Exits with 1 when a kernel spills registers or does not fit its multiprocessor.
 """
 
 import argparse
@@ -8,12 +11,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kvscope_kernels.compile_cases import core_cases, shipped_cases
+from kvscope_kernels.compile_cases import LLAMA_8B, Heads, core_cases, shipped_cases
+from kvscope_kernels.decode.bounds import LONGEST_PART, part_bounds, partial_bytes
+from kvscope_kernels.launch import decode_tiles
 from kvscope_kernels.offline_compile import MAX_SHARED_BYTES, Launch, Resources, compile_for
 
 _HEADER: Final = (
     f"{'kernel':14} {'configuration':44} {'arch':6} {'warps':>5} {'regs':>4} {'spill':>5} {'stack':>5} "
-    f"{'shared':>7} {'async':>5} {'mma':>4} {'resident':>8}"
+    f"{'shared':>7} {'async':>5} {'mma':>4} {'resident':>8} {'occupied':>8} {'loop':>5} {'wide':>5} {'narrow':>6} "
+    f"{'loop mma':>8}"
 )
 
 
@@ -34,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(_HEADER)
     num_faulty = sum(_report(cases(capability), capability) for capability in options.arch)
     print(f"{num_faulty} of these must not be shipped" if num_faulty else "no spills; all fit")
+    print(decode_room(LLAMA_8B, batch=256, length=1 << 17, num_multiprocessors=132))
     return 1 if num_faulty else 0
 
 
@@ -47,11 +54,27 @@ def _report(launches: Iterable[Launch], capability: int) -> int:
     return num_faulty
 
 
+def decode_room(heads: Heads, *, batch: int, length: int, num_multiprocessors: int) -> str:
+    """What a graph of decodes launches a layer, and keeps for all of them, beside what each at its longest would."""
+    tiles = decode_tiles(heads.head_dim, heads.head_dim, heads.group, 2)
+    bounds = part_bounds(batch, length, heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
+    kept = partial_bytes(bounds, heads.num_heads, heads.head_dim)
+    parts = batch * -(-length // LONGEST_PART)
+    every = partial_bytes(bounds._replace(num_parts=parts), heads.num_heads, heads.head_dim)
+    return (
+        f"decode of {batch} requests of up to {length} tokens, {heads}, {num_multiprocessors} multiprocessors: "
+        f"{bounds.num_parts * heads.num_kv_heads} programs, {kept / 2**20:.1f} MiB of partial results "
+        f"(unplanned, in parts of {LONGEST_PART} tokens: {parts * heads.num_kv_heads}, {every / 2**20:.1f} MiB)"
+    )
+
+
 def _line(launch: Launch, taken: Resources) -> str:
     return (
         f"{launch.name:14} {launch.variant:44} sm_{taken.capability:<3} {taken.num_warps:5} {taken.registers:4} "
         f"{taken.spill_bytes:5} {taken.stack_bytes:5} {taken.shared_bytes:7} {taken.num_async_copies:5} "
-        f"{taken.num_matrix_ops:4} {taken.num_resident:8}" + "".join(f"  FAULT: {fault}" for fault in taken.faults)
+        f"{taken.num_matrix_ops:4} {taken.num_resident:8} {taken.occupancy:8.0%} {taken.loop.num_instructions:5} "
+        f"{taken.loop.num_wide_loads:5} {taken.loop.num_narrow_loads:6} {taken.loop.num_matrix_ops:8}"
+        + "".join(f"  FAULT: {fault}" for fault in taken.faults)
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvscope_kernels.copy_rows import RowTensors, copy_rows, copy_rows_torch
+from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.gated_activation import gated_activation, gated_activation_torch
 from kvscope_kernels.kv_write import kv_write, kv_write_torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens, allow_tokens_torch
@@ -24,9 +25,12 @@ from kvscope_kernels.native.layers import (
     rotate_write_native,
 )
 from kvscope_kernels.native.library import library
+from kvscope_kernels.native.prefill import paged_prefill_attention_native
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention, paged_prefill_attention_torch
 from kvscope_kernels.relevance.block_attention import block_attention, block_attention_torch
+from kvscope_kernels.relevance.block_bounds import block_bounds, block_bounds_torch
+from kvscope_kernels.relevance.block_scores import block_scores, block_scores_torch
 from kvscope_kernels.rms_norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, rotate_write, rotate_write_torch
 from kvscope_kernels.triton_language import require_triton
@@ -66,6 +70,7 @@ class DecodeAttention(Protocol):
         v_scale: Tensor | None = None,
         max_seq_len: int | None = None,
         out: Tensor | None = None,
+        plans: DecodePlans | None = None,
     ) -> Tensor: ...
 
 
@@ -110,6 +115,27 @@ class BlockAttention(Protocol):
         k_scale: Tensor | None = None,
         max_seq_len: int | None = None,
     ) -> None: ...
+
+
+class BlockBounds(Protocol):
+    """See `relevance.block_bounds.block_bounds`."""
+
+    def __call__(self, k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None: ...
+
+
+class BlockScores(Protocol):
+    """See `relevance.block_scores.block_scores`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        bounds: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        *,
+        block_size: int,
+        max_seq_len: int | None = None,
+    ) -> Tensor: ...
 
 
 class CopyRows(Protocol):
@@ -173,6 +199,8 @@ class Ops:
     gated_activation: GatedActivation
     allow_tokens: AllowTokens
     block_attention: BlockAttention
+    block_bounds: BlockBounds
+    block_scores: BlockScores
 
 
 _CPU: Final = Ops(
@@ -186,6 +214,8 @@ _CPU: Final = Ops(
     gated_activation_torch,
     allow_tokens_torch,
     block_attention_torch,
+    block_bounds_torch,
+    block_scores_torch,
 )
 _CUDA: Final = Ops(
     kv_write,
@@ -198,6 +228,8 @@ _CUDA: Final = Ops(
     gated_activation,
     allow_tokens,
     block_attention,
+    block_bounds,
+    block_scores,
 )
 
 
@@ -227,6 +259,7 @@ def _cpu_ops() -> Ops:
     return replace(
         _CPU,
         decode=paged_decode_attention_native,
+        prefill=paged_prefill_attention_native,
         rotate_write=rotate_write_native,
         rms_norm=rms_norm_native,
         add_rms_norm=add_rms_norm_native,

@@ -4,15 +4,10 @@ from typing import Final, NamedTuple
 
 import torch
 
-from kvscope_kernels.triton_language import cdiv, next_power_of_2
+from kvscope_kernels.triton_language import next_power_of_2
 
 UNBOUNDED: Final = 2**31 - 1
 """The sliding window of a layer without one."""
-
-_MIN_SPLIT_TILES = 2
-_MAX_SPLIT_TOKENS = 1024  # bounds what one program does, so that one long request cannot hold up the batch
-_MAX_SPLITS = 64  # of a large batch: each of its requests has partial results for the parts of the longest
-_WARPS_PER_MULTIPROCESSOR = 8
 
 
 class DotTiles(NamedTuple):
@@ -35,11 +30,12 @@ def decode_tiles(
 
     Of the five stages two hold the block table's lookup, so that two tiles are in flight behind the one in use.
     Keys and values of 8 bits are widened in registers, so that a tile is worth twice the tokens and half the warps:
-    on an H100 1.2 to 1.5 times as fast as the other tile.
+    on an H100 1.2 to 1.5 times as fast as the other tile. Widened to float32 they would not fit in registers.
     """
-    tile_n = _tile_tokens(head_dim, value_dim, element_bytes, (32 << 10) if is_quantized else (16 << 10))
+    is_widened = is_quantized and element_bytes < 4
+    tile_n = _tile_tokens(head_dim, value_dim, element_bytes, (32 << 10) if is_widened else (16 << 10))
     tile_m = max(16, next_power_of_2(group))
-    num_warps = 2 if is_quantized else 4
+    num_warps = 2 if is_widened else 4
     return DotTiles(tile_m, tile_n, padded_dim(head_dim), padded_dim(value_dim), num_warps, num_stages=5)
 
 
@@ -123,29 +119,6 @@ def block_tiles(head_dim: int, group: int, block_size: int, element_bytes: int) 
         "TILE_D": padded_dim(head_dim),
         "BLOCK_SIZE": block_size,
     }
-
-
-class SplitPlan(NamedTuple):
-    """How decode cuts the visible tokens of each request among programs."""
-
-    num_splits: int
-    split_tokens: int
-    """A multiple of the tile."""
-
-
-def plan_splits(
-    max_visible: int, num_heads_in_batch: int, tile_n: int, num_processors: int, num_warps: int = 4
-) -> SplitPlan:
-    """Enough splits to fill the device, none smaller than two tiles, none longer than a bound.
-
-    From the host's bounds alone. A split's length does not depend on the request, so a batch of one long and
-    many short requests is as many equal programs, the empty ones of which leave at once.
-    """
-    wanted = cdiv(_WARPS_PER_MULTIPROCESSOR // num_warps * num_processors, num_heads_in_batch)
-    longest = max(_MAX_SPLIT_TOKENS, cdiv(max_visible, _MAX_SPLITS))
-    tokens = min(cdiv(max(max_visible, 1), wanted), longest)
-    tokens = max(cdiv(tokens, tile_n), _MIN_SPLIT_TILES) * tile_n
-    return SplitPlan(cdiv(max(max_visible, 1), tokens), tokens)
 
 
 def num_multiprocessors(device: torch.device) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvscope_kernels.static.inner_loop import LoopFigures, inner_loop
 from kvscope_kernels.triton_language import Kernel, require_triton
 
 MAX_SHARED_BYTES: Final = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -49,6 +50,8 @@ class Resources:
     """mma.sync, wgmma and tcgen05 instructions."""
     num_warps: int
     capability: int
+    loop: LoopFigures
+    """Of the loop that nearly all of the time goes to."""
 
     @property
     def num_resident(self) -> int:
@@ -57,6 +60,11 @@ class Resources:
         by_registers = _REGISTERS_PER_MULTIPROCESSOR // (max(self.registers, 1) * threads)
         by_shared = (MAX_SHARED_BYTES[self.capability] + 1024) // (self.shared_bytes + 1024)
         return min(by_registers, by_shared, _THREADS_PER_MULTIPROCESSOR // threads)
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the threads that a multiprocessor can hold at once."""
+        return self.num_resident * self.num_warps * 32 / _THREADS_PER_MULTIPROCESSOR
 
     @property
     def faults(self) -> list[str]:
@@ -104,6 +112,7 @@ def compile_for(launch: Launch, capability: int) -> Resources:
         num_matrix_ops=len(re.findall(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma", ptx)),
         num_warps=launch.num_warps,
         capability=capability,
+        loop=inner_loop(ptx),
     )
 
 

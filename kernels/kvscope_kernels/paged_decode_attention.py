@@ -6,15 +6,21 @@ from torch import Tensor
 
 from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
 from kvscope_kernels.checks import check_attention, require
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.decode.plan_kernel import FIRST, ONLY, PART_FIELDS
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
 from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_strides
 from kvscope_kernels.kv_gather import gather_kv
-from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles, num_multiprocessors, plan_splits
+from kvscope_kernels.launch import UNBOUNDED, attention_constants, decode_tiles
 from kvscope_kernels.merge_splits import merge_splits
 from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
+from kvscope_kernels.tuning.tile_table import DECODE, tuned
 
 _CALL_WORTH_ELEMENTS = 1 << 17  # keys and values read in the time of one more torch call, on one CPU thread
+_FIRST = tl.constexpr(FIRST)
+_ONLY = tl.constexpr(ONLY)
+_FIELDS = tl.constexpr(PART_FIELDS)
 
 
 def paged_decode_attention(
@@ -32,6 +38,7 @@ def paged_decode_attention(
     v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
+    plans: DecodePlans | None = None,
 ) -> Tensor:
     """Attention of one query token per request over the request's blocks.
 
@@ -55,13 +62,16 @@ def paged_decode_attention(
                   alike, with the same strides
     max_seq_len   a bound on seq_lens known to the host; without it, the width of block_tables
     out           (batch, num_heads, value_dim) of query's dtype, written and returned; made if None
+    plans         of the step: layers given the same ones and the same seq_lens, unchanged in between, share how the
+                  lengths are cut, which is one launch; made if None
 
     float32, bfloat16 or float16, one dtype for query and caches; sums in float32. Or caches of int8 or
     float8_e4m3fn, read as k_cache[...] * k_scale[...] and v alike (`kv_formats`). Rows aligned to 16 bytes
     are read in 16-byte pieces. Reads no device data on the host: may be captured in a CUDA graph, and
     seq_lens and block_tables changed between replays, up to max_seq_len. Raises ValueError.
 
-    Sources: PagedAttention arXiv 2309.06180; split KV length of Flash-Decoding; query heads of one KV head as
+    Sources: PagedAttention arXiv 2309.06180; split KV length of Flash-Decoding; a list of work of bounded
+    length, planned from the lengths, of FlashInfer (arXiv 2501.01005); query heads of one KV head as
     rows of one tile, arXiv 2511.11581.
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
@@ -76,29 +86,25 @@ def paged_decode_attention(
     group, is_quantized = num_heads // num_kv_heads, k_scale is not None
     tiles = decode_tiles(head_dim, value_dim, group, query.element_size(), is_quantized=is_quantized)
     bound = block_tables.shape[1] * block_size if max_seq_len is None else max_seq_len
-    visible = min(bound, sliding_window or bound)
-    num_processors = num_multiprocessors(query.device)
-    plan = plan_splits(visible, batch * num_kv_heads, tiles.tile_n, num_processors, tiles.num_warps)
     window = sliding_window or UNBOUNDED
-    partial = query.new_empty(batch, num_heads, plan.num_splits, value_dim, dtype=torch.float32)
-    partial_lse = query.new_empty(batch, num_heads, plan.num_splits, dtype=torch.float32)
-    _paged_decode_attention_kernel[(batch * num_kv_heads, plan.num_splits)](
+    plans = DecodePlans() if plans is None else plans
+    plan = plans.plan(seq_lens, min(bound, window), window, num_kv_heads, tiles.tile_n, tiles.num_warps)
+    room = plans.room(plan, num_heads, value_dim)
+    tiles = tuned(DECODE, tiles, group, query.element_size(), query.device, is_quantized=is_quantized)
+    _paged_decode_attention_kernel[(plan.bounds.num_parts * num_kv_heads,)](
         query,
         as_kernels_see(k_cache, form),
         as_kernels_see(v_cache, form),
         block_tables,
-        seq_lens,
+        plan.parts,
         sinks,
         k_scale,
         v_scale,
         out,
-        partial,
-        partial_lse,
+        room.partial,
+        room.lse,
         scale,
         softcap or 1.0,
-        window,
-        plan.split_tokens,
-        plan.num_splits,
         *query.stride()[:2],
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
@@ -115,18 +121,18 @@ def paged_decode_attention(
         num_stages=tiles.num_stages,
         maxnreg=tiles.max_registers,
     )
-    if plan.num_splits > 1:
-        merge_splits(partial, partial_lse, seq_lens, out, window=window, split_tokens=plan.split_tokens)
+    if plan.bounds.num_cuts:
+        merge_splits(room.partial, room.lse, plan.ranges, out)
     return out
 
 
-@jit_varying(numbers=("split_tokens", "num_splits", "table_stride"), pointers=("block_tables", "seq_lens"))
+@jit_varying(numbers=("table_stride",), pointers=("block_tables", "parts"))
 def _paged_decode_attention_kernel(
     query: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
     block_tables: tl.tensor,
-    seq_lens: tl.tensor,
+    parts: tl.tensor,
     sinks: tl.tensor,
     k_scale: tl.tensor,
     v_scale: tl.tensor,
@@ -135,9 +141,6 @@ def _paged_decode_attention_kernel(
     partial_lse: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
-    window: tl.tensor,
-    split_tokens: tl.tensor,
-    num_splits: tl.tensor,
     query_stride_t: tl.tensor,
     query_stride_h: tl.tensor,
     k_stride_b: tl.tensor,
@@ -166,25 +169,24 @@ def _paged_decode_attention_kernel(
     HAS_SINKS: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: the query heads of one KV head of one request, over one split of its visible tokens.
+    """One program: the query heads of one KV head of a request, over one part of its visible tokens.
 
-    The rows of the tile are those heads. A request of one split is written straight to `out`.
+    The rows of the tile are those heads. A request of one part is written straight to `out`.
     """
-    request = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
-    kv_head = tl.program_id(0) % NUM_KV_HEADS
-    split = tl.program_id(1)
-    seq_len = tl.load(seq_lens + request)
-    first = tl.maximum(seq_len - window, 0)
-    begin = first + split * split_tokens
-    if (split > 0) & (begin >= seq_len):
-        return
-    end = tl.minimum(begin + split_tokens, seq_len)
-
     row = tl.arange(0, TILE_M)
-    head = kv_head * GROUP + row
     k_dim = tl.arange(0, TILE_D)
     v_dim = tl.arange(0, TILE_V)
     in_query = (row < GROUP)[:, None] & (k_dim < HEAD_DIM)[None, :]
+    in_out = (row < GROUP)[:, None] & (v_dim < VALUE_DIM)[None, :]
+    part = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    request = tl.load(parts + part * _FIELDS).to(tl.int64)
+    if request < 0:  # fewer parts than there may be
+        return
+    begin = tl.load(parts + part * _FIELDS + 1)
+    end = tl.load(parts + part * _FIELDS + 2)
+    which = tl.load(parts + part * _FIELDS + 3)
+    head = kv_head * GROUP + row
     rows = query + request * query_stride_t + head[:, None] * query_stride_h
     tile = tl.load(rows + k_dim[None, :], mask=in_query, other=0.0)
     if UPCAST_DOT:
@@ -198,10 +200,10 @@ def _paged_decode_attention_kernel(
     if KV_FORMAT:
         k_head_scale = k_scale + kv_head * scale_stride_h
         v_head_scale = v_scale + kv_head * scale_stride_h
-    if HAS_SINKS:  # a token of value zero, seen by the first split
+    if HAS_SINKS:  # a token of value zero, seen by the first part
         sink = tl.load(sinks + head, mask=row < GROUP, other=0.0).to(tl.float32) * LOG2_E
-        top = tl.where(split == 0, sink, top)
-        total = tl.where(split == 0, 1.0, total)
+        top = tl.where((which & _FIRST) != 0, sink, top)
+        total = tl.where((which & _FIRST) != 0, 1.0, total)
     top, total, weighted = attend_tiles(
         tile,
         top,
@@ -215,7 +217,7 @@ def _paged_decode_attention_kernel(
         begin,
         end,
         row,
-        window,
+        0,
         scale,
         softcap,
         k_stride_b,
@@ -240,12 +242,11 @@ def _paged_decode_attention_kernel(
     result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]  # a request of no tokens: zeros
     if KV_FORMAT:
         result = result * (1.0 / VALUE_LIFT)
-    in_out = (row < GROUP)[:, None] & (v_dim < VALUE_DIM)[None, :]
-    if seq_len - first <= split_tokens:
+    if (which & _ONLY) != 0:
         rows = out + request * out_stride_t + head[:, None] * out_stride_h
         tl.store(rows + v_dim[None, :], result.to(out.dtype.element_ty), mask=in_out)
     else:
-        index = (request * (NUM_KV_HEADS * GROUP) + head) * num_splits + split
+        index = part * (NUM_KV_HEADS * GROUP) + head
         tl.store(partial + index[:, None] * VALUE_DIM + v_dim[None, :], result, mask=in_out)
         tl.store(partial_lse + index, top + tl.log2(total), mask=row < GROUP)
 
@@ -265,10 +266,12 @@ def paged_decode_attention_torch(
     v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
+    plans: DecodePlans | None = None,
 ) -> Tensor:
     """Reference of `paged_decode_attention`, and the CPU's own path.
 
-    Reads the lengths on the host; `max_seq_len`, a bound for launching without them, is not needed here.
+    Reads the lengths on the host; `max_seq_len`, a bound for launching without them, and `plans` are not
+    needed here.
     Requests of similar length are gathered and run together; nothing loops over requests, blocks or tokens.
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)

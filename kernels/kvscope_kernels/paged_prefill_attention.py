@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvscope_kernels.attend_tiles import LOG2_E, VALUE_LIFT, attend_tiles
+from kvscope_kernels.attend_tiles import AFTER, LOG2_E, OUTSIDE, VALUE_LIFT, attend_tiles
 from kvscope_kernels.checks import check_attention, require
 from kvscope_kernels.dense_attention import attend
 from kvscope_kernels.host_lengths import Lengths, similar_groups
@@ -12,6 +12,7 @@ from kvscope_kernels.kv_formats import Cache, as_kernels_see, kv_format, scale_s
 from kvscope_kernels.kv_gather import gather_kv
 from kvscope_kernels.launch import UNBOUNDED, attention_constants, compute_capability, prefill_tiles
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
+from kvscope_kernels.tuning.tile_table import PREFILL, tuned
 
 _CALL_WORTH_ELEMENTS = 1 << 21  # of query times keys, in the time of one more torch call, on one CPU thread
 
@@ -53,6 +54,7 @@ def paged_prefill_attention(
     query_start    (batch + 1,) int32, ascending from 0 to num_tokens
     seq_lens       (batch,) int32, at least each request's number of queries
     max_query_len  a bound on the queries of one request, known to the host
+    scale          above 0
     sinks          (num_heads,) floating, or None
     k_scale        (num_blocks, block_size, num_kv_heads) float32, any strides, with caches of 8 bits; v_scale
                    alike, with the same strides
@@ -67,7 +69,9 @@ def paged_prefill_attention(
     of one KV head as rows of one tile, arXiv 2511.11581.
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    _check(query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len)
+    check_prefill(
+        query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len, scale
+    )
     require_triton()
     num_tokens, num_heads, head_dim = query.shape
     block_size, num_kv_heads, value_dim = v_cache.shape[1:]
@@ -86,6 +90,7 @@ def paged_prefill_attention(
         capability,
         is_quantized=k_scale is not None,
     )
+    tiles = tuned(PREFILL, tiles, group, query.element_size(), query.device, is_quantized=k_scale is not None)
     grid = (cdiv(max_query_len, tiles.tile_m // group), num_kv_heads, len(seq_lens))
     _paged_prefill_attention_kernel[grid](
         query,
@@ -113,6 +118,7 @@ def paged_prefill_attention(
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,
         UPCAST_DOT=is_interpreting(),
+        SAME_STRIDES=k_cache.stride()[:2] == v_cache.stride()[:2],
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.max_registers,
@@ -162,6 +168,7 @@ def _paged_prefill_attention_kernel(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
+    SAME_STRIDES: tl.constexpr,
 ) -> None:
     """One program: TILE_M // GROUP queries of one request, by the heads of one KV head.
 
@@ -240,10 +247,11 @@ def _paged_prefill_attention_kernel(
             TILE_N,
             BLOCK_SIZE,
             KV_FORMAT,
-            masked,
+            (OUTSIDE if HAS_WINDOW else AFTER) if masked else 0,
             not masked,
             HAS_SOFTCAP,
             UPCAST_DOT,
+            SAME_STRIDES,
         )
 
     result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -272,13 +280,15 @@ def paged_prefill_attention_torch(
     max_seq_len: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Reference of `paged_prefill_attention`, and the CPU's own path.
+    """Reference of `paged_prefill_attention`, and the CPU's path for what `native.prefill` does not take.
 
     Reads the lengths on the host; the bounds, for launching without them, are not needed here. Requests of
     similar work are padded and run together; nothing loops over requests, blocks or tokens.
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
-    _check(query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len)
+    check_prefill(
+        query, cache, block_tables, query_start, seq_lens, sliding_window, softcap, sinks, out, max_query_len, scale
+    )
     out = query.new_empty(*query.shape[:2], v_cache.shape[3]) if out is None else out
     starts = query_start.cpu().numpy().astype(np.int64)
     num_queries = np.diff(starts)
@@ -342,7 +352,7 @@ def _hidden(num_before: Lengths, max_queries: int, num_tokens: int, sliding_wind
     return torch.from_numpy(hidden)
 
 
-def _check(
+def check_prefill(
     query: Tensor,
     cache: Cache,
     block_tables: Tensor,
@@ -353,9 +363,13 @@ def _check(
     sinks: Tensor | None,
     out: Tensor | None,
     max_query_len: int,
+    scale: float,
 ) -> None:
+    """Raises ValueError for what prefill attention does not take."""
     check_attention(query, cache, block_tables, seq_lens, sliding_window, softcap, sinks, out)
     if query_start.shape != (len(seq_lens) + 1,) or query_start.dtype != torch.int32:
         require(False, "query_start", query_start, f"({len(seq_lens) + 1},) int32")
     if max_query_len < 1 and len(query):
         require(False, "max_query_len", max_query_len, "at least 1")
+    if not scale > 0:
+        require(False, "scale", scale, "above 0")

@@ -116,11 +116,11 @@ def leaves_nothing(desktop, open_one, times, qtbot):
 
 
 def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
-    leaves_nothing(desktop, lambda: desktop.attach(endpoint), amount(2, 100), qtbot)
+    leaves_nothing(desktop, lambda: desktop.attach(endpoint), amount(1, 100), qtbot)
 
 
 def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
-    leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(2, 100), qtbot)
+    leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(1, 100), qtbot)
 
 
 def open_and_close_fleet(desktop, qtbot):
@@ -142,7 +142,7 @@ def test_windows_of_fleets_leave_nothing(desktop, endpoint, amount, qtbot):
     gone = open_and_close_fleet(desktop, qtbot)
     wait_until_gone(gone, qtbot)
     before = standing()
-    for _ in range(amount(3, 100)):
+    for _ in range(amount(1, 100)):
         gone += open_and_close_fleet(desktop, qtbot)
     wait_until_gone(gone, qtbot)
     deadline = time.monotonic() + WAIT_S

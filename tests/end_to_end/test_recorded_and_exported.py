@@ -15,6 +15,7 @@ from pathlib import Path
 from mcap.reader import make_reader
 
 from kvscope_telemetry.messages.commands import Control
+from kvscope_telemetry.recordings.layout import HASHES
 
 
 def _kvscope(*words: str) -> str:
@@ -30,7 +31,8 @@ def _cut_behind_the_first_chunk(path: Path, copy: Path) -> None:
     with path.open("rb") as file:
         summary = make_reader(file).get_summary()
     assert summary is not None
-    first = min(summary.chunk_indexes, key=lambda chunk: chunk.chunk_start_offset)
+    telling = [chunk for chunk in summary.chunk_indexes if set(chunk.message_index_offsets) - {HASHES}]
+    first = min(telling, key=lambda chunk: chunk.chunk_start_offset)  # hashes lie before what refers to them
     os.truncate(copy, first.chunk_start_offset + first.chunk_length + 10)
 
 

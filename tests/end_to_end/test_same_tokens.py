@@ -188,10 +188,14 @@ def test_with_everything_at_once(
     assert counters.swapped_blocks > 0
 
 
-@pytest.mark.parametrize("allocator", ["contiguous", "buddy", "virtual"])
+@pytest.mark.parametrize(
+    "allocator",
+    [pytest.param("contiguous", marks=pytest.mark.storm), pytest.param("buddy", marks=pytest.mark.storm), "virtual"],
+)
 def test_under_every_allocator(
     short: list[str], long: list[str], prompts: list[str], reference: list[list[int]], allocator: str
 ) -> None:
+    """`test_engine_storms` has all of them in every run, on a model that loads at once."""
     config = EngineConfig(
         dtype="float32",
         device="cpu",

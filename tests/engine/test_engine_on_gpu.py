@@ -20,6 +20,8 @@ import torch
 
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.completion import Completion
+from kvscope_engine.model.sparse import page_choice
+from kvscope_engine.policy.drafting.config import SpeculativeConfig
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
@@ -43,6 +45,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 NEAR = {"float32": 1e-4, "bfloat16": 3e-2}
 EXACT = {"float32": 0.99, "bfloat16": 0.9}
 QUANTIZED_NEAR, QUANTIZED_EXACT = 0.3, 0.5
+FOUR_BITS_NEAR, FOUR_BITS_EXACT = 1.0, 0.3  # of tokens by chance one in 256
 SWAPPING: dict[str, Any] = {
     "num_gpu_blocks_override": 12,
     "kv_memory_bytes": None,
@@ -189,6 +192,35 @@ def test_tokens_of_transformers_through_a_file(
 def test_eight_bits_change_little(device: str, folder: str, judge: Any, kv_cache_dtype: str) -> None:
     found, _ = serve(folder, device, kv_cache_dtype=kv_cache_dtype)
     judge(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_weights_of_four_bits_change_something_not_all(
+    device: str, folder: str, judge: Any, enforce_eager: bool
+) -> None:
+    found, engine = serve(folder, device, quantization="int4", enforce_eager=enforce_eager)
+    assert engine.hello.model.quantization == "int4"
+    judge(found, "float32", FOUR_BITS_NEAR, FOUR_BITS_EXACT)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_guessing_ahead_says_the_same(device: str, folder: str, judge: Any, enforce_eager: bool) -> None:
+    guesses = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
+    found, _ = serve(folder, device, speculative_config=guesses, enforce_eager=enforce_eager)
+    judge(found, "float32")
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_all_blocks_chosen_is_attending_to_all(
+    device: str, judge: Any, enforce_eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds are written, blocks scored and their table made; with half of them it runs to its end as well."""
+    monkeypatch.setattr(page_choice, "MIN_TOKENS", 4)
+    deep = save_model(tmp_path / "deep", "llama", num_hidden_layers=4)  # the first two attend in full
+    found, _ = serve(deep, device, sparse_decode=1.0, enforce_eager=enforce_eager)
+    judge(found, "float32", of=deep)
+    found, _ = serve(deep, device, sparse_decode=0.5, enforce_eager=enforce_eager)
+    assert all(len(completion.token_ids) == NUM_TOKENS for completion in found)
 
 
 def test_blocks_that_are_shared_are_copied_before_they_are_written(device: str, folder: str) -> None:

@@ -123,7 +123,9 @@ class Storm:
             self.num_whole += 1
 
 
-@pytest.mark.parametrize(("seed", "prefix_caching"), [(0, True), (1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("seed", "prefix_caching"), [(0, True), pytest.param(1, True, marks=pytest.mark.storm), (2, False)]
+)
 def test_abort_storm(make_engine: Make, seed: int, prefix_caching: bool, storm: Callable[[int, int], int]) -> None:
     """Random submits and aborts by the hundred, with a pool that is often too small."""
     num_actions = storm(300, 2000)
@@ -194,7 +196,7 @@ def test_tokens_are_the_same_whatever_else_runs(
     assert len({tuple(tokens) for tokens in expected}) == len(storm_jobs)
     engine = make_engine(**{**ROOM, "enable_prefix_caching": True, **VARIANTS[variant]})
     again = 2 if engine.hello.cache.prefix_caching else 1  # the second time from the prefix cache
-    some = storm_jobs[:8] if variant == "alone" else storm_jobs  # a step a token
+    some = storm_jobs[:4] if variant == "alone" else storm_jobs  # a step a token
     for _ in range(again):
         assert run_all(engine, some) == expected[: len(some)]
     counters = engine.snapshot().counters

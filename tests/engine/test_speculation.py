@@ -15,8 +15,14 @@ from kvscope_engine.policy.drafting.config import SpeculativeConfig
 from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.exports.lives import LifeReader
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
-from kvscope_telemetry.messages.telemetry import Event, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Event, Frame, TelemetryMessage
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.bundles.bundle import pack_bundle, unpack_bundle
+from kvscope_telemetry.recordings.bundles.hash_lists import HashList
+from kvscope_telemetry.state.coalesce import coalesce
+from kvscope_telemetry.state.mirror import Mirror
 
 Make = Callable[..., Engine]
 Said = list[tuple[list[int], str | None, Any]]
@@ -116,6 +122,34 @@ def test_nothing_is_lost_whatever_happens_in_between(
     assert run.engine._parts.scheduler.totals.accepted_tokens > 0
     assert run.engine.overlaps.why_not["drafts of what follows the tokens"] > 0
     assert not any(run.engine.snapshot().blocks.ref_count)
+
+
+def test_each_request_tells_how_many_were_right(make_engine: Make, jobs: list[Submit], expected: Said) -> None:
+    """In its rows on the wire, in a mirror, in a recording, and in the table of requests."""
+    mirror, lives, heard = Mirror(), LifeReader(), list[Frame]()
+
+    def hear(message: TelemetryMessage) -> None:
+        if isinstance(message, Frame):
+            heard.append(message)
+
+    engine = knowing(make_engine, jobs, expected, publish=hear, num_gpu_blocks_override=2048, max_num_seqs=96)
+    snapshot = engine.snapshot()
+    mirror.reset(snapshot)
+    lives.add(snapshot, 0)
+    said_by(engine, jobs)
+    heard = [msgspec.msgpack.decode(encode(frame), type=Frame) for frame in heard]
+    for frame in heard:
+        lives.add(frame, frame.time_ns)
+    for begin in range(0, len(heard), 3):
+        mirror.apply(coalesce(heard[begin : begin + 3]))
+    totals = engine.snapshot().counters
+    columns = mirror.requests.num_draft_tokens, mirror.requests.num_accepted_tokens
+    assert [int(column.sum()) for column in columns] == [totals.draft_tokens, totals.accepted_tokens]
+    rows = lives.lives.values()
+    assert sum(life.num_draft_tokens for life in rows) == totals.draft_tokens
+    assert sum(life.num_accepted_tokens for life in rows) == totals.accepted_tokens > 0
+    timed, told = [(0, frame) for frame in heard], HashList()
+    assert unpack_bundle(pack_bundle(timed, told), lambda name, count: told.hashes[:count]) == timed
 
 
 def test_guesses_come_from_the_text_itself(make_engine: Make) -> None:

@@ -18,10 +18,21 @@ def test_no_spills(capability: int) -> None:
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "no spills; all fit" in run.stdout
+    assert "3104 programs, 6.1 MiB of partial results" in run.stdout
     lines = [line.split() for line in run.stdout.splitlines() if f"sm_{capability}" in line]
     assert {line[0] for line in lines} == {
         *("paged_decode", "paged_prefill", "merge_splits", "kv_write", "copy_rows"),
-        *("rms_norm", "add_rms_norm", "gate", "rotate_write", "allow_tokens", "block_attention"),
+        *("rms_norm", "add_rms_norm", "gate", "rotate_write", "allow_tokens", "block_attention", "plan_decode"),
+        *("block_bounds", "block_scores", "grouped_product"),
     }
     attention = [line for line in lines if line[0].startswith("paged")]
-    assert all(int(line[-3]) > 0 and int(line[-2]) > 0 for line in attention), "async copies and matrix units in use"
+    assert all(int(line[-8]) > 0 and int(line[-7]) > 0 for line in attention), "async copies and matrix units in use"
+    for line in attention:
+        occupied, num_instructions, num_wide, num_narrow, num_matrix_ops = line[-5:]
+        assert 0 < int(occupied.rstrip("%")) <= 100
+        assert int(num_instructions) > int(num_wide) + int(num_narrow) + int(num_matrix_ops)
+        assert int(num_matrix_ops) > 0, "the loop multiplies by the matrix units"
+        if "plain" in line and not {"int8", "fp8"} & set(line):
+            assert int(num_wide) >= 2 * int(num_narrow) > 0, (
+                f"keys in 16 bytes a thread, and their block's number: {line}"
+            )

@@ -10,6 +10,7 @@ from kvscope_kernels import ops_for
 from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.native.decode import paged_decode_attention_native
 from kvscope_kernels.native.library import library
+from kvscope_kernels.native.prefill import paged_prefill_attention_native
 from kvscope_kernels.paged_decode_attention import paged_decode_attention, paged_decode_attention_torch
 from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
 
@@ -17,8 +18,9 @@ from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torc
 def test_each_device_has_its_own() -> None:
     cpu = ops_for("cpu")
     assert cpu.kv_write is kv_write_torch
-    assert cpu.prefill is paged_prefill_attention_torch
-    assert cpu.decode is (paged_decode_attention_torch if library() is None else paged_decode_attention_native)
+    is_compiled = library() is not None
+    assert cpu.prefill is (paged_prefill_attention_native if is_compiled else paged_prefill_attention_torch)
+    assert cpu.decode is (paged_decode_attention_native if is_compiled else paged_decode_attention_torch)
     assert ops_for("cuda").decode is paged_decode_attention
 
 

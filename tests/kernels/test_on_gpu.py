@@ -6,6 +6,10 @@ import pytest
 import torch
 
 from kvscope_kernels import Ops, ops_for
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.grouped.product import grouped_product
+from kvscope_kernels.grouped.weight import rounded
+from kvscope_kernels.paged_decode_attention import paged_decode_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -48,6 +52,60 @@ def test_decode_is_captured_once_and_replayed_on_other_lengths(
         out.fill_(float("nan"))
         graph.replay()
         assert_close(out, reference(batch))
+
+
+@pytest.mark.usefixtures("ops")
+def test_layers_of_a_captured_step_share_a_plan(shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+    """One plan for two layers, made in the graph: each replay goes by the lengths of then."""
+    batches = [build(shape(seq_lens=each, dtype=torch.bfloat16), "cuda") for each in ([700, 16, 0], [3, 1900, 40])]
+    longest = batches[1]
+    query, seq_lens = longest.query.clone(), longest.seq_lens.clone()
+    tables = torch.zeros_like(longest.block_tables)
+    caches = [torch.zeros_like(cache) for cache in (longest.k_cache, longest.v_cache)]
+    outs = [longest.poisoned_out(), longest.poisoned_out()]
+
+    def step() -> int:
+        plans = DecodePlans()
+        for out in outs:
+            given: dict[str, Any] = {"scale": longest.scale, "max_seq_len": 1900, "out": out, "plans": plans}
+            paged_decode_attention(query, *caches, tables, seq_lens, **given)
+        return len(plans._plans)
+
+    assert step() == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for batch in batches:
+        columns = min(tables.shape[1], batch.block_tables.shape[1])
+        tables[:, :columns].copy_(batch.block_tables[:, :columns])
+        query.copy_(batch.query)
+        seq_lens.copy_(batch.seq_lens)
+        for cache, content in zip(caches, (batch.k_cache, batch.v_cache), strict=True):
+            cache[: len(content)].copy_(content)
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        for out in outs:
+            assert_close(out, reference(batch))
+
+
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_captured_grouped_product(dtype: torch.dtype) -> None:
+    """Weights of 4 bits in a graph, replayed on other rows."""
+    weight = torch.randn(4096, 2048, generator=torch.Generator().manual_seed(0))
+    rounded_weight = rounded(weight, 4, 128)
+    product = grouped_product(rounded_weight, None, torch.device("cuda"))
+    x = torch.zeros(5, 2048, dtype=dtype, device="cuda")
+    product.product(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = product.product(x)
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        expected = x.double().cpu() @ rounded_weight.widened().to(dtype).double().T
+        assert (found.double().cpu() - expected).norm() <= 1e-2 * expected.norm()
 
 
 def test_blocks_past_two_to_the_31(ops: Ops) -> None:

@@ -172,6 +172,7 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "a negative window": ("sliding_window", lambda b: {"sliding_window": -4}),
     "a soft cap of zero": ("softcap", lambda b: {"softcap": 0.0}),
     "no queries at most": ("max_query_len", lambda b: {"max_query_len": 0}),
+    "a scale of zero": ("scale", lambda b: {"scale": 0.0}),
     "an out of another dtype": ("out", lambda b: {"out": b.query.double()}),
 }
 

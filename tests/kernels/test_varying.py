@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvscope_kernels.decode.plan_kernel import _plan_decode_kernel
 from kvscope_kernels.kv_write import _kv_write_kernel
 from kvscope_kernels.merge_splits import _merge_splits_kernel
 from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kernel
@@ -14,11 +15,16 @@ from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_ker
 VARYING: dict[str, tuple[Any, set[str], set[str]]] = {
     "decode": (
         _paged_decode_attention_kernel,
-        {"split_tokens", "num_splits", "table_stride"},
-        {"block_tables", "seq_lens"},
+        {"table_stride"},
+        {"block_tables", "parts"},
     ),
     "prefill": (_paged_prefill_attention_kernel, {"table_stride"}, {"block_tables", "query_start", "seq_lens"}),
-    "merge": (_merge_splits_kernel, {"split_tokens", "num_splits"}, {"seq_lens"}),
+    "merge": (_merge_splits_kernel, set(), {"ranges"}),
+    "plan": (
+        _plan_decode_kernel,
+        {"batch", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"},
+        {"seq_lens", "parts", "ranges"},
+    ),
     "write": (_kv_write_kernel, set(), {"slot_mapping"}),
 }
 

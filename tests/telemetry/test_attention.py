@@ -20,6 +20,7 @@ from kvscope_telemetry.messages import wire
 from kvscope_telemetry.messages.pieces import snapshot_pieces
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
 from kvscope_telemetry.recordings.bundles.bundle import pack_bundle, unpack_bundle
+from kvscope_telemetry.recordings.bundles.hash_lists import HashList, no_lists
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
@@ -79,11 +80,12 @@ def test_columns_of_another_length_are_refused(name: str, size: int) -> None:
 def test_bundles_give_every_byte_back() -> None:
     ledger = ledger_of_three()
     timed = [(seq, frame_of(rows_of(ledger, *ids), seq)) for seq, ids in enumerate([(0, 1), (2,), (1,), ()], start=1)]
-    assert unpack_bundle(pack_bundle(timed)) == timed
+    assert unpack_bundle(pack_bundle(timed, HashList()), no_lists) == timed
     ledger.attention[:], ledger.attention_step[:] = 0, 0
     timed = [(seq, frame_of(rows_of(ledger, 0, 1), seq)) for seq in range(1, 4)]
-    assert unpack_bundle(pack_bundle(timed)) == timed
-    assert b"blocks.attention" not in pack_bundle(timed)
+    bundle = pack_bundle(timed, HashList())
+    assert unpack_bundle(bundle, no_lists) == timed
+    assert b"blocks.attention" not in bundle
 
 
 def test_a_keyframe_in_pieces_is_the_snapshot() -> None:

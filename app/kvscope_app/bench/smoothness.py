@@ -18,6 +18,7 @@ from kvscope_app.bench.processor_time import cpu_of_rings_s
 from kvscope_app.session.session import Session
 
 _READ_BYTES: Final = 512 * STAMP.size
+_FLUSH_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Smoothness:
     """Of one core, all threads of the desktop."""
     ring_cpu_percent: float
     """The same of the process that writes what is kept."""
+    ring_messages_lost: int
+    """Those that it could not keep up with, since the window opened."""
     telemetry_frames_per_s: float
     telemetry_frames_lost: int
     resyncs: int
@@ -100,6 +103,8 @@ class Meter:
         self._canvas.removeEventFilter(self._paints)
         seconds = (time.monotonic_ns() - self._began) / 1e9
         status = self._session.source.status
+        cpu_s, ring_s = time.process_time(), cpu_of_rings_s([self._session])
+        num_ring_lost = _num_ring_lost(self._session)
         intervals = _milliseconds(np.diff(self._paints.painted_ns))
         waited = _milliseconds(np.array(self._knocks.waited_ns))
         return Smoothness(
@@ -110,12 +115,21 @@ class Meter:
             event_latency_p50_ms=_quantile(waited, 0.5),
             event_latency_p99_ms=_quantile(waited, 0.99),
             event_latency_max_ms=_quantile(waited, 1.0),
-            cpu_percent=round(100 * (time.process_time() - self._cpu_s) / seconds, 1),
-            ring_cpu_percent=round(100 * (cpu_of_rings_s([self._session]) - self._ring_s) / seconds, 1),
+            cpu_percent=round(100 * (cpu_s - self._cpu_s) / seconds, 1),
+            ring_cpu_percent=round(100 * (ring_s - self._ring_s) / seconds, 1),
+            ring_messages_lost=num_ring_lost,
             telemetry_frames_per_s=round((status.frames_received - self._status.frames_received) / seconds, 1),
             telemetry_frames_lost=status.frames_dropped - self._status.frames_dropped,
             resyncs=status.resyncs - self._status.resyncs,
         )
+
+
+def _num_ring_lost(session: Session) -> int:
+    """Once all that was given is written: what waits is not lost."""
+    if session.kept is None:
+        return 0
+    session.kept.ring.flush(_FLUSH_S)
+    return session.kept.ring.num_dropped
 
 
 def _milliseconds(

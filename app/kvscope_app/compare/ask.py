@@ -49,7 +49,7 @@ def _open_own(window: WindowBody, other: Recorded) -> None:
         if work.made is not None and window.compare is not None:
             window.compare(work.made, other)
         elif work.failure:
-            window.banner.tell("These cannot be compared", work.failure)
+            window.banner.tell("These cannot be compared", work.failure, passes=True)
 
     Task(window, work, "Opening the timeline", done)
 

@@ -50,7 +50,7 @@ def export_table(window: CompareBody, path: str) -> None:
         with new_file(target) as file:
             write_comparison_csv(comparison, file)
     except KvscopeError as error:
-        window.banner.tell("The table is not exported", str(error))
+        window.banner.tell("The table is not exported", str(error), passes=True)
         return
     window.statusBar().showMessage(f"Exported to {target}", _NOTICE_MS)
 

@@ -15,6 +15,7 @@ from kvscope_app.compare.elapsed_axis import ElapsedAxis
 from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
 from kvscope_app.compare.pair import Pair
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
 SIDES: Final = (CurveSpec("A", "A", 0), CurveSpec("B", "B", 1, dashed=True))
@@ -106,7 +107,7 @@ class CurvesView(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        columns = max(1, min(3, self.width() // _PANEL_MIN_WIDTH))
+        columns = max(1, min(3, self.width() // scaled(_PANEL_MIN_WIDTH)))
         if columns != self._num_columns:
             self._num_columns = columns
             self._reflow()

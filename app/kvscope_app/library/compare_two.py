@@ -15,7 +15,7 @@ def compare_two(window: WindowBody, first: Path, second: Path) -> None:
     def open_next(path: Path, then: Callable[[object], object]) -> None:
         opening = FileOpening(str(path), window)
         opening.opened.connect(then)
-        opening.failed.connect(lambda reason: window.banner.tell("These cannot be compared", reason))
+        opening.failed.connect(lambda reason: window.banner.tell("These cannot be compared", reason, passes=True))
         window.closing.connect(opening.cancel)
         for ended in (opening.opened, opening.failed, opening.cancelled):
             ended.connect(opening.deleteLater)

@@ -18,7 +18,7 @@ _WIDTHS: Final = {
     Column.PICTURE: PICTURE_SIZE[0] + _PADDING,
     Column.NAME: 185,
     Column.MODEL: 140,
-    Column.WHEN: 122,
+    Column.WHEN: 138,
     Column.LENGTH: 70,
     Column.SIZE: 78,
     Column.PEAK: 70,
@@ -39,6 +39,7 @@ class LibraryTable(QTableView):
         self.proxy = LibraryProxy(self)
         self.proxy.setSourceModel(self.model_of_list)
         self.setModel(self.proxy)
+        self.setProperty("look", "roomy")
         self.setAccessibleName("Recordings")
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)

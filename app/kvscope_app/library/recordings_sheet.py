@@ -103,6 +103,7 @@ class RecordingsSheet(Sheet):
             self._library.remove(self._removed)
             self.told.setText(f"{plural(len(self._removed), 'recording')} taken off the list; the files stay.")
             self.undo.show()
+            self.table.setFocus()  # and not the button that comes next
 
     def undo_remove(self) -> None:
         """List again what was removed last."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from PySide6.QtCore import QTimer
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QVBoxLayout
 
 from kvscope_app.look.clock_text import wall_text
 from kvscope_app.look.folding import FoldingFrame
@@ -20,7 +20,7 @@ from kvscope_app.look.number_text import seconds
 from kvscope_app.look.passing_strip import PassingStrip
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.marks.alarm_line import AlarmLine
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_telemetry.alarms.alarm_engine import Alarm
 from kvscope_telemetry.alarms.words import alarm_text, rule_text
@@ -38,7 +38,7 @@ class AlarmStrip(PassingStrip):
         self._told: dict[str, Alarm] = {}
         """By kind, the newest last."""
         self._over_s: dict[str, float] = {}
-        self._sign, self._text, self._detail = PlainLabel(), ElidedLabel(), ElidedLabel()
+        self._sign, self._line = PlainLabel(), AlarmLine()
         self._more = PlainLabel()
         self.go, self.all, self.dismiss = QPushButton("Go there"), QPushButton("All alarms"), QToolButton()
         self._clock = QTimer(self, interval=1000)
@@ -54,7 +54,7 @@ class AlarmStrip(PassingStrip):
     @property
     def text(self) -> str:
         """What is told now, empty when nothing is."""
-        return f"{self._text.text()} {self._detail.text()}" if self._told else ""
+        return f"{self._line.rule.text()} {self._line.detail.text()}" if self._told else ""
 
     @property
     def kinds(self) -> list[str]:
@@ -105,14 +105,11 @@ class AlarmStrip(PassingStrip):
         if alarm is None:
             return
         more = len(self._told) - 1
-        self._text.setText(rule_text(alarm.rule))
-        self._detail.setText(_detail(alarm))
+        self._line.tell(rule_text(alarm.rule), _detail(alarm))
         self._more.setText(f"and {more} more" if more else "")
         self.setAccessibleName(f"Alarm: {self.text}")
 
     def _lay_out(self) -> None:
-        self._text.setProperty("look", "heading")
-        self._detail.setProperty("look", "muted")
         self._more.setProperty("look", "muted")
         self.go.setToolTip("Show the moment when it began")
         self.all.setToolTip("The list of bookmarks and alarms")
@@ -121,9 +118,7 @@ class AlarmStrip(PassingStrip):
         words, buttons = QHBoxLayout(), QHBoxLayout()
         words.setSpacing(10)
         words.addWidget(self._sign)
-        self._text.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)  # before the detail gets any
-        words.addWidget(self._text)
-        words.addWidget(self._detail, 1)
+        words.addWidget(self._line, 1)
         buttons.setSpacing(10)
         for widget in (self._more, self.go, self.all):
             buttons.addWidget(widget)

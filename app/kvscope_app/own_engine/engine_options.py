@@ -25,6 +25,7 @@ SHORT: Final = {"--tensor-parallel-size": ("-tp",)}
 SWITCHES: Final = {
     "--kv-disk-keep": "keep that file at exit, for the next start",
     "--enforce-eager": "on a GPU: run without CUDA graphs (slower; starts sooner and takes less memory)",
+    "--piecewise-graphs": "on a GPU: also run steps with prefills as CUDA graphs, up to 512 tokens a step",
 }
 
 
@@ -120,6 +121,16 @@ def _share(text: str) -> str:
     return text
 
 
+def _gib(text: str) -> str:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value <= 1 << 20:
+        raise ValueError(f"GiB, a number from 0 to {1 << 20}")
+    return text
+
+
 def _size(text: str) -> str:
     if not _SIZE.fullmatch(text.strip()) or not float(re.split(r"[^\d.]", text.strip())[0]):
         raise ValueError("a size such as 512MiB or 2GB")
@@ -153,8 +164,8 @@ ENGINE_OPTIONS: Final = (
     EngineOption(
         "--quantization",
         "Q",
-        "of weights on a CPU: int8, none (as they come) or auto (int8 for GGUF files where the CPU is fast at it)",
-        _one_of("auto", "none", "int8"),
+        "of weights: int8 (on a CPU), int4, none (widened) or auto (as quantized files hold them, where that is fast)",
+        _one_of("auto", "none", "int8", "int4"),
     ),
     EngineOption(
         "--kv-cache-dtype",
@@ -176,6 +187,12 @@ ENGINE_OPTIONS: Final = (
         _whole(1, _MANY),
     ),
     EngineOption("--gpu-memory-utilization", "SHARE", "share of the GPU's memory it may take (default: 0.9)", _share),
+    EngineOption(
+        "--cpu-offload-gb",
+        "GIB",
+        "on a GPU: GiB of weights that stay in host memory and come with each step, for larger models (default: 0)",
+        _gib,
+    ),
     EngineOption("--num-gpu-blocks-override", "BLOCKS", "exactly this many blocks, on a CPU too", _whole(1, _MANY)),
     EngineOption("--kv-memory", "SIZE", "memory for the blocks, such as 512MiB (default: by device)", _size),
     EngineOption("--kv-host-memory", "SIZE", "host memory below the blocks, such as 4GiB (default: none)", _size),
@@ -198,6 +215,12 @@ ENGINE_OPTIONS: Final = (
         "STEPS",
         "in every so many decode steps measure where attention falls, for the page map (default: 0, never)",
         _whole(0, _MANY),
+    ),
+    EngineOption(
+        "--sparse-decode",
+        "FRACTION",
+        "each new token attends to this fraction of its request's blocks (default: all; 0.25 is a good number)",
+        _share,
     ),
     EngineOption("--seed", "N", "for requests that bring none (default: 0)", _whole(-(1 << 63), (1 << 63) - 1)),
     EngineOption(

@@ -144,8 +144,9 @@ class EngineProcess:
         return not self.is_running
 
     def _last_words(self) -> str:
-        lines = [line.strip() for line in self.log_text().splitlines() if line.strip()]
-        return lines[-1].removeprefix("kvscope-engine: ")[:300] if lines else ""
+        lines = [line.strip().removeprefix("kvscope-engine: ") for line in self.log_text().splitlines() if line.strip()]
+        told = [line for line in lines if not line.startswith("weights: ")]  # of its start, and no reason to end
+        return told[-1][:300] if told else ""
 
 
 def _runtime_folder() -> Path:

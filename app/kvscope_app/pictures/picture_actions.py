@@ -79,7 +79,7 @@ def save_taken(window: WindowBody, title: str, taken: Taken, path: str) -> bool:
     """Write it, and say so; whether that was possible."""
     failure = taken.save(Path(path))
     if failure:
-        window.banner.tell("The picture could not be saved", f"{path}: {failure}")
+        window.banner.tell("The picture could not be saved", f"{path}: {failure}", passes=True)
     else:
         window.statusBar().showMessage(f"A picture of {title.lower()} is in {path}", _NOTICE_MS)
     return not failure

@@ -30,6 +30,7 @@ from kvscope_telemetry.timeline.save import save
 
 _NOTICE_MS: Final = 10_000
 _PROGRAM: Final = "import sys; from kvscope_app.entry import main; sys.exit(main())"
+_FAILED: Final = "The video could not be made"
 _LOOK_S: Final = 0.05
 _END_S: Final = 2.0
 _SAVING: Final = 0.1
@@ -42,9 +43,10 @@ def make_video(window: WindowBody, wish: PictureWish) -> Task:
 
     def done() -> None:
         if work.made:
+            window.banner.withdraw(_FAILED)
             window.statusBar().showMessage(f"The video is in {wish.path}", _NOTICE_MS)
         elif work.failure:
-            window.banner.tell("The video could not be made", work.failure)
+            window.banner.tell(_FAILED, work.failure, passes=True)
 
     return Task(window, work, f"Making {wish.path.name}", done)
 

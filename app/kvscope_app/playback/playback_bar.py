@@ -25,6 +25,7 @@ from kvscope_app.playback.timeline_control import Timeline
 _REFRESH_MS: Final = 50
 _NARROWEST: Final = 240
 _LEAST_SLIDER: Final = 40
+_A_TIME: Final = "00:00:00"
 
 
 class PlaybackBar(QFrame):
@@ -42,7 +43,7 @@ class PlaybackBar(QFrame):
         self.slider.setMinimumWidth(_LEAST_SLIDER)
         self.marks = SliderMarks(session, self.slider)
         self.time = SteadyLabel("00:00.0 / 00:00.0 ")
-        self.wall = SteadyLabel("00:00:00 ")
+        self.wall = SteadyLabel(f"{_A_TIME} ")
         self.speed = QComboBox()
         self._build(buttons)
         self.slider.valueChanged.connect(self._on_slider)
@@ -97,8 +98,14 @@ class PlaybackBar(QFrame):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """What has no room goes; the time of another day is longer, with its date."""
+        metrics = self.wall.fontMetrics()
+        longer = metrics.horizontalAdvance(self.wall.text()) - metrics.horizontalAdvance(_A_TIME)
         for part, width in self._needs.items():
-            part.setVisible(self.width() >= scaled(width))
+            part.setVisible(self.width() >= scaled(width) + (max(longer, 0) if part is self.wall else 0))
 
     @property
     def _is_away(self) -> bool:
@@ -132,7 +139,10 @@ class PlaybackBar(QFrame):
         length_s = last_s - first_s
         position = f"{time_text(seconds - first_s, length_s)} / {time_text(length_s, length_s)}"
         self._set(self.time, position)
+        was_long = len(self.wall.text())
         self._set(self.wall, wall_text(origin_ns + round(seconds * 1e9)))
+        if len(self.wall.text()) != was_long:
+            self._fit()
 
     @staticmethod
     def _set(label: SteadyLabel, text: str) -> None:

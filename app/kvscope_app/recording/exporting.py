@@ -20,6 +20,7 @@ from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
 
+_FAILED: Final = "That could not be exported"
 _NOTICE_MS: Final = 10_000
 
 
@@ -42,9 +43,10 @@ def begin_export(window: WindowBody, wish: ExportWish) -> Task:
 
     def done() -> None:
         if work.made:
+            window.banner.withdraw(_FAILED)
             window.statusBar().showMessage(f"Exported to {wish.path}", _NOTICE_MS)
         elif work.failure:
-            window.banner.tell("That could not be exported", work.failure)
+            window.banner.tell(_FAILED, work.failure, passes=True)
 
     return Task(window, work, f"Exporting {wish.path.name}", done)
 

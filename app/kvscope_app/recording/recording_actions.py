@@ -18,6 +18,7 @@ from kvscope_app.playback.playback_actions import TIME
 from kvscope_app.recording.kept_dialog import KeptDialog
 from kvscope_app.recording.text_agreement import ask_once, text_actions
 from kvscope_app.session.background import Background
+from kvscope_app.session.state_words import not_kept_text
 from kvscope_app.window.actions import ActionSpec
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.errors import BadInput
@@ -26,6 +27,7 @@ _FILES: Final = "Recordings (*.mcap)"
 _LOOK_MS: Final = 50
 _PATIENCE_MS: Final = 500
 NOT_KEPT: Final = "The session goes on. Time ▸ Record from now on… writes to where there is room."
+_NOT_SAVED: Final = "The last minutes could not be kept"
 _NOTICE_MS: Final = 8000
 _STEPS: Final = 1000
 
@@ -69,7 +71,7 @@ def _ask_minutes(window: WindowBody) -> None:
         return
     kept = window.session.kept
     if kept.failure and not kept.ring.num_bytes:
-        window.banner.tell(f"The past is not kept: {kept.failure}", NOT_KEPT)
+        window.banner.tell(not_kept_text(kept.failure, has_some=False), NOT_KEPT)
         return
     there = max((around[1] - around[0]) / 60e9, 0.1)
     dialog = QInputDialog(window)
@@ -98,10 +100,11 @@ def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
 
     def done() -> None:
         if work.made:
+            window.banner.withdraw(_NOT_SAVED)
             _note(window, _with_ending(path))
             window.statusBar().showMessage(f"Kept in {_with_ending(path)}", _NOTICE_MS)
         elif work.failure:
-            window.banner.tell("The last minutes could not be kept", work.failure)
+            window.banner.tell(_NOT_SAVED, work.failure, passes=True)
 
     return Task(window, work, f"Keeping {Path(path).name}", done)
 
@@ -115,7 +118,7 @@ def record(window: WindowBody, path: str) -> None:
         kept.start_recording(_with_ending(path))
         _note(window, _with_ending(path))
     except BadInput as error:
-        window.banner.tell("That cannot be recorded", str(error))
+        window.banner.tell("That cannot be recorded", str(error), passes=True)
     window.session.status_changed.emit()
 
 

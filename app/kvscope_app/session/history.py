@@ -42,9 +42,11 @@ SUMS: Final = (
     "cached_tokens",
     "evicted_blocks",
     "copied_blocks",
+    "draft_tokens",
+    "accepted_tokens",
 )
 """Columns of `HistoryWindow` that count what happened in a bin."""
-KNOWN_SUMS: Final = ("run_ns", "cached_tokens", "evicted_blocks", "copied_blocks")
+KNOWN_SUMS: Final = ("run_ns", "cached_tokens", "evicted_blocks", "copied_blocks", "draft_tokens")
 """Those that not every source has: `History.known` has them once they were not zero."""
 FRAME_GAUGES: Final = ("num_running", "num_waiting")
 BLOCK_GAUGES: Final = ("blocks_active", "blocks_cached", "blocks_free")
@@ -54,7 +56,7 @@ GAUGES: Final = FRAME_GAUGES + BLOCK_GAUGES + SAMPLE_GAUGES
 LATENCIES: Final = ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s", "queue_p50_s", "queue_p95_s")
 """Columns that were measured in a bin; where nobody waited there is none."""
 _SERIES_TOTALS: Final = ("preemptions", "cached_tokens")
-_COUNTERS: Final = ("evicted_blocks", "copied_blocks")
+_COUNTERS: Final = ("evicted_blocks", "copied_blocks", "draft_tokens", "accepted_tokens")
 """Totals that are told with an update alone, not with each of its frames."""
 _TOTALS: Final = (*_SERIES_TOTALS, *_COUNTERS)
 _PER_FRAME: Final = tuple(name for name in SUMS if name not in ("num_steps", *_TOTALS))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
+_SHARES: Final = np.array((0.50, 0.95))
+
 
 def percentiles(values_ns: IntArray) -> tuple[float, float]:
     """Median and 95th percentile in seconds; NaN of nothing."""
     if not values_ns.size:
         return np.nan, np.nan
-    p50, p95 = np.percentile(values_ns, (50, 95))
-    return float(p50) / 1e9, float(p95) / 1e9
+    places = _SHARES * (values_ns.size - 1)
+    below = places.astype(np.int64)
+    above = np.ceil(places).astype(np.int64)
+    ordered = np.partition(values_ns, np.concatenate((below, above)))  # np.percentile takes several times as long
+    p50, p95 = (ordered[below] + (ordered[above] - ordered[below]) * (places - below)).tolist()
+    return p50 / 1e9, p95 / 1e9
 
 
 class LatencyWindow:

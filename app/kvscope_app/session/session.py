@@ -22,6 +22,7 @@ from kvscope_app.session.links import Player, contents_of
 from kvscope_app.session.loop import Loop
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.source_timeline import SourceTimeline
+from kvscope_app.session.state_words import not_kept_text
 from kvscope_app.session.texts.told_contents import ToldContents
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, Submit
@@ -319,7 +320,7 @@ class Session(SourceTimeline):
             notices.append(f"The recording ended: {recorder.failure}; {recorder.writer.left}")
         if kept.failure and not self._told_failure:
             self._told_failure = kept.failure
-            notices.append(f"The past is not kept: {self._told_failure}")
+            notices.append(not_kept_text(kept.failure, has_some=kept.ring.num_bytes > 0))
         if notices:
             self.noticed.emit(". ".join(notices))
             self.kept_failed.emit(". ".join(notices))

@@ -1,4 +1,7 @@
-"""What a person is told of each state of a source, and the theme's colour it is told in. Knows no Qt."""
+"""What a person is told of each state of a source, the theme's colour it is told in, and of a past that is not kept.
+
+Knows no Qt.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +31,9 @@ STATE_COLORS: Final = {
     SourceState.ENDED: "bad",
     SourceState.PLAYBACK: "accent",
 }
+
+
+def not_kept_text(failure: str, *, has_some: bool) -> str:
+    """That the past is not kept, with why. `has_some`: what came before is there."""
+    since = " from here on" if has_some else ""
+    return f"The past is not kept{since}: {failure}"

@@ -37,7 +37,7 @@ def engine_name(told: Capabilities) -> str:
 def why_no_mode(mode: str, told: Capabilities) -> str:
     """Why blocks cannot be coloured by `mode`, a `ColorMode`; empty when they can."""
     capability, words = _NEEDED.get(mode, ("", ""))
-    if not capability or getattr(told, capability):
+    if not capability or getattr(told, capability) or (capability == "attention" and told.sparse_decode):
         return ""
     how = f": {HOW_TO_MEASURE}" if capability == "attention" and told.commands else ""
     return f"{engine_name(told)} does not tell {words}{how}"

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QAbstractSlider,
     QApplication,
     QComboBox,
+    QTableView,
     QWidget,
 )
 
@@ -28,6 +29,8 @@ from kvscope_app.settings.settings_keeper import SettingsKeeper
 from kvscope_app.window.keys.keymap import Command, keys_of
 
 _HAVE_KEYS_OF_THEIR_OWN: Final = (QAbstractButton, QAbstractItemView, QAbstractSlider, QComboBox)
+_ALONG_A_ROW: Final = (Qt.Key.Key_Home, Qt.Key.Key_End)
+"""To the first and the last column: nothing, where rows are chosen whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +61,27 @@ class ActionSpec:
 class YieldingAction(QAction):
     """Of keys that a focused widget may mean something by: then that comes first.
 
-    Space presses a focused button, End goes to the end of a focused list.
+    Space presses a focused button, End goes to the end of a focused list. In a table of whole rows it would do nothing
+    that anybody sees: there it is the window's.
     """
 
     def event(self, event: QEvent) -> bool:
         focus = QApplication.focusWidget()
         if isinstance(event, QShortcutEvent) and isinstance(focus, _HAVE_KEYS_OF_THEIR_OWN):
             pressed = event.key()[0]  # type: ignore[index]  # PySide's stubs leave it out
+            if pressed.key() in _ALONG_A_ROW and _chooses_rows(focus):
+                return super().event(event)
             for kind in (QEvent.Type.KeyPress, QEvent.Type.KeyRelease):
                 focus.event(QKeyEvent(kind, pressed.key(), pressed.keyboardModifiers()))  # past the shortcuts
             return True
         return super().event(event)
+
+
+def _chooses_rows(widget: QWidget) -> bool:
+    """Whether it is a table in which nobody sees the column that has the focus."""
+    return (
+        isinstance(widget, QTableView) and widget.selectionBehavior() is QAbstractItemView.SelectionBehavior.SelectRows
+    )
 
 
 class Actions(QObject):

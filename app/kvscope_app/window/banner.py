@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QTimer
+from PySide6.QtWidgets import QApplication, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.look.folding import FoldingFrame
 from kvscope_app.look.icons import icon, pixmap
@@ -15,6 +16,8 @@ from kvscope_app.look.plain_text import PlainLabel, plain_tip
 from kvscope_app.look.theme import DARK, Theme
 
 _MAX_LETTERS: Final = 400
+_PASSING_MS: Final = 30_000
+"""So long what passes is there at least, while the window is in front: long enough to be read twice."""
 
 Choice = tuple[str, Callable[[], None]]
 
@@ -32,6 +35,8 @@ class Banner(PassingStrip):
         self._close.clicked.connect(self.hide)
         self._buttons = QHBoxLayout()
         self._theme, self._is_offer, self._told = DARK, False, ""
+        self.passing = QTimer(self, singleShot=True, interval=_PASSING_MS)
+        self.passing.timeout.connect(self._pass)
         self._build()
         self.hide()
 
@@ -41,9 +46,17 @@ class Banner(PassingStrip):
         self._show_tone()
         self._close.setIcon(icon("close", theme.muted, size=14))
 
-    def tell(self, text: str, detail: str = "", choices: Sequence[Choice] = (), *, is_offer: bool = False) -> None:
+    def tell(
+        self,
+        text: str,
+        detail: str = "",
+        choices: Sequence[Choice] = (),
+        *,
+        is_offer: bool = False,
+        passes: bool = False,
+    ) -> None:
         """Show a message with its choices, the first of them the one most people want. An offer is not a trouble, and
-        does not look like one."""
+        does not look like one. What `passes`, as something that was asked for and failed once, goes by itself."""
         self._is_offer = is_offer
         self._show_tone()
         _show(self._text, text)
@@ -62,6 +75,26 @@ class Banner(PassingStrip):
         self._told = text
         self.setAccessibleName(f"{text} {detail}")
         self.show()
+        if passes:
+            self.passing.start()
+        else:
+            self.passing.stop()
+
+    def withdraw(self, text: str) -> None:
+        """`text` is no longer so; whatever else is told stays."""
+        if self.text == text:
+            self.hide()
+
+    def _pass(self) -> None:
+        """Unless nobody can have read it, or somebody is about to use it."""
+        if not self.isVisible():
+            return
+        focus = QApplication.focusWidget()
+        is_used = self.underMouse() or (focus is not None and self.isAncestorOf(focus))
+        if self.window().isActiveWindow() and not is_used:
+            self.hide()
+        else:
+            self.passing.start()
 
     def _show_tone(self) -> None:
         name, color = ("recordings", self._theme.accent) if self._is_offer else ("warning", self._theme.bad)

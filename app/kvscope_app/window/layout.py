@@ -127,10 +127,11 @@ def _is_small(window: QMainWindow) -> bool:
     return window.width() < 1200 or window.height() < 640
 
 
-def save(window: QMainWindow, settings: QSettings, group: str = "window") -> None:
-    """Remember the window's place and layout."""
+def save(window: QMainWindow, settings: QSettings, group: str = "window", *, with_docks: bool = True) -> None:
+    """Remember the window's place, and its layout where that is as a person wants it."""
     settings.setValue(geometry_name(group), window.saveGeometry())
-    settings.setValue(layout_name(group), window.saveState(LAYOUT_VERSION))
+    if with_docks:
+        settings.setValue(layout_name(group), window.saveState(LAYOUT_VERSION))
 
 
 def restore(window: QMainWindow, settings: QSettings, group: str = "window") -> bool:

@@ -138,7 +138,7 @@ class MainWindow(WindowBody):
         open_dropped(self, event.mimeData())
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        layout.save(self, self._settings, self._group)
+        layout.save(self, self._settings, self._group, with_docks=self.has_own_docks)
         self.notices.forget()
         self.undo.forget()
         for view in self.views.values():

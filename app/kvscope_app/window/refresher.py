@@ -23,7 +23,13 @@ from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
 """Views from this rate on are refreshed with every update, the others one after another, between updates."""
+_GRACE_NS: Final = 8_000_000
+_FAST_GRACE_NS: Final = 12_000_000
+"""So much sooner than its rate says a view may be refreshed. Updates come every 16 ms: the one after a late one comes
+sooner, and is not kept waiting until it has no frame of its own."""
 _TURN_MS: Final = 8
+_APART_NS: Final = 2_000_000
+"""A turn that comes so soon after an update was taken in is put off once: late timers are served in one go."""
 _PAUSES: Final = 3
 """After one of the others so many times as long as it took none of them has its turn: they get a quarter at most."""
 _LONGEST_PAUSE_NS: Final = 500_000_000
@@ -45,6 +51,9 @@ class Refresher(QObject):
         """When one of the slow views may have its turn again."""
         self._news_ns = 0
         self._sign_ns = 0
+        self._fed_ns = 0
+        """When an update was taken in."""
+        self._is_put_off = False
         self._soon = QTimer(self, singleShot=True, interval=0)
         self._soon.timeout.connect(self._refresh_fast)
         self._later = QTimer(self, singleShot=True, interval=_TURN_MS)
@@ -76,6 +85,10 @@ class Refresher(QObject):
 
     def run(self) -> None:
         """Refresh what is due: the fast ones, or one of the others, whoever waited longer."""
+        self._is_put_off = not self._is_put_off and time.monotonic_ns() - self._fed_ns < _APART_NS
+        if self._is_put_off:
+            self._later.start(math.ceil(_APART_NS / 1e6))
+            return
         waits = self._waits(self._dirty)
         is_rested = time.monotonic_ns() >= self._rested_ns
         due = [view for view in waits if waits[view] <= 0 and (is_rested or view.refresh_hz >= _FAST_HZ)]
@@ -87,6 +100,7 @@ class Refresher(QObject):
 
     def _on_update(self, update: Update | None) -> None:
         if self._is_worth_it(update):
+            self._fed_ns = time.monotonic_ns()
             self._dirty.update(self._last_ns)
             self._soon.start()  # in a turn of its own: taking the update in was one
 
@@ -126,8 +140,8 @@ class Refresher(QObject):
 
     def _wait_ns(self, view: View, now_ns: int) -> float:
         """Until the view may be refreshed again."""
-        # Half a frame of grace: a view of 60 Hz is refreshed on every 16 ms turn.
-        return 1e9 / view.refresh_hz - 8_000_000 - (now_ns - self._last_ns[view])
+        grace_ns = _FAST_GRACE_NS if view.refresh_hz >= _FAST_HZ else _GRACE_NS
+        return 1e9 / view.refresh_hz - grace_ns - (now_ns - self._last_ns[view])
 
     def _schedule(self, waits: dict[View, float]) -> None:
         """Come back when the first of those that wait is due, and not before."""

@@ -27,7 +27,7 @@ _TIPS: Final = {
     "course": "The charts of this recording are computed once: it has no summaries of its own",
     "state": "Connection to the engine",
     "role": "You see this engine; prompts, control and the texts of blocks are for operators",
-    "model": "Model, number format and device",
+    "model": "Model, number format and device; weights of fewer bits are fewer bytes to read at each step",
     "device": "How busy the device is, with its power and temperature where it tells them",
     "rate": "Steps of the engine in the last second",
     "frames": "Frames received; those that never came are made good by a snapshot",
@@ -65,7 +65,7 @@ class Dot(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(self._color)
-        painter.drawEllipse(QRectF(1, 1, 8, 8))
+        painter.drawEllipse(QRectF(self.rect()).adjusted(1, 1, -1, -1))
         painter.end()
 
 
@@ -253,9 +253,15 @@ def _label(name: str) -> QLabel:
 def _model(hello: Hello | None) -> str:
     if hello is None:
         return ""
-    rounded = f"{hello.model.quantization} weights" if hello.model.quantization else ""
+    rounded = rounded_words(hello.model.quantization)
     parts = (model_name(hello), hello.model.dtype, rounded, hello.device.name)
     return "  ·  ".join(part for part in parts if part)
+
+
+def rounded_words(quantization: str) -> str:
+    """`4-bit weights` of `int4`; what is not known by a number of bits keeps its name; empty where none are."""
+    bits = quantization.removeprefix("int")
+    return f"{bits}-bit weights" if bits.isdigit() else f"{quantization} weights" if quantization else ""
 
 
 def device_text(sample: DeviceSample, kind: str) -> str:

@@ -67,7 +67,7 @@ _AFTER_A_LINE: Final = frozenset(
         *("back", "event_before", "slower", "keep_last", "kept_bounds", "bookmark", "loop_begin", "alarm_rules"),
         *("reset_cache", "attach", "open", "compare", "close"),
         *("copy_rows", "save_picture", "larger", "zoom_in", "focus_map", "new_chat", "toggle_console"),
-        *("theme_toggle", "about"),
+        *("theme_toggle", "about", "segments"),
     }
 )
 """In menus a new section begins with these."""
@@ -266,6 +266,7 @@ def _in_docks(window: WindowBody) -> list[ActionSpec]:
             "rename_chat", "Rename the conversation", PANELS, ask("rename", "console"), ("F2",), within="console"
         ),
         ActionSpec("delete_chat", "Delete the conversation", PANELS, ask("delete", "console"), within="console"),
+        ActionSpec("segments", "Torch's memory segments…", PANELS, ask("open_segments", "memory"), within="memory"),
     ]
 
 

@@ -82,6 +82,8 @@ class WindowBody(QMainWindow):
         """The recordings that are listed; given by who opens windows."""
         self.views: dict[str, View] = {}
         self.docks: dict[str, Dock] = {}
+        self.has_own_docks = True
+        """The docks are where a person wants them; false once they were moved for an address that has no pool."""
         self.undo = UndoStack(self)
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
@@ -106,6 +108,7 @@ class WindowBody(QMainWindow):
         """Where devices are all that the source tells of, they are in sight, wherever the docks were left."""
         mirror = self.session.live_mirror
         if mirror.hello is not None and not mirror.capabilities.blocks:
+            self.has_own_docks = False
             self.docks["devices"].show()
             self.docks["devices"].raise_()
 

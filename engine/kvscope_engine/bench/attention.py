@@ -3,7 +3,8 @@
 A model reads a text (the story that comes with kvscope, again from its beginning where it ends). At each length every
 method attends the same queries to the same keys and values of some of its layers: time (medians, in turns), bytes
 kept and bytes held meanwhile, for each token of each request, and the error of the output against full attention. Then
-the last tokens of the shortest text are read one by one by each method that needs no training: their perplexity.
+the last tokens of the shortest text are read one by one by each method that needs no training: their perplexity. Last,
+the same tokens are decoded by the engine's own operations with `--sparse-decode` at several fractions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words
+from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words, sparse_words
 from kvscope_engine.bench.table import table
 from kvscope_engine.bench.workloads import sample_text
 from kvscope_engine.config import DEVICES, DTYPES, EngineConfig
@@ -26,6 +27,7 @@ from kvscope_telemetry.errors import BadInput
 if TYPE_CHECKING:
     from kvscope_engine.bench.laboratory.captured import DenseContext
     from kvscope_engine.bench.laboratory.measuring import Row
+    from kvscope_engine.bench.laboratory.sparse_quality import SparseRow
     from kvscope_engine.model.loading.loader import LoadedModel
 
 LENGTHS: Final = (1024, 4096)
@@ -49,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, metavar="N", default=7, help="turns of each method (default: 7)")
     parser.add_argument(
         "--scored", type=int, metavar="N", default=64, help="tokens that perplexity is of, 0: none (default: 64)"
+    )
+    parser.add_argument(
+        "--text",
+        metavar="FILE",
+        help="read this text, again from its beginning where it ends: what is read twice is copied, and repeats hide or"
+        " magnify what a method loses (default: the story that comes with kvscope, of some 2,700 tokens)",
     )
     parser.add_argument(
         "--page-heat",
@@ -100,13 +108,14 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
         raise BadInput(
             f"--lengths {lengths[-1]} is not accepted: {loaded.info.name} reads {loaded.max_model_len} tokens"
         )
-    ids = _text_ids(loaded, lengths[-1])
+    ids = _text_ids(loaded, lengths[-1], args.text)
     context = read(loaded, ids, lambda done: tell(f"{done} of {len(ids)} tokens read"))
     rows: list[Row] = []
     for length in lengths:
         rows += measured(samples(context, length, args.batch, args.layers), args.repeats, tell)
     if args.scored:
         _add_perplexity(rows, loaded, context, ids[: lengths[0]], args.scored, tell)
+    sparse = _sparse_quality(loaded, ids[: lengths[0]], args.scored, tell) if args.scored else None
     heat = None
     if args.page_heat:
         tell("page heat")
@@ -122,15 +131,41 @@ def _measure(args: argparse.Namespace, lengths: list[int], tell: Tell) -> dict[s
         "num_scored_tokens": args.scored,
         "max_model_len": loaded.max_model_len,
         "rows": rows,
+        "sparse_decode": sparse,
         "page_heat": heat,
     }
 
 
-def _text_ids(loaded: LoadedModel, count: int) -> list[int]:
+def _text_ids(loaded: LoadedModel, count: int, path: str | None) -> list[int]:
     if loaded.tokenizer is None:
         raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read a text")
-    ids = loaded.tokenizer.encode(sample_text())
+    ids = loaded.tokenizer.encode(sample_text() if path is None else _read(path))
+    if not ids:
+        raise BadInput(f"--text {path!r} is not accepted: there is no text in it")
     return [ids[index % len(ids)] for index in range(count)]
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except OSError as error:
+        raise BadInput(f"--text {path!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"--text {path!r} is not accepted: no text in UTF-8") from None
+
+
+def _sparse_quality(loaded: LoadedModel, ids: list[int], num_scored: int, tell: Tell) -> list[SparseRow] | None:
+    """With its parts joined, as the engine runs it; nothing else is asked of the model afterwards. None: no layer of it
+    may choose among its blocks."""
+    from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
+    from kvscope_engine.model.checks.hook_check import check_hook
+    from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+    from kvscope_engine.model.sparse.layers import may_choose
+
+    if not any(may_choose(index, call) for index, call in enumerate(check_hook(loaded.module))):
+        return None
+    make_ready_to_run(loaded.module, loaded.quantization)
+    return sparse_quality(loaded, ids, num_scored, tell)
 
 
 def _add_perplexity(
@@ -159,6 +194,8 @@ def _tell(args: argparse.Namespace) -> Tell:
 def _text(report: dict[str, Any]) -> str:
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report) + "\n"]
     lines.append(table(HEADER, [cells(row) for row in report["rows"]]))
+    if report["sparse_decode"]:
+        lines.append("\n" + "\n".join(map(sparse_words, report["sparse_decode"])))
     if report["page_heat"] is not None:
         lines.append("\n" + heat_words(report["page_heat"]))
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """`kvscope-engine bench decode`: tokens a CPU-second, ours beside transformers and llama.cpp, in one run.
 
 One thread, the default model, the contenders one after the other in each round, medians of the rounds, ratios
-within a round. llama.cpp takes part when llama-cpp-python is installed.
+within a round. llama.cpp takes part when llama-cpp-python is installed. Nobody keeps prefixes: all compute all.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvscope_engine.bench.long_context.rounds import LongBatch, long_rates
 from kvscope_engine.bench.measure import Contender, Rate, median_rate, median_ratio, rates
 from kvscope_engine.bench.table import table
-from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text
+from kvscope_engine.bench.workloads import Workload, equal, mixed, sample_text, staggered
 
 Rounds = dict[str, list[Rate]]
+PARTS = ("1", "8", "32", "staggered", "4096", "telemetry")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         action="append",
-        choices=("1", "8", "32", "telemetry"),
-        help="a part of it; repeatable (default: all)",
+        choices=PARTS,
+        help="a part of it; repeatable (default: all). 1, 8: so many equal requests; 32: of mixed lengths, all at"
+        " once; staggered: the same, one joining every few steps; 4096: 8 requests that decode behind contexts of"
+        " 4,096 tokens; telemetry: with and without",
     )
 
 
@@ -43,23 +47,32 @@ def run(args: argparse.Namespace) -> int:
 
     torch.set_num_threads(1)
     from kvscope_engine.bench.contenders.ours import OurEngine
+    from kvscope_engine.bench.contenders.transformers_generate import plain_default_model
+    from kvscope_engine.bench.long_context.contenders import long_contenders
 
     ours = OurEngine("default", args.dtype)
-    workloads = _workloads(_text_ids(ours), args.only or ["1", "8", "32", "telemetry"])
+    wanted = args.only or PARTS
     report: dict[str, Any] = {"dtype": str(ours.engine.dtype), "load_average": os.getloadavg()[0], "workloads": {}}
-    contenders: list[Contender] = [ours, *_peers(ours)]
-    for workload in workloads:
+    module = plain_default_model(ours.engine.dtype)
+    contenders: list[Contender] = [ours, *_peers(module)]
+    for workload in _workloads(_text_ids(ours), wanted):
         found = rates(contenders, workload, args.repeats, _tell(args))
         report["workloads"][workload.name] = _summary(found)
         report["overhead_share"] = ours.overhead_share
-    if "telemetry" in (args.only or ["telemetry"]):
+    if "4096" in wanted:
+        batch = LongBatch()
+        behind = long_contenders(batch, args.dtype, module)
+        report["workloads"][batch.name] = _summary(
+            long_rates(behind, batch, _text_ids(ours), args.repeats, _tell(args))
+        )
+    if "telemetry" in wanted:
         report["telemetry"] = _telemetry(ours, args)
     print(json.dumps(report) if args.json else _text(report))
     return 0
 
 
-def _workloads(ids: list[int], wanted: list[str]) -> list[Workload]:
-    made = {"1": equal(1, ids), "8": equal(8, ids), "32": mixed(32, ids)}
+def _workloads(ids: list[int], wanted: Sequence[str]) -> list[Workload]:
+    made = {"1": equal(1, ids), "8": equal(8, ids), "32": mixed(32, ids), "staggered": staggered(32, ids)}
     return [workload for name, workload in made.items() if name in wanted]
 
 
@@ -69,12 +82,12 @@ def _text_ids(ours: Any) -> list[int]:
     return ids
 
 
-def _peers(ours: Any) -> list[Contender]:
+def _peers(module: Any) -> list[Contender]:
     from kvscope_engine.bench.contenders import llama_cpp
-    from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate, plain_default_model
+    from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate
     from kvscope_engine.model.fetching.default_model import default_gguf
 
-    peers: list[Contender] = [TransformersGenerate(plain_default_model(ours.engine.dtype))]
+    peers: list[Contender] = [TransformersGenerate(module)]
     if llama_cpp.is_installed():
         peers.append(llama_cpp.LlamaCpp(default_gguf(lambda progress: None), 32, 32 * 1024))
     return peers

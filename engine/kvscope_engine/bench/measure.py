@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvscope_engine.bench.workloads import Workload
@@ -60,12 +60,17 @@ def median_ratio(ours: Sequence[Rate], theirs: Sequence[Rate]) -> float:
     return statistics.median(a.per_cpu_second / b.per_cpu_second for a, b in pairs)
 
 
-def _timed(contender: Contender, workload: Workload) -> Rate:
+def timed(run: Callable[[], None], num_tokens: int) -> Rate:
+    """The rate of a run that generates so many tokens."""
     wall, cpu = time.perf_counter(), time.process_time()
-    contender.run(workload)
+    run()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return Rate(workload.num_output_tokens / cpu, workload.num_output_tokens / wall)
+    return Rate(num_tokens / cpu, num_tokens / wall)
+
+
+def _timed(contender: Contender, workload: Workload) -> Rate:
+    return timed(lambda: contender.run(workload), workload.num_output_tokens)
 
 
 def _shortened(workload: Workload) -> Workload:
-    return Workload(workload.name, workload.prompts, tuple(min(4, n) for n in workload.output_tokens))
+    return replace(workload, output_tokens=tuple(min(4, n) for n in workload.output_tokens))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 EQUAL_PROMPT_TOKENS = 64
 EQUAL_OUTPUT_TOKENS = 64
 MIXED_SEED = 0
+STEPS_BETWEEN = 4
 
 
 def sample_text() -> str:
@@ -18,16 +19,23 @@ def sample_text() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that all arrive at once."""
+    """Requests that all arrive at once, or one after the other."""
 
     name: str
     prompts: tuple[tuple[int, ...], ...]
     output_tokens: tuple[int, ...]
+    steps_between: int = 0
+    """Steps after which the next one arrives. Who cannot let requests join is given all at once."""
 
     @property
     def num_requests(self) -> int:
         """Requests in it."""
         return len(self.prompts)
+
+    @property
+    def arrivals(self) -> tuple[int, ...]:
+        """The step before which each request arrives."""
+        return tuple(index * self.steps_between for index in range(self.num_requests))
 
     @property
     def num_output_tokens(self) -> int:
@@ -48,6 +56,12 @@ def mixed(num_requests: int, text_ids: list[int]) -> Workload:
     prompts = tuple(_cut(text_ids, rng.randrange(len(text_ids)), length) for length in lengths)
     outputs = tuple(rng.randint(8, 256) for _ in range(num_requests))
     return Workload(f"{num_requests} mixed", prompts, outputs)
+
+
+def staggered(num_requests: int, text_ids: list[int]) -> Workload:
+    """The same as `mixed`, but one joins every few steps, so that most steps both fill and decode."""
+    workload = mixed(num_requests, text_ids)
+    return replace(workload, name=f"{num_requests} staggered", steps_between=STEPS_BETWEEN)
 
 
 def _cut(text_ids: list[int], start: int, length: int) -> tuple[int, ...]:

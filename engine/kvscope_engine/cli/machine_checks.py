@@ -61,6 +61,7 @@ def check_machine() -> list[Check]:
         _gpu,
         _cache_folder,
         _default_model,
+        _weights,
         _qt,
         _qt_libraries,
         _display,
@@ -151,6 +152,14 @@ def _default_model() -> Check:
     there = place.is_file()
     detail = str(place) if there else "not here yet: downloaded at the first start (93 MB)"
     return Check(name="default model", ok=there, detail=detail, mend="kvscope-engine generate --prompt Hello")
+
+
+def _weights() -> Check:
+    from kvscope_engine.model.work.default_weights import NO_COMPILER, default_weights
+
+    detail, ok = default_weights()
+    mend = "sudo apt-get install gcc" if detail == NO_COMPILER else ""
+    return Check(name="weights", ok=ok, detail=f"of the default model on the CPU: {detail}", mend=mend)
 
 
 def _qt() -> Check:

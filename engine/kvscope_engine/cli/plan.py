@@ -117,7 +117,11 @@ def _add_serving(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--pipeline-parallel-size", type=whole_number, default=1, metavar="N", help="GPUs in a row")
     group.add_argument("--kv-host-memory", type=parse_size, default=0, metavar="SIZE", help="host memory for KV, a GPU")
     group.add_argument(
-        "--weights-on-host", type=parse_size, default=0, metavar="SIZE", help="weights in host memory, a GPU"
+        "--weights-on-host",
+        type=parse_size,
+        default=0,
+        metavar="SIZE",
+        help="weights in host memory, a GPU (of what serve is given with --cpu-offload-gb, all but two layers)",
     )
     group.add_argument(
         "--others", type=parse_size, metavar="SIZE", help="the driver's and other programs' (default: 0.8 GiB)"

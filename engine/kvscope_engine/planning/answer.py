@@ -83,8 +83,10 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
     question, notes = plan.question, []
     if question.tensor_parallel * question.pipeline_parallel > 1:
         notes.append("kvscope's engine runs on one GPU; vLLM and SGLang run on several, and kvscope watches them")
-    if question.dtype in ("int8", "int4"):
-        notes.append("kvscope's engine computes with weights in 16 or 32 bits; vLLM and SGLang with quantized ones")
+    if question.dtype == "int8":
+        notes.append("kvscope's engine has weights of 8 bits on a CPU alone; vLLM and SGLang on GPUs")
+    if question.dtype == "int4":
+        notes.append("kvscope's engine (--quantization int4) takes 5 bits a weight: it keeps groups of 32, on one GPU")
     if question.weights_on_host:
         least_ms = 1000 * question.weights_on_host / BUS_BYTES_A_SECOND
         notes.append(f"weights in host memory are read in each step: at least {least_ms:.0f} ms over PCIe 4.0 x16")

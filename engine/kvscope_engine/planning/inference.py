@@ -20,7 +20,7 @@ from kvscope_engine.model.memory.step_memory import (
     GRAPH_BYTES,
     HeadShape,
     StepLimits,
-    graph_logits_bytes,
+    graph_tensor_bytes,
     sampling_bytes,
     split_partials_bytes,
     step_buffer_bytes,
@@ -234,7 +234,7 @@ def _reserves(
         is_quantized=question.kv_cache_dtype != "auto",
     )
     vocab = int(skeleton.config.vocab_size) if stage.has_head else 0
-    graphs = 0 if question.enforce_eager else GRAPH_BYTES + graph_logits_bytes(limits, vocab)
+    graphs = 0 if question.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, vocab)
     return StepReserves(
         attention_partials=split_partials_bytes(limits, heads, MULTIPROCESSORS),
         graphs=graphs + step_buffer_bytes(limits, vocab),

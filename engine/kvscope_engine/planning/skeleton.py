@@ -16,6 +16,7 @@ from kvscope_engine.model.fetching.hub import hub_file
 from kvscope_engine.model.fetching.names import parse_model_name
 from kvscope_engine.model.loading.hf_config import read_config
 from kvscope_engine.model.loading.support import blueprint
+from kvscope_engine.model.quantized.recipe import take_recipe
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def read_skeleton(model: str) -> Skeleton:
     Raises BadInput for what is no model that this engine serves, KvscopeError when the hub cannot be reached.
     """
     config = _config(model)
+    take_recipe(config, model)  # what quantized layers are planned as is asked by --dtype
     plan = blueprint(config, model)
     module = build(config, torch.bfloat16, torch.device("meta"))
     layers: dict[int, Parameters] = {}

@@ -67,6 +67,13 @@ class StepResult:
     """Requests that the CUDA graph it ran as has room for; 0: it ran without one."""
     wait_ns: int = 0
     """The host stood still until it was there."""
+    block_skips: NDArray[np.float32] | None = None
+    """(num_single_token, blocks): of the layers and KV heads that choose among blocks, the share that passed over each
+    of each decode's; None where it was not counted."""
+    launches: int = 0
+    """That the forward pass was handed to the device in; 0: not counted."""
+    graph_tokens: int = 0
+    """Tokens that the CUDA graphs have room for that it ran as between attention; 0: it ran without them."""
 
 
 def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
@@ -76,8 +83,10 @@ def without_ended(plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepRes
         return plan, result
     num_single_token = sum(index < plan.num_single_token for index in kept)
     logprobs = tuple(result.logprobs[index] for index in kept) if result.logprobs else ()
-    shares = None if result.block_shares is None else result.block_shares[kept[:num_single_token]]
-    how = (result.graph_size, result.wait_ns)
+    decodes = kept[:num_single_token]
+    shares = None if result.block_shares is None else result.block_shares[decodes]
+    skips = None if result.block_skips is None else result.block_skips[decodes]
+    how = (result.graph_size, result.wait_ns, skips, result.launches, result.graph_tokens)
     return (
         StepPlan(tuple(plan.scheduled[index] for index in kept), num_single_token, plan.copies),
         StepResult(tuple(result.token_ids[index] for index in kept), logprobs, result.forward_ns, shares, *how),

@@ -29,6 +29,8 @@ _TOTALS: Final = (
     "swapped_blocks",
     "sunk_blocks",
     "loaded_blocks",
+    "draft_tokens",
+    "accepted_tokens",
 )
 _PARTS: Final = {"p50_s": 0.725, "p95_s": 0.245, "p99_s": 0.03}
 """What share of a second's values each of its quantiles is nearest to."""

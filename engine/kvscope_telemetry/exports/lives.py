@@ -70,6 +70,8 @@ class Life:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     first_token_ns: int | None = None
     end_ns: int | None = None
     end: str = ""
@@ -193,10 +195,14 @@ class LifeReader:
         preemptions = _column(rows.num_preemptions, "<u2")
         if not len(numbers) == len(outputs) == len(states) == len(cached) == len(preemptions):
             return
+        drafts, accepted = _column(rows.num_draft_tokens, "<u4"), _column(rows.num_accepted_tokens, "<u4")
+        has_drafts = len(drafts) == len(accepted) == len(numbers)
         for place, number in enumerate(numbers):
             life = self._open.get(number)
             if life is None:
                 continue
+            if has_drafts:
+                life.num_draft_tokens, life.num_accepted_tokens = drafts[place], accepted[place]
             state, output = states[place], outputs[place]
             if state == life.state and life.num_output_tokens and life.phase is PhaseKind.DECODE:
                 life.num_output_tokens = output

@@ -33,6 +33,9 @@ class EngineReading:
     cached_tokens: int | None = None
     generation_tokens: int | None = None
     preemptions: int | None = None
+    draft_tokens: int | None = None
+    """Guessed ahead and checked, and those of them that were right."""
+    accepted_tokens: int | None = None
     finished: int | None = None
     aborted: int | None = None
     evicted_tokens: int | None = None
@@ -80,6 +83,8 @@ def read_vllm(page: Page) -> EngineReading:
         cached_tokens=cached,
         generation_tokens=page.total("vllm:generation_tokens_total"),
         preemptions=page.total("vllm:num_preemptions_total"),
+        draft_tokens=page.total("vllm:spec_decode_num_draft_tokens_total"),
+        accepted_tokens=page.total("vllm:spec_decode_num_accepted_tokens_total"),
         finished=page.total(success),
         aborted=page.total(success, where={"finished_reason": "abort"}),
         started_s=page.gauge("process_start_time_seconds"),

@@ -60,6 +60,8 @@ def _counters(reading: EngineReading, old: Counters) -> Counters:
         cached_tokens=_newest(reading.cached_tokens, old.cached_tokens),
         generation_tokens=_newest(reading.generation_tokens, old.generation_tokens),
         preemptions=_newest(reading.preemptions, old.preemptions),
+        draft_tokens=_newest(reading.draft_tokens, old.draft_tokens),
+        accepted_tokens=_newest(reading.accepted_tokens, old.accepted_tokens),
         finished=_newest(_without(reading.finished, reading.aborted), old.finished),
         aborted=_newest(reading.aborted, old.aborted),
         num_running=_newest(reading.num_running, old.num_running),

@@ -42,7 +42,7 @@ def miss_text(data: EventData) -> str:
 def _started(event: Event, data: EventData) -> list[str]:
     waited = _time(data.waited_ns)
     parts = [f"came back {waited} after its preemption" if event.kind == "resumed" else f"waited {waited}"]
-    parts.append(f"{_blocks(event.num_blocks)} needed")
+    parts.append(_needed(event, data))
     if data.num_pool_blocks or data.num_loaded_blocks:
         there = f"{event.num_tokens} of {data.num_known_tokens} tokens were there already"
         parts.append(f"{there}, {_blocks(data.num_pool_blocks)} in the pool")
@@ -50,6 +50,14 @@ def _started(event: Event, data: EventData) -> list[str]:
         parts.append(f"all {data.num_known_tokens} tokens to compute")
     missed = miss_text(data)
     return [*parts, *reuse_clauses(data), *([f"not more, since {missed}"] if missed else [])]
+
+
+def _needed(event: Event, data: EventData) -> str:
+    """What its tokens take, and where a run is set aside for it, of how much that is."""
+    if not data.num_set_aside:
+        return f"{_blocks(event.num_blocks)} needed"
+    run = f"a run of {_blocks(data.num_set_aside)} set aside for it"
+    return f"{run}, of which its tokens take {event.num_blocks} now"
 
 
 def _forked(event: Event, _: EventData) -> list[str]:
@@ -106,7 +114,7 @@ _WORDS: Final[dict[str, Callable[[Event, EventData], list[str]]]] = {
 
 
 def _about(duration_ns: int) -> str:
-    return "" if duration_ns < 0 else f"about {duration_ns / 1e6:.1f} ms"
+    return "" if duration_ns < 0 else f"about {_time(duration_ns)}"
 
 
 def _blocks(count: int) -> str:

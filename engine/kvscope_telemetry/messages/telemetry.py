@@ -109,7 +109,7 @@ class Hello(_Message, frozen=True, kw_only=True):
     """Processes that the model is shared out among, each with its heads of every block (tensor parallel)."""
 
 
-class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What never changes about a request. `number` counts from 1 within an epoch."""
 
     number: int
@@ -122,11 +122,11 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Which of the `n` completions of the same prompt."""
 
 
-class RequestRows(msgspec.Struct, frozen=True, gc=False):
+class RequestRows(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Requests that changed, packed little-endian, one entry a request in each column.
 
     A request's block table becomes `table[:table_start]` followed by its next `table_count` ids of
-    `table_blocks`.
+    `table_blocks`. The last two columns are empty where they are 0 for all.
     """
 
     number: bytes = b""  # u4
@@ -138,6 +138,8 @@ class RequestRows(msgspec.Struct, frozen=True, gc=False):
     table_start: bytes = b""  # u4
     table_count: bytes = b""  # u4
     table_blocks: bytes = b""  # u4, concatenated
+    num_draft_tokens: bytes = b""  # u4, guessed ahead and checked
+    num_accepted_tokens: bytes = b""  # u4, those of them that were right
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -195,6 +197,10 @@ class Work(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Copies from and to lower tiers took, as far as they were told since the step before."""
     launches: int = 0
     """Handed to the device by the host; 0: not counted."""
+    streamed_bytes: int = 0
+    """Weights that were copied from host memory, since they do not stay on the device."""
+    graph_tokens: int = 0
+    """Tokens that the CUDA graphs have room for that were replayed between attention; 0: none were."""
 
     @property
     def num_bytes(self) -> int:
@@ -279,6 +285,8 @@ class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     """asked: who did; its costs are as in preempted."""
     finish_reason: str = ""
     """ended: a `FinishReason`, or a word of a later version."""
+    num_set_aside: int = 0
+    """started: blocks that it got at once, in one run, whatever it will use of them; 0 where they come as tokens do."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -425,6 +433,8 @@ class MemoryBreakdown(_Message, frozen=True, kw_only=True):
     its kernels and libraries; -1: the driver did not tell."""
     ranks: tuple[RankMemory, ...] = ()
     """Of each rank in order, where a model is shared out among several; all else here is rank 0's."""
+    host_weights_bytes: int = 0
+    """Weights that stay in host memory and are streamed to the device; no part of `weights_bytes`."""
 
 
 class Progress(_Message, frozen=True, kw_only=True):

@@ -156,11 +156,15 @@ def _check_columns(where: str, rows: BlockRows, num_rows: int) -> None:
 
 
 def _check_request_rows(rows: RequestRows) -> None:
-    *columns, table_blocks = map(len, astuple(rows))
+    *columns, table_blocks, drafts, accepted = map(len, astuple(rows))
     num_rows = columns[0] // 4
     expected = [num_rows * size for size in _REQUEST_BYTES]
     if columns != expected:
         raise ProtocolError(f"request columns of {columns} bytes where {num_rows} rows are {expected}")
+    if not {drafts, accepted} <= {0, 4 * num_rows}:
+        raise ProtocolError(
+            f"{drafts} and {accepted} bytes of drafts where {num_rows} rows are {4 * num_rows}, or none"
+        )
     if not num_rows:
         if table_blocks:
             raise ProtocolError("a block table without a request")

@@ -7,11 +7,14 @@ what is known here is left out and counted. Nothing is ever unpickled. Knows no 
 
 from __future__ import annotations
 
-from typing import Final, TypeVar, get_args
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
+from msgspec.structs import fields
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
+from kvscope_telemetry.ledger import BlockRows
 from kvscope_telemetry.messages import validity
 from kvscope_telemetry.messages.commands import MAX_COMMAND_BYTES, Command, Reply, Status
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Snapshot, TelemetryMessage
@@ -29,6 +32,20 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _TELEMETRY: Final[msgspec.msgpack.Decoder[TelemetryMessage]] = msgspec.msgpack.Decoder(TelemetryMessage)
 _COMMAND: Final[msgspec.msgpack.Decoder[Command]] = msgspec.msgpack.Decoder(Command)
 _REPLY: Final[msgspec.msgpack.Decoder[Reply]] = msgspec.msgpack.Decoder(Reply)
+_IN_PIECES: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(
+    msgspec.defstruct(
+        Snapshot.__name__,
+        [
+            (f.name, msgspec.Raw if f.name == "blocks" else f.type, msgspec.field(default=f.default))
+            for f in fields(Snapshot)
+        ],
+        tag=True,
+        kw_only=True,
+    )
+)
+"""A snapshot whose blocks are left as they came."""
+_VIEWS: Final = msgspec.msgpack.Decoder(dict[str, memoryview])
+_LARGE_BYTES: Final = 1 << 20
 _TAG: Final = msgspec.msgpack.Decoder(_Tag)
 _TAGS: Final = frozenset(kind.__name__ for union in (TelemetryMessage, Command, Reply) for kind in get_args(union))
 _MAX_TAG_SHOWN: Final = 40
@@ -45,12 +62,14 @@ def decode_telemetry(data: bytes, unknowns: Unknowns | None = None) -> Telemetry
     What has no word here is counted in `unknowns`. Raises ProtocolError; UnknownMessage when all of it has none.
     """
     unknowns = Unknowns() if unknowns is None else unknowns
-    return accepted(_decode(_TELEMETRY, data, MAX_MESSAGE_BYTES, "telemetry message", unknowns), unknowns)
+    return accepted(_decode(_TELEMETRY.decode, data, MAX_MESSAGE_BYTES, "telemetry message", unknowns), unknowns)
 
 
 def decode_accepted(data: bytes) -> TelemetryMessage:
     """What `decode_telemetry` accepted before, in another process of ours: it is not checked again."""
-    return known_telemetry(_decode(_TELEMETRY, data, MAX_MESSAGE_BYTES, "telemetry message", Unknowns()), Unknowns())
+    return known_telemetry(
+        _decode(_TELEMETRY.decode, data, MAX_MESSAGE_BYTES, "telemetry message", Unknowns()), Unknowns()
+    )
 
 
 def accepted(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryMessage:
@@ -62,13 +81,15 @@ def accepted(message: TelemetryMessage, unknowns: Unknowns) -> TelemetryMessage:
 
 def decode_command(data: bytes) -> Command:
     """What a client asks. Raises ProtocolError; UnknownMessage for a command of a later version."""
-    return _decode(_COMMAND, data, MAX_COMMAND_BYTES, "command", Unknowns())
+    return _decode(_COMMAND.decode, data, MAX_COMMAND_BYTES, "command", Unknowns())
 
 
 def decode_reply(data: bytes, unknowns: Unknowns | None = None) -> Reply:
     """What the engine answers, checked, as `decode_telemetry` does."""
     unknowns = Unknowns() if unknowns is None else unknowns
-    message = known_reply(_decode(_REPLY, data, MAX_MESSAGE_BYTES, "reply", unknowns), unknowns)
+    is_large = len(data) >= _LARGE_BYTES and tag_of(data) == Snapshot.__name__
+    decode: Callable[[bytes], Reply] = _snapshot_by_columns if is_large else _REPLY.decode
+    message = known_reply(_decode(decode, data, MAX_MESSAGE_BYTES, "reply", unknowns), unknowns)
     if isinstance(message, Snapshot):
         validity.check_snapshot(message)
     elif isinstance(message, Status) and message.hello is not None:
@@ -84,13 +105,22 @@ def tag_of(data: bytes) -> str:
         return ""
 
 
+def _snapshot_by_columns(data: bytes) -> Snapshot:
+    """The same in pieces: in one go that of a large pool would keep all other threads waiting until it is done."""
+    parts = _IN_PIECES.decode(data)
+    views = _VIEWS.decode(parts.blocks)
+    blocks = BlockRows(**{f.name: bytes(views[f.encode_name]) for f in fields(BlockRows) if f.encode_name in views})
+    others = {f.name: getattr(parts, f.name) for f in fields(Snapshot) if f.name != "blocks"}
+    return Snapshot(blocks=blocks, **others)
+
+
 def _decode(
-    decoder: msgspec.msgpack.Decoder[_Message], data: bytes, max_bytes: int, what: str, unknowns: Unknowns
+    decode: Callable[[bytes], _Message], data: bytes, max_bytes: int, what: str, unknowns: Unknowns
 ) -> _Message:
     if len(data) > max_bytes:
         raise ProtocolError(f"a {what} of {len(data)} bytes is refused: at most {max_bytes} are accepted")
     try:
-        return decoder.decode(data)
+        return decode(data)
     except UnicodeDecodeError as error:
         raise ProtocolError(f"a {what} with text that is not UTF-8: {error.reason}") from error
     except RecursionError as error:

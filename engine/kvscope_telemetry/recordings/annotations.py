@@ -8,26 +8,29 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_telemetry.messages.pieces import Pieces
+from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
-from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap
+from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
-from kvscope_telemetry.recordings.layout import EVENTS, KEYFRAMES, LEAPS, STATE, SUMMARIES
+from kvscope_telemetry.recordings.layout import EVENT_LISTS, KEYFRAMES, LEAPS, STATE, SUMMARIES
 from kvscope_telemetry.recordings.leaps import Leaps
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.summarizer import Summarizer
-from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, join_events
 from kvscope_telemetry.summaries.summary import encode as encode_json
 
 GLANCE_EVERY_NS: Final = 10_000_000_000
 MAX_GLANCE_BYTES: Final = 1 << 20
 """As much of it may wait, or those seconds."""
 
+MAX_LISTED: Final = 1_000
+"""Events of a list."""
+
 Entry = tuple[int, int, bytes]
 """Channel, log time in ns, data."""
-StateEntry = tuple[int, int, bytes | Pieces]
-"""The same; a keyframe is in pieces, to be written before the next message is added."""
+StateEntry = tuple[int, int, bytes | WholeState | Leap]
+"""The same; leaps and keyframes as they are, to be written before the next message is added."""
 
 
 class Annotations:
@@ -39,8 +42,9 @@ class Annotations:
         self._leaps = Leaps(self.follower)
         self._summarizer = Summarizer(self.follower)
         self._waiting: list[Entry] = []
+        self._waiting_events: list[tuple[int, bytes]] = []  # log time, JSON
         self._num_waiting_bytes = 0
-        self._since_ns = 0
+        self._since_ns = self._newest_ns = 0
         self.new: list[Summary | TimedEvent] = []
         """Since somebody emptied it."""
 
@@ -54,13 +58,12 @@ class Annotations:
         keyframe = self._keyframes.after(message, log_time_ns)
         if keyframe is not None:
             self._leaps.restart(keyframe.seq, log_time_ns)
-            return KEYFRAMES, log_time_ns, keyframe.pieces
+            return KEYFRAMES, log_time_ns, keyframe.state
         leap = self._leaps.after(message, log_time_ns)
         if leap is None:
             return None
-        data = pack_leap(leap)
-        self._keyframes.leapt(len(data) + len(leap.blocks.parent))
-        return LEAPS, log_time_ns, data
+        self._keyframes.leapt(leap)
+        return LEAPS, log_time_ns, leap
 
     def glance(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
         """Summaries and events that are due, or said to be, to be written together; empty while none are."""
@@ -69,8 +72,9 @@ class Annotations:
                 self._note_summary(summary)
         elif not (is_due or self._is_due):
             return []
-        due, self._waiting, self._num_waiting_bytes = self._waiting, [], 0
-        return sorted(due, key=lambda entry: entry[1])
+        due = sorted(self._waiting, key=lambda entry: entry[1]) + _together(self._waiting_events)
+        self._waiting, self._waiting_events, self._num_waiting_bytes = [], [], 0
+        return due
 
     def restate(self, log_time_ns: int) -> list[StateEntry]:
         """What a file begins with that goes on from here: a hello and the whole state; empty where it is not known."""
@@ -79,24 +83,35 @@ class Annotations:
             return []
         self._summarizer.restate()
         self._leaps.restart(keyframe.seq, log_time_ns)
-        return [(STATE, log_time_ns, encode(keyframe.hello)), (KEYFRAMES, log_time_ns, keyframe.pieces)]
+        return [(STATE, log_time_ns, encode(keyframe.hello)), (KEYFRAMES, log_time_ns, keyframe.state)]
 
     @property
     def _is_due(self) -> bool:
-        if not self._waiting:
+        if not self._num_waiting_bytes:
             return False
-        return self._waiting[-1][1] - self._since_ns >= GLANCE_EVERY_NS or self._num_waiting_bytes >= MAX_GLANCE_BYTES
+        return self._newest_ns - self._since_ns >= GLANCE_EVERY_NS or self._num_waiting_bytes >= MAX_GLANCE_BYTES
 
     def _note_summary(self, summary: Summary) -> None:
         self.new.append(summary)
-        self._wait(SUMMARIES, summary.time_ns, encode_json(summary))
+        data = encode_json(summary)
+        self._wait(summary.time_ns, len(data))
+        self._waiting.append((SUMMARIES, max(summary.time_ns, 0), data))
 
     def _note_event(self, event: TimedEvent) -> None:
         self.new.append(event)
-        self._wait(EVENTS, event.time_ns, encode_json(event))
+        data = encode_json(event)
+        self._wait(event.time_ns, len(data))
+        self._waiting_events.append((max(event.time_ns, 0), data))
 
-    def _wait(self, channel: int, time_ns: int, data: bytes) -> None:
-        if not self._waiting:
+    def _wait(self, time_ns: int, num_bytes: int) -> None:
+        if not self._num_waiting_bytes:
             self._since_ns = time_ns
-        self._waiting.append((channel, max(time_ns, 0), data))
-        self._num_waiting_bytes += len(data)
+        self._newest_ns = time_ns
+        self._num_waiting_bytes += num_bytes
+
+
+def _together(events: list[tuple[int, bytes]]) -> list[Entry]:
+    """As lists, each at the time of its newest: who asks from a time on looks where that is not over."""
+    in_order = sorted(events, key=lambda event: event[0])
+    lists = [in_order[begin : begin + MAX_LISTED] for begin in range(0, len(in_order), MAX_LISTED)]
+    return [(EVENT_LISTS, some[-1][0], join_events(data for _, data in some)) for some in lists]

@@ -3,12 +3,16 @@
 An MCAP file of profile `kvscope`: chunks of messages in msgpack, as they went over the wire (schema
 `kvscope.TelemetryMessage`, described by `kvscope_telemetry.messages.telemetry`), on four channels, but that the frames
 of a second are together in a bundle (schema `kvscope.Bundle`, described by `bundles.bundle` and `bundles.gathering`),
-which gives each back byte for byte; a metadata record after their chunk says how many there are. Keyframes and leaps
-lie without the hashes that they tell twice (`bundles.placed_parents`), leaps with some columns packed besides
-(`bundles.packed_leaps`). And, in chunks of their own, leaps over some
-seconds (`leaps`), a summary a second, every event, what was said of bookmarks and, only where somebody asked for them,
-texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by the wall
-clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.
+which gives each back byte for byte; a metadata record after their chunk says how many there are. Hashes of blocks lie
+before what needs them, each once, in lists (schema `kvscope.HashPart`, `bundles.hash_lists`), which bundles and leaps
+refer to (`bundles.listed_leaps`), and keyframes to those since the one before (`bundles.listed_keyframes`; very large
+ones lie without those that they tell twice, `bundles.placed_parents`). And, in chunks of their own, leaps over some
+seconds (`leaps`), a summary a second, events in lists, what was said of bookmarks and, only where somebody asked for
+them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by the
+wall clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.
+
+Earlier versions wrote frames and events one a message, told hashes in each bundle and keyframe, and packed
+leaps otherwise (`bundles.packed_leaps`): all of it is read.
 """
 
 from __future__ import annotations
@@ -19,29 +23,33 @@ import msgspec
 
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Frame, Hello, Snapshot, TelemetryMessage
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.summary import Summary, TimedEvent
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, TimedEvents
 from kvscope_telemetry.texts.block_texts import RecordedText
 
 PROFILE: Final = "kvscope"
 SCHEMA: Final = "kvscope.TelemetryMessage"
 BUNDLE_SCHEMA: Final = "kvscope.Bundle"
+HASHES_SCHEMA: Final = "kvscope.HashPart"
 MESSAGE_ENCODING: Final = "msgpack"
 SUFFIX: Final = ".mcap"
 PART_SUFFIX: Final = ".part"
 """Added to the name while the file is being written."""
 
 FRAMES, STATE, KEYFRAMES, OTHERS, SUMMARIES, EVENTS, LEAPS, BOOKMARKS, TEXTS, BUNDLES = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+EVENT_LISTS, HASHES = 11, 12
 TOPICS: Final = {
     FRAMES: "/kvscope/frames",
     STATE: "/kvscope/state",  # hellos, and snapshots that somebody asked for
     KEYFRAMES: "/kvscope/keyframes",  # snapshots that the writer made, for seeking
     OTHERS: "/kvscope/others",
     SUMMARIES: "/kvscope/summaries",
-    EVENTS: "/kvscope/events",
+    EVENTS: "/kvscope/events",  # one a message, as earlier versions wrote them
     LEAPS: "/kvscope/leaps",  # the frames of some seconds joined into one, for seeking
     BOOKMARKS: "/kvscope/bookmarks",
     TEXTS: "/kvscope/texts",  # what blocks held, where somebody asked for it
     BUNDLES: "/kvscope/bundles",  # frames, their columns side by side
+    EVENT_LISTS: "/kvscope/event_lists",
+    HASHES: "/kvscope/hashes",  # of blocks, each once: bundles and leaps say by a number which they mean
 }
 """Channel id -> topic. A file that another tool wrote anew may have other ids; its channel records say so."""
 SEEKABLE: Final = (KEYFRAMES, LEAPS)
@@ -49,6 +57,7 @@ SEEKABLE: Final = (KEYFRAMES, LEAPS)
 JSON_SCHEMAS: Final[dict[int, tuple[str, type[msgspec.Struct]]]] = {
     SUMMARIES: ("kvscope.Summary", Summary),
     EVENTS: ("kvscope.TimedEvent", TimedEvent),
+    EVENT_LISTS: ("kvscope.TimedEvents", TimedEvents),
     BOOKMARKS: ("kvscope.Bookmark", Bookmark),
     TEXTS: ("kvscope.RecordedText", RecordedText),
 }

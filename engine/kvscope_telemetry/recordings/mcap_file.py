@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.pieces import Pieces
+from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
+from kvscope_telemetry.recordings.bundles.hash_lists import MAX_LISTED, HashList
+from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState, whole_pieces
+from kvscope_telemetry.recordings.bundles.listed_leaps import pack_listed_leap
 from kvscope_telemetry.recordings.early_end import EARLY_END
 from kvscope_telemetry.recordings.layout import (
     BUNDLE_SCHEMA,
@@ -25,7 +28,10 @@ from kvscope_telemetry.recordings.layout import (
     CHUNK_BYTES,
     CHUNK_NS,
     FRAMES_RECORD,
+    HASHES,
+    HASHES_SCHEMA,
     JSON_SCHEMAS,
+    LEAPS,
     MESSAGE_ENCODING,
     PART_SUFFIX,
     PROFILE,
@@ -44,6 +50,8 @@ _MANY: Final = 64
 """So many messages may be a chunk when they are of `CHUNK_NS`."""
 _RECORD_BYTES: Final = 31
 """What a message takes in a chunk besides its data."""
+LIST_NS: Final = 20_000_000_000
+"""A list of hashes is of so much: what refers to an older one tells it again."""
 _PLACES: Final = 8
 """Of ends of chunks that are remembered: where the last leaves no room for the end of the file, one before does."""
 
@@ -70,7 +78,9 @@ class RecordingFile(Protocol):
     def since_s(self) -> float | None:
         """When the oldest came that was not handed to the system, by the monotonic clock; None: all was."""
 
-    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces, read: TelemetryMessage | None = None) -> None:
+    def add(
+        self, channel: int, log_time_ns: int, data: bytes | WholeState | Leap, read: TelemetryMessage | None = None
+    ) -> None:
         """Append a message. `read`: what was read of it, where that is known."""
 
     def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
@@ -109,6 +119,7 @@ class McapFile:
         self._gathered: list[Entry] = []  # for the chunk in progress
         self._read: list[TelemetryMessage | None] = []  # of them
         self._gathered_bytes = 0
+        self._hashes = HashList()
         self._writer.start(PROFILE, LIBRARY)
         self._since_s = 0.0
         self.num_bytes = 0
@@ -116,7 +127,8 @@ class McapFile:
         self._head_bytes = self._stream.tell()  # before the first chunk
         self._whole_bytes: deque[int] = deque(maxlen=_PLACES)  # so much was handed over whole, the newest last
         schemas = dict.fromkeys(TOPICS, self._writer.register_schema(SCHEMA, "", b""))
-        schemas[BUNDLES] = self._writer.register_schema(BUNDLE_SCHEMA, "", b"")
+        for channel, name in ((BUNDLES, BUNDLE_SCHEMA), (HASHES, HASHES_SCHEMA)):
+            schemas[channel] = self._writer.register_schema(name, "", b"")
         for channel, topic in TOPICS.items():
             given = self._register(channel, topic, schemas[channel])
             assert given == channel, f"channel {topic} got the id {given}"
@@ -135,10 +147,15 @@ class McapFile:
         """It never asks for that."""
         raise AssertionError("one file is one file")
 
-    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces, read: TelemetryMessage | None = None) -> None:
+    def add(
+        self, channel: int, log_time_ns: int, data: bytes | WholeState | Leap, read: TelemetryMessage | None = None
+    ) -> None:
         """Append a message. A keyframe or a leap, like all that is big, gets a chunk of its own."""
-        if not isinstance(data, bytes):
-            self._add_in_pieces(channel, log_time_ns, data)
+        if isinstance(data, Leap):
+            self._add_leap(log_time_ns, data)
+            return
+        if isinstance(data, WholeState):
+            self._add_state(channel, log_time_ns, data)
             return
         alone = channel in SEEKABLE or len(data) > BIG_MESSAGE_BYTES
         if alone:
@@ -152,10 +169,17 @@ class McapFile:
         if alone or is_long or self._gathered_bytes >= CHUNK_BYTES:
             self.flush()
 
-    def _add_in_pieces(self, channel: int, log_time_ns: int, pieces: Pieces) -> None:
+    def _add_state(self, channel: int, log_time_ns: int, state: WholeState) -> None:
         self.flush()
-        self._writer.add_in_pieces(channel, log_time_ns, pieces)
+        self._writer.add_in_pieces(channel, log_time_ns, whole_pieces(state, self._hashes.all_told))
         self.flush()
+        self._hashes.begin_anew()
+
+    def _add_leap(self, log_time_ns: int, leap: Leap) -> None:
+        self.flush()
+        self._write([(LEAPS, log_time_ns, pack_listed_leap(leap, self._hashes))])
+        if log_time_ns - self._hashes.name >= LIST_NS or len(self._hashes) >= MAX_LISTED // 8:
+            self._hashes.begin_next()
 
     def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
         """Append messages (channel, log time, data) as a chunk, or chunks, of their own."""
@@ -168,7 +192,11 @@ class McapFile:
         """End the chunk in progress and hand all to the system."""
         gathered, read = self._gathered, self._read
         self._gathered, self._read, self._gathered_bytes = [], [], 0
-        self._write(with_bundles(gathered, read))
+        entries = with_bundles(gathered, self._hashes, read)
+        part = self._hashes.take()
+        if part is not None:
+            self._write([(HASHES, *part)])
+        self._write(entries)
 
     def _write(self, entries: Sequence[Entry]) -> None:
         """A chunk."""

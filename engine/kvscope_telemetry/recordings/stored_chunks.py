@@ -22,16 +22,21 @@ from kvscope_telemetry.messages.wire import accepted, decode_telemetry, encode
 from kvscope_telemetry.recorded import StoredMessage
 from kvscope_telemetry.recordings.bundles.bundle import leap_past, unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.hash_lists import HashLists
 from kvscope_telemetry.recordings.bundles.kept_messages import KeptMessages
+from kvscope_telemetry.recordings.bundles.listed_keyframes import listed_keyframe
+from kvscope_telemetry.recordings.bundles.listed_leaps import listed_leap
 from kvscope_telemetry.recordings.bundles.packed_leaps import packed_leap
-from kvscope_telemetry.recordings.bundles.placed_parents import stated, with_parents
+from kvscope_telemetry.recordings.bundles.placed_parents import Stated, encoded, stated
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.layout import (
     BOOKMARKS,
     BUNDLES,
+    EVENT_LISTS,
     EVENTS,
     FRAMES,
+    HASHES,
     KEYFRAMES,
     LEAPS,
     OTHERS,
@@ -44,11 +49,13 @@ from kvscope_telemetry.recordings.regular_file import FollowedFile
 from kvscope_telemetry.recordings.request_index import TimedMessage
 from kvscope_telemetry.recordings.survey import Surveyor, survey
 from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
-from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_glances
+from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event_list, decode_glances
 from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
 MAX_BAD_MESSAGES: Final = 100_000
 """So many at most are remembered and counted."""
+ROW_BYTES: Final = 40
+"""Of a block in a leap that was read."""
 TOLD: Final = (FRAMES, STATE, OTHERS, KEYFRAMES, BUNDLES)
 """Kinds of messages that tell what was; the others are made of them."""
 
@@ -88,6 +95,8 @@ class StoredChunks:
         """Those of summaries, events and bookmarks, in the order they were written: an event may be of long before."""
         self.texts: list[Chunk] = []
         """Those of texts of blocks, in the order they were written."""
+        self._hash_parts: list[Chunk] = []  # in the order they were written
+        self._lists = HashLists(self._parts_from)
         self._unbundled_last: tuple[int, list[_Raw]] = (0, [])  # offset of a chunk: who goes on comes back to it
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
 
@@ -99,13 +108,15 @@ class StoredChunks:
     def look(self, watch: Watch | None = None) -> list[Chunk]:
         """Go over what was not looked at; what is new of it, of what was told."""
         fresh = survey(self.file, self._surveyor, watch)
-        told = self._channels(TOLD)
+        told, hashes = self._channels(TOLD), self.found.channels[HASHES]
+        self._hash_parts += sorted([chunk for chunk in fresh if hashes in chunk.counts], key=lambda chunk: chunk.offset)
         new = [chunk for chunk in fresh if told & chunk.counts.keys()]
         made = [chunk for chunk in fresh if not told & chunk.counts.keys()]
         is_leap = {id(chunk): self.found.channels[LEAPS] in chunk.counts for chunk in made}
         texts = self.found.channels[TEXTS]
         self.texts += sorted([chunk for chunk in made if texts in chunk.counts], key=lambda chunk: chunk.offset)
-        glances = [chunk for chunk in made if not is_leap[id(chunk)] and texts not in chunk.counts]
+        others = {texts, hashes}
+        glances = [chunk for chunk in made if not is_leap[id(chunk)] and not others & chunk.counts.keys()]
         self.glances += sorted(glances, key=lambda chunk: chunk.offset)
         for into, chunks in ((self.told, new), (self.leaps, [chunk for chunk in made if is_leap[id(chunk)]])):
             in_order = not (into and chunks) or into[-1].start_ns <= chunks[0].start_ns
@@ -149,16 +160,22 @@ class StoredChunks:
 
     def glances_from(self, from_ns: int) -> Iterator[Summary | TimedEvent]:
         """Summaries and events in the order they were written, of chunks that reach beyond `from_ns`."""
-        kinds = self.found.channels[SUMMARIES], self.found.channels[EVENTS]
+        kinds = tuple(self.found.channels[kind] for kind in (SUMMARIES, EVENTS, EVENT_LISTS))
         with self.file.open() as file:
             for chunk in self.glances:
                 if chunk.end_ns < from_ns:
                     continue
                 raw = [(place, each.channel, each.data) for place, each in self._raw(file, chunk, kinds, chunk.end_ns)]
-                told = decode_glances([(channel == kinds[1], data) for _, channel, data in raw])
+                alone = [each for each in raw if each[1] != kinds[2]]
+                told = decode_glances([(channel == kinds[1], data) for _, channel, data in alone])
                 for place in [place for place, item in enumerate(told) if item is None]:
-                    self._note_bad(chunk, raw[place][0])
+                    self._note_bad(chunk, alone[place][0])
                 yield from filter(None, told)
+                for place, _, data in [each for each in raw if each[1] == kinds[2]]:
+                    try:
+                        yield from decode_event_list(data)
+                    except ProtocolError:
+                        self._note_bad(chunk, place)
 
     def bookmarks(self) -> list[Bookmark]:
         """All that was said of bookmarks, in the order it was written; the newest where there is too much of it."""
@@ -196,7 +213,7 @@ class StoredChunks:
                 whole = about if from_ns <= chunk.start_ns and chunk.end_ns <= until_ns else None
                 for _, raw in self._raw(file, chunk, channels, until_ns, whole):
                     if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
-                        yield StoredMessage(kinds[raw.channel], raw.log_time_ns, _as_it_came(raw.data))
+                        yield StoredMessage(kinds[raw.channel], raw.log_time_ns, self._as_it_came(raw.data))
 
     def _channels(self, kinds: Collection[int]) -> set[int]:
         """Where they lie: frames alone and in bundles."""
@@ -227,7 +244,7 @@ class StoredChunks:
             if message is not None:
                 timed = raw.log_time_ns, message
                 if self._is_for_seeking(chunk):
-                    self._kept.keep(self.file, chunk.offset, timed, chunk.inflated_bytes)
+                    self._kept.keep(self.file, chunk.offset, timed, _kept_bytes(message, chunk))
                 yield timed
 
     def _is_for_seeking(self, chunk: Chunk) -> bool:
@@ -277,14 +294,21 @@ class StoredChunks:
         if leap is not None:
             return [_Unbundled(self.found.channels[LEAPS], *leap)]
         frames = self.found.channels[FRAMES]
-        return [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(bundle)]
+        return [_Unbundled(frames, at_ns, frame) for at_ns, frame in unpack_bundle(bundle, self._lists.hashes)]
+
+    def _parts_from(self, from_ns: int) -> Iterator[bytes]:
+        """Parts of lists of hashes, in the order they were written, from about a log time on."""
+        channel = self.found.channels[HASHES]
+        with self.file.open() as file:
+            for chunk in self._hash_parts[bisect_left(self._hash_parts, from_ns, key=_end) :]:
+                yield from (raw.data for _, raw in self._raw(file, chunk, (channel,), chunk.end_ns))
 
     def _message(self, chunk: Chunk, place: int, raw: _Raw) -> TelemetryMessage | None:
         try:
             if chunk.start_ns <= raw.log_time_ns <= chunk.end_ns:
                 if isinstance(raw, _Unbundled):
                     return accepted(raw.frame, self.unknowns)
-                message = packed_leap(raw.data) or stated(raw.data)
+                message = listed_leap(raw.data, self._lists.hashes) or packed_leap(raw.data) or self._whole(raw.data)
                 if isinstance(message, Leap):
                     check_leap(message)
                     return message
@@ -300,17 +324,30 @@ class StoredChunks:
         self._note_bad(chunk, place)
         return None
 
+    def _whole(self, data: bytes) -> Stated | None:
+        return listed_keyframe(data, self._lists.hashes) or stated(data)
+
+    def _as_it_came(self, data: bytes) -> bytes:
+        try:
+            message = self._whole(data)
+        except ProtocolError:  # nobody can read it
+            return data
+        return data if message is None else encoded(message)
+
     def _note_bad(self, chunk: Chunk, place: int) -> None:
         if len(self._bad_messages) < MAX_BAD_MESSAGES:
             self._bad_messages.add((chunk.offset, place))
 
 
-def _as_it_came(data: bytes) -> bytes:
-    try:
-        return with_parents(data)
-    except ProtocolError:  # nobody can read it
-        return data
+def _kept_bytes(message: TelemetryMessage, chunk: Chunk) -> int:
+    """What it takes in memory, about: a leap is packed closely in its chunk."""
+    rows = message.blocks.ids if isinstance(message, Leap) else b""
+    return max(chunk.inflated_bytes, ROW_BYTES * (len(rows) // 4))
 
 
 def _start(chunk: Chunk) -> int:
     return chunk.start_ns
+
+
+def _end(chunk: Chunk) -> int:
+    return chunk.end_ns

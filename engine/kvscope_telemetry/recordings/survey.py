@@ -13,9 +13,10 @@ from typing import BinaryIO
 
 from kvscope_telemetry.errors import BadInput, ProtocolError
 from kvscope_telemetry.messages.telemetry import Hello, Snapshot
-from kvscope_telemetry.messages.wire import decode_telemetry
-from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
+from kvscope_telemetry.messages.wire import decode_telemetry, encode
+from kvscope_telemetry.recordings.bundles.bundle import span_of_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.listed_keyframes import hello_of
 from kvscope_telemetry.recordings.bundles.placed_parents import with_parents
 from kvscope_telemetry.recordings.chunk_walk import ChunkList, ChunkWalk
 from kvscope_telemetry.recordings.chunks import MAGIC, MAX_LOG_TIME_NS, Chunk, DamagedChunk, RawMessage, read_chunk
@@ -162,16 +163,17 @@ def _frames_in(bundles: list[bytes]) -> tuple[int, list[int]]:
     for data in bundles:
         if num_frames_at_end(data) is None:
             with contextlib.suppress(ProtocolError):  # met again, and counted, when it is read
-                timed = unpack_bundle(data)
-                count += len(timed)
-                latest.append(max(at_ns for at_ns, _ in timed))
+                num_frames, last_ns = span_of_bundle(data)
+                count += num_frames
+                latest.append(last_ns)
     return count, latest
 
 
 def _hellos(messages: Iterable[RawMessage]) -> Iterator[Hello]:
     for raw in messages:
         try:
-            message = decode_telemetry(with_parents(raw.data))
+            told = hello_of(raw.data)
+            message = decode_telemetry(with_parents(raw.data) if told is None else encode(told))
         except ProtocolError:  # met again, and counted, when it is read
             continue
         if isinstance(message, Hello | Snapshot):

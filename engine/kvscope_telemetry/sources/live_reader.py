@@ -43,6 +43,7 @@ from kvscope_telemetry.sources.sink import Sink, SinkFeed
 from kvscope_telemetry.state.coalesce import coalesce
 from kvscope_telemetry.state.extras import Extras
 from kvscope_telemetry.state.sync import FIRST_TAG, Run, Sync
+from kvscope_telemetry.state.whole_blocks import WholeBlocks
 
 MAX_MESSAGES_A_PASS: Final = 512
 NAP_S: Final = 0.008
@@ -105,6 +106,7 @@ class LiveReader:
         self._asked_status_ns = 0
         self._failure = ""
         self._num_cut = 0
+        self._num_rows = 0  # of the newest ledger that was made ready
         self._extras = Extras()
 
     # Any thread.
@@ -364,8 +366,20 @@ class LiveReader:
             self._extras = Extras()
             return
         for run in self._sync.take():
-            self.pending.put(coalesce(run.frames, snapshot=run.snapshot), num_bytes)
+            blocks = None if run.snapshot is None else self._ready(run.snapshot)
+            self.pending.put(coalesce(run.frames, snapshot=run.snapshot, blocks=blocks), num_bytes)
             num_bytes = 0
         if not self._extras.is_empty:
             self.pending.put(self._extras.update(), num_bytes)
             self._extras = Extras()
+
+    def _ready(self, snapshot: Snapshot) -> WholeBlocks | None:
+        """Its blocks, made ready here; None where they do not fit, which whoever takes it is told."""
+        try:
+            blocks = WholeBlocks(snapshot)
+        except ProtocolError:
+            return None
+        if blocks.num_rows != self._num_rows:  # otherwise it is written into the one that there is
+            self._num_rows = blocks.num_rows
+            blocks.make_ledger()
+        return blocks

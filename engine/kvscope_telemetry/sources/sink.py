@@ -2,8 +2,9 @@
 
 Owns the sink and whether it has a state that frames can follow. It is given a snapshot first, and one after each hole:
 one that came for the mirror, or where the mirror needs none, one that is asked for on its behalf, with the frames that
-were passed on meanwhile after it. So a recording may begin at any time, without the mirror noticing. Belongs to the
-reading thread, but for `set`. Knows no sockets, and nothing of what becomes of what it gives.
+were passed on meanwhile after it. So a recording may begin at any time, without the mirror noticing. The sink before
+gets those that the snapshot has already: one that the new sink gives on to has no hole. Belongs to the reading thread,
+but for `set`. Knows no sockets, and nothing of what becomes of what it gives.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class SinkFeed:
         self._sink: Sink | None = None
         self._place = StatePlace()
         self._is_lost = True
+        self._before: tuple[Sink, StatePlace] | None = None
+        """The sink before, which followed, until this one has its snapshot."""
+        self._early: tuple[Snapshot, bytes | None] | None = None
+        """One that is later than the frames that came: they are on their way, and the sink before wants them."""
         self._held: deque[tuple[Frame, bytes | None]] = deque()
         self._num_held_bytes = 0
         self._newest: tuple[int | None, int] = (None, 0)  # epoch and number of what was passed on last
@@ -56,6 +61,10 @@ class SinkFeed:
     def begin_pass(self) -> None:
         """Turn to the sink that is wanted now."""
         if self._wanted is not self._sink:
+            if self._wanted is None:
+                self._before = None
+            elif self._sink is not None and not self._is_lost:
+                self._before = self._sink, self._place
             self._sink, self._place, self._is_lost = self._wanted, StatePlace(), True
             self._pause_ns, self._ask_ns = MIN_PAUSE_NS, 0
             self._let_go()
@@ -67,7 +76,7 @@ class SinkFeed:
 
     def wants_snapshot(self, now_ns: int) -> bool:
         """Whether one has to be asked for."""
-        return self._is_lost and self.is_on and now_ns >= self._ask_ns
+        return self._is_lost and self._early is None and self.is_on and now_ns >= self._ask_ns
 
     def passed(self, message: Frame | Snapshot, data: bytes | None) -> None:
         """The mirror follows `message`."""
@@ -81,13 +90,20 @@ class SinkFeed:
             return
         if self._is_lost:
             self._hold(message, data)
+            early, self._early = self._early, None
+            if early is not None:
+                self.snapshot(*early)
         else:
             self._give(message, data)
 
     def snapshot(self, snapshot: Snapshot, data: bytes | None) -> None:
         """An answer came that the mirror has no need of."""
         if self._is_lost and self.is_on and self._follows_on(snapshot):
+            if self._before is not None and self._newest[1] < snapshot.seq:
+                self._early = snapshot, data
+                return
             held = list(self._held)
+            self._end_before(snapshot)
             self._begin(snapshot, data)
             for frame, its_data in held:
                 self._give(frame, its_data)
@@ -101,11 +117,22 @@ class SinkFeed:
     def _begin(self, snapshot: Snapshot, data: bytes | None) -> None:
         assert self._sink is not None, "nobody to give a snapshot to"
         self._let_go()
+        self._before = None
         if self._sink.write(snapshot, data):
             self._place.go_to(snapshot)
             self._is_lost, self._begun_ns = False, time.monotonic_ns()
         else:
             self._lose()
+
+    def _end_before(self, snapshot: Snapshot) -> None:
+        """The sink before gets what is held up to the place of `snapshot`, which the new one begins with."""
+        if self._before is None:
+            return
+        sink, place = self._before
+        for frame, data in self._held:
+            if frame.seq > snapshot.seq or not place.is_before(frame) or sink.failure or not sink.write(frame, data):
+                return
+            place.advance(frame)
 
     def _give(self, frame: Frame, data: bytes | None) -> None:
         """The next frame, or one that the snapshot has already."""
@@ -136,6 +163,7 @@ class SinkFeed:
             self._num_held_bytes -= _num_bytes(*self._held.popleft())
 
     def _let_go(self) -> None:
+        self._early = None
         self._held.clear()
         self._num_held_bytes = 0
 

@@ -26,6 +26,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
 )
 from kvscope_telemetry.source import SERIES_FIELDS, Update
+from kvscope_telemetry.state.whole_blocks import WholeBlocks
 
 _Entry = TypeVar("_Entry", bound=np.generic)
 
@@ -36,6 +37,7 @@ def coalesce(
     frames: Sequence[Frame],
     *,
     snapshot: Snapshot | None = None,
+    blocks: WholeBlocks | None = None,
     samples: Sequence[DeviceSample] = (),
     devices: Sequence[Devices] = (),
     memory: MemoryBreakdown | None = None,
@@ -47,6 +49,7 @@ def coalesce(
     ids, columns = _block_rows(frames)
     return Update(
         snapshot=snapshot,
+        blocks=blocks,
         block_ids=ids,
         block_columns=columns,
         new_requests=tuple(chain.from_iterable([f.new_requests for f in frames])),
@@ -91,6 +94,7 @@ def merge(updates: Sequence[Update]) -> Update:
     request_rows = tuple(chain.from_iterable([u.requests for u in updates]))
     return Update(
         snapshot=updates[0].snapshot if updates else None,
+        blocks=updates[0].blocks if updates else None,
         block_ids=_concatenated([u.block_ids for u in updates], np.dtype(np.uint32)),
         block_columns=_merged_columns([u.block_columns for u in updates if u.block_columns]),
         new_requests=tuple(chain.from_iterable([u.new_requests for u in updates])),
@@ -127,7 +131,16 @@ def join_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
         table_start=b"".join([r.table_start for r in rows]),
         table_count=b"".join([r.table_count for r in rows]),
         table_blocks=b"".join([r.table_blocks for r in rows]),
+        num_draft_tokens=_joined_counts([r.num_draft_tokens for r in rows], rows),
+        num_accepted_tokens=_joined_counts([r.num_accepted_tokens for r in rows], rows),
     )
+
+
+def _joined_counts(columns: Sequence[bytes], rows: Sequence[RequestRows]) -> bytes:
+    """Where one is empty beside others that are not, its numbers are 0."""
+    if not any(columns):
+        return b""
+    return b"".join([column or bytes(len(r.number)) for column, r in zip(columns, rows, strict=True)])
 
 
 def size_of(update: Update) -> int:

@@ -14,19 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, NO_OWNER, BlockState, Column, Ledger, Tier, unpack
+from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, RequestRows, Snapshot
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.coalesce import join_request_rows
 from kvscope_telemetry.state.request_mirror import MAX_FINISHED, RequestMirror
+from kvscope_telemetry.state.whole_blocks import COUNTS_SHAPE, WholeBlocks, check_rows, count_kinds
 
 _STATE_PLACES: Final = {state: place for place, state in enumerate(BlockState)}
 _TIER_PLACES: Final = {tier: place for place, tier in enumerate(Tier)}
 """Where each is counted: the unknown ones come last, whatever their value."""
-_LAST_STATE: Final = np.uint8(len(BlockState) - 1)
-_LAST_TIER: Final = np.uint8(len(Tier) - 1)
-_COUNTS_SHAPE: Final = (len(Tier), len(BlockState))
 
 
 class Mirror:
@@ -54,7 +52,7 @@ class Mirror:
         """Of the pool's blocks, 0 to 1, as the newest reading says; -1: no reading said."""
         self.version = 0
         """Grows with each change."""
-        self._num_by_state = np.zeros(_COUNTS_SHAPE, np.int64)
+        self._num_by_state = np.zeros(COUNTS_SHAPE, np.int64)
         self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_rows,)
 
     @property
@@ -110,7 +108,7 @@ class Mirror:
         (The snapshot inside an update is whole in itself: it is taken even when what follows is refused.)
         """
         if update.snapshot is not None:
-            self.reset(update.snapshot)
+            self.reset(update.snapshot, update.blocks)
         request_rows = self._checked(update)
         time_ns = int(update.series["time_ns"][-1]) if update.series else self.time_ns
         self.requests.apply(update.new_requests, request_rows, time_ns=time_ns)
@@ -132,15 +130,14 @@ class Mirror:
             self.pinned, self.pinned_by = frozenset(np.frombuffer(beat.pinned, "<u4").tolist()), beat.pinned_by
         self.limits = (beat.max_num_seqs, beat.max_num_batched_tokens)
 
-    def reset(self, snapshot: Snapshot) -> None:
-        """Become the state of `snapshot`. Raises ProtocolError and stays as it was."""
-        num_rows = len(snapshot.blocks.state)
-        _check_table_blocks(snapshot.requests, num_rows)
-        columns = unpack([snapshot.blocks])
-        _check_rows(columns, snapshot.hello.cache.block_size)
+    def reset(self, snapshot: Snapshot, blocks: WholeBlocks | None = None) -> None:
+        """Become the state of `snapshot`, whose `blocks` may be ready. Raises ProtocolError and stays as it was."""
+        _check_table_blocks(snapshot.requests, len(snapshot.blocks.state))
+        if blocks is None or blocks.snapshot is not snapshot:
+            blocks = WholeBlocks(snapshot)
         same_epoch = self.epoch == snapshot.hello.epoch
         self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
-        self._write_all(num_rows, columns)
+        self._take_over(blocks)
         if not same_epoch:
             self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
             self.used_share = -1.0
@@ -158,7 +155,7 @@ class Mirror:
             highest = int(update.block_ids.max())
             if highest >= self.num_rows:
                 raise ProtocolError(f"block {highest} changed, but the pool has {self.num_rows} blocks")
-            _check_rows(update.block_columns, self.hello.cache.block_size)
+            check_rows(update.block_columns, self.hello.cache.block_size)
         rows = join_request_rows(update.requests) if update.requests else RequestRows()
         _check_table_blocks(rows, self.num_rows)
         return rows
@@ -173,12 +170,8 @@ class Mirror:
             getattr(self.ledger, name)[at] = columns[name][last]
         self._num_by_state += self._counts(at) - before
 
-    def _counts(self, at: npt.NDArray[np.uint32] | slice) -> npt.NDArray[np.int64]:
-        """How many of the rows `at` are in each tier and state, shape (tiers, states)."""
-        tier, state = np.minimum(self.ledger.tier[at], _LAST_TIER), np.minimum(self.ledger.state[at], _LAST_STATE)
-        kind = tier * np.uint8(len(BlockState)) + state
-        counts: npt.NDArray[np.int64] = np.bincount(kind, minlength=self._num_by_state.size).astype(np.int64)
-        return counts.reshape(_COUNTS_SHAPE)
+    def _counts(self, at: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        return count_kinds(self.ledger.tier[at], self.ledger.state[at])
 
     def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
         """Which of the rows is the last of its block, shape of `ids`: the later row wins."""
@@ -187,22 +180,13 @@ class Mirror:
         last: npt.NDArray[np.bool_] = self._order[ids] == order
         return last
 
-    def _write_all(self, num_rows: int, columns: Mapping[str, Column]) -> None:
+    def _take_over(self, blocks: WholeBlocks) -> None:
         """In place when the pool has the same size, so that views of the columns stay true."""
-        if num_rows != self.num_rows:
-            self.ledger = Ledger(num_rows)
-            self._order = np.empty(num_rows, np.int32)
-        for name in COLUMNS:
-            getattr(self.ledger, name)[:] = columns[name]
-        self._num_by_state = self._counts(slice(None))
-
-
-def _check_rows(columns: Mapping[str, Column], block_size: int) -> None:
-    ref_count = columns["ref_count"].view("<i4")
-    if ref_count.min(initial=0) < 0 or columns["owner"].view("<i4").min(initial=0) < NO_OWNER:
-        raise ProtocolError("a block has a negative reference count or owner")
-    if columns["filled"].view("<u2").max(initial=0) > block_size:
-        raise ProtocolError(f"a block has more than {block_size} slots filled")
+        if blocks.num_rows == self.num_rows:
+            blocks.write_to(self.ledger)
+        else:
+            self.ledger, self._order = blocks.take_ledger(), np.empty(blocks.num_rows, np.int32)
+        self._num_by_state = blocks.counts.copy()
 
 
 def _check_table_blocks(rows: RequestRows, num_rows: int) -> None:

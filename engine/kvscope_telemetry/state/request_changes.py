@@ -6,7 +6,6 @@ follow, so `table_start` may not lie past its end. Changes nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,21 +25,11 @@ class RequestChanges:
     num_cached_tokens: npt.NDArray[np.uint32]
     num_output_tokens: npt.NDArray[np.uint32]
     num_preemptions: npt.NDArray[np.uint16]
+    num_draft_tokens: npt.NDArray[np.uint32]
+    num_accepted_tokens: npt.NDArray[np.uint32]
     table_start: npt.NDArray[np.int64]
     table_end: npt.NDArray[np.int64]
     table_blocks: npt.NDArray[np.int32]
-    moved: npt.NDArray[np.intp]
-    """Which of the changes alter a block table."""
-
-    def tables(self) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
-        """(row, start, blocks) of each change that alters a table, in order."""
-        if not len(self.moved):
-            return
-        counts = self.table_end - self.table_start
-        ends = np.cumsum(counts)
-        columns = (self.rows, self.table_start, ends - counts, ends)
-        for row, start, begin, end in zip(*(c[self.moved].tolist() for c in columns), strict=True):
-            yield row, start, self.table_blocks[begin:end]
 
 
 def read_changes(
@@ -66,11 +55,16 @@ def read_changes(
         num_cached_tokens=np.frombuffer(rows.num_cached_tokens, "<u4"),
         num_output_tokens=np.frombuffer(rows.num_output_tokens, "<u4"),
         num_preemptions=np.frombuffer(rows.num_preemptions, "<u2"),
+        num_draft_tokens=_counts(rows.num_draft_tokens, at.size),
+        num_accepted_tokens=_counts(rows.num_accepted_tokens, at.size),
         table_start=start,
         table_end=end,
         table_blocks=np.frombuffer(rows.table_blocks, "<u4").astype(np.int32),
-        moved=np.flatnonzero((start < before) | (end > start)),
     )
+
+
+def _counts(packed: bytes, num_rows: int) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(packed, "<u4") if packed else np.zeros(num_rows, np.uint32)
 
 
 def _rows_of(wanted: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:

@@ -1,12 +1,13 @@
 """The requests of a mirror: one numpy array a column, one row a request, rows in order of request number.
 
-Owns the columns, the block tables, and how many ended requests are kept. Applies changes by fancy indexing;
-Python loops only over the requests whose block table changed. Knows nothing of blocks but their ids.
+Owns the columns and how many ended requests are kept; their block tables lie in `BlockTables`. Applies changes by fancy
+indexing, however many there are; Python loops only over requests that are new. Knows nothing of blocks but their ids.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
+from kvscope_telemetry.state.block_tables import BlockTables
 from kvscope_telemetry.state.request_changes import RequestChanges, read_changes
 
 MAX_FINISHED: Final = 10_000
@@ -33,9 +35,13 @@ REQUEST_COLUMNS: Final[dict[str, np.dtype[np.generic]]] = {
     "num_cached_tokens": np.dtype(np.int64),
     "num_output_tokens": np.dtype(np.int64),
     "num_preemptions": np.dtype(np.int32),
+    "num_draft_tokens": np.dtype(np.int64),  # guessed ahead and checked
+    "num_accepted_tokens": np.dtype(np.int64),  # those of them that were right
     "num_blocks": np.dtype(np.int32),  # length of the block table
 }
-_NO_BLOCKS: Final = np.empty(0, np.int32)
+_TOLD_COLUMNS: Final = ("number", "priority", "index", "arrival_ns", "num_prompt_tokens", "max_tokens")
+_TOLD: Final = attrgetter(*_TOLD_COLUMNS)
+"""What is told once of a request, when it is new."""
 _FIRST_CAPACITY: Final = 64
 
 
@@ -58,13 +64,14 @@ class RequestMirror:
     num_cached_tokens: npt.NDArray[np.int64]
     num_output_tokens: npt.NDArray[np.int64]
     num_preemptions: npt.NDArray[np.int32]
+    num_draft_tokens: npt.NDArray[np.int64]
+    num_accepted_tokens: npt.NDArray[np.int64]
     num_blocks: npt.NDArray[np.int32]
 
     def __init__(self, max_finished: int = MAX_FINISHED) -> None:
         self.max_finished = max_finished
         self.layout = 0
         self.request_ids: list[str] = []
-        self._tables: list[npt.NDArray[np.int32]] = []
         self._clear()
 
     def __len__(self) -> int:
@@ -83,7 +90,7 @@ class RequestMirror:
     def table(self, number: int) -> npt.NDArray[np.int32]:
         """The block table of request `number`, shape `(num_blocks,)`, a copy; empty when it is not known."""
         row = self.row_of(number)
-        return _NO_BLOCKS.copy() if row is None else self._tables[row][: self.num_blocks[row]].copy()
+        return np.empty(0, np.int32) if row is None else self._held(row).copy()
 
     def pack(self, rows: npt.NDArray[np.intp], starts: npt.NDArray[np.int64]) -> RequestRows:
         """How the requests in `rows` stand, with their block tables from entry `starts` on, both shape (n,)."""
@@ -102,7 +109,13 @@ class RequestMirror:
             table_start=starts.astype("<u4").tobytes(),
             table_count=np.array([len(tail) for tail in tails], "<u4").tobytes(),
             table_blocks=b"".join([tail.astype("<u4").tobytes() for tail in tails]),
+            num_draft_tokens=self._packed_if_any("num_draft_tokens", rows),
+            num_accepted_tokens=self._packed_if_any("num_accepted_tokens", rows),
         )
+
+    def _packed_if_any(self, name: str, rows: npt.NDArray[np.intp]) -> bytes:
+        values = getattr(self, name)[rows]
+        return bytes(values.astype("<u4").tobytes()) if values.any() else b""
 
     def holders(self, block: int, limit: int, first: int = 0) -> list[int]:
         """Requests whose block tables hold `block`, in order of number, at most `limit`. `first` is looked at first:
@@ -128,7 +141,7 @@ class RequestMirror:
 
     def _held(self, row: int) -> npt.NDArray[np.int32]:
         """The block table of a row, no copy."""
-        return self._tables[row][: self.num_blocks[row]]
+        return self._tables.first(row, int(self.num_blocks[row]))
 
     def reset(self, infos: Sequence[RequestInfo], rows: RequestRows, *, time_ns: int, same_epoch: bool) -> None:
         """Replace what is known by a snapshot's unfinished requests.
@@ -155,27 +168,33 @@ class RequestMirror:
             self._change(read_changes(rows, self.number, self.num_blocks), time_ns)
 
     def _add(self, infos: Sequence[RequestInfo], time_ns: int) -> None:
-        by_number = {info.number: info for info in infos}
-        known = [number for number in by_number if self.row_of(number) is not None]
-        for number in known:  # told again, as a snapshot does: nothing about it is new
-            del by_number[number]
-        if not by_number:
+        fresh = self._unknown(infos)
+        if not fresh:
             return
-        added = sorted(by_number.values(), key=lambda info: info.number)
-        is_append = not len(self) or added[0].number > int(self.number[-1])
+        is_append = not len(self) or fresh[0].number > int(self.number[-1])
         start = len(self)
-        self._grow_to(start + len(added))
-        self._fill(start, added, time_ns)
+        self._grow_to(start + len(fresh))
+        self._fill(start, fresh, time_ns)
         if not is_append:
             self._keep(np.argsort(self.number, kind="stable"))
 
+    def _unknown(self, infos: Sequence[RequestInfo]) -> list[RequestInfo]:
+        """In order of number, once each. One that is told again, as a snapshot does, has nothing new about it."""
+        by_number = {info.number: info for info in infos}
+        numbers = np.array(sorted(by_number), np.int64)
+        if len(self):
+            at = np.minimum(np.searchsorted(self.number, numbers), len(self) - 1)
+            numbers = numbers[self.number[at] != numbers]
+        return [by_number[number] for number in numbers.tolist()]
+
     def _fill(self, start: int, infos: Sequence[RequestInfo], time_ns: int) -> None:
-        for name in ("number", "priority", "index", "arrival_ns", "num_prompt_tokens", "max_tokens"):
-            self._data[name][start : start + len(infos)] = [getattr(info, name) for info in infos]
+        columns = zip(*map(_TOLD, infos), strict=True)
+        for name, column in zip(_TOLD_COLUMNS, columns, strict=True):
+            self._data[name][start : start + len(infos)] = column
         self.first_seen_ns[start:] = time_ns
         self.finished_ns[start:] = -1
-        self.request_ids.extend(info.request_id for info in infos)
-        self._tables.extend([_NO_BLOCKS] * len(infos))
+        self.request_ids.extend([info.request_id for info in infos])
+        self._tables.append_rows(len(infos))
 
     def _change(self, changes: RequestChanges, time_ns: int) -> None:
         before = self.state[changes.rows]
@@ -186,11 +205,19 @@ class RequestMirror:
         self.num_cached_tokens[changes.rows] = changes.num_cached_tokens
         self.num_output_tokens[changes.rows] = changes.num_output_tokens
         self.num_preemptions[changes.rows] = changes.num_preemptions
+        self.num_draft_tokens[changes.rows] = changes.num_draft_tokens
+        self.num_accepted_tokens[changes.rows] = changes.num_accepted_tokens
+        self._write_tables(changes)
         self.num_blocks[changes.rows] = changes.table_end
-        for row, start, blocks in changes.tables():
-            self._tables[row] = _with_tail(self._tables[row], start, blocks)
         if len(ended):
             self._drop_oldest_finished()
+
+    def _write_tables(self, changes: RequestChanges) -> None:
+        counts = changes.table_end - changes.table_start
+        told = np.flatnonzero(counts)  # a token more seldom needs a block more
+        if told.size:
+            rows, starts = changes.rows[told], changes.table_start[told]
+            self._tables.write(self.num_blocks, rows, starts, counts[told], changes.table_blocks)
 
     def _end_missing(self, present: set[int], time_ns: int) -> None:
         going_on = np.flatnonzero(self.state != RequestState.FINISHED)
@@ -198,8 +225,6 @@ class RequestMirror:
         self.state[missing] = RequestState.FINISHED
         self.finished_ns[missing] = time_ns
         self.num_blocks[missing] = 0
-        for row in missing:
-            self._tables[row] = _NO_BLOCKS
 
     def _drop_oldest_finished(self) -> None:
         """Down to the bound once it is passed by a quarter, so that rows move seldom."""
@@ -216,13 +241,13 @@ class RequestMirror:
             self._data[name][: len(order)] = column[: len(self)][order]
         rows = order.tolist()
         self.request_ids = [self.request_ids[row] for row in rows]
-        self._tables = [self._tables[row] for row in rows]
+        self._tables.keep(order)
         self.layout += 1
         self._expose(len(rows))
 
     def _clear(self) -> None:
         self._data = {name: np.zeros(_FIRST_CAPACITY, dtype) for name, dtype in REQUEST_COLUMNS.items()}
-        self._tables = []
+        self._tables = BlockTables()
         self.request_ids = []
         self.layout += 1
         self._expose(0)
@@ -238,19 +263,6 @@ class RequestMirror:
     def _expose(self, num_rows: int) -> None:
         for name, column in self._data.items():
             setattr(self, name, column[:num_rows])
-
-
-def _with_tail(table: npt.NDArray[np.int32], start: int, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """A buffer that begins with `table[:start]` and goes on with `blocks`; grown by doubling."""
-    end = start + len(blocks)
-    if not end:
-        return _NO_BLOCKS
-    if end > len(table):
-        grown = np.empty(max(end, 2 * len(table), 8), np.int32)
-        grown[:start] = table[:start]
-        table = grown
-    table[start:end] = blocks
-    return table
 
 
 def equal_requests(left: RequestMirror, right: RequestMirror, columns: Iterable[str]) -> bool:

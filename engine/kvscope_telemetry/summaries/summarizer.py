@@ -45,6 +45,8 @@ _TOTALS: Final = (
     "swapped_blocks",
     "sunk_blocks",
     "loaded_blocks",
+    "draft_tokens",
+    "accepted_tokens",
 )
 """Counters of the epoch: a summary has their increase."""
 _ALL_TOTALS: Final = (*_TOTALS, "prompt_tokens", "generation_tokens")
@@ -181,6 +183,8 @@ class Summarizer:
             "decode_tokens": sum([batch.num_decode_tokens for batch in batches]),
             **{name: sum([getattr(timing, name) for timing in timings]) for name in _PHASES},
             **{name: self._sums[name] for name in _TOTALS},
+            "flops": sum([frame.work.flops for frame in self._frames]),
+            "moved_bytes": sum([frame.work.num_bytes for frame in self._frames]),
         }
 
     def _summary(self, mirror: Mirror) -> Summary:

@@ -7,7 +7,7 @@ makes of many is `course`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -19,6 +19,8 @@ SECOND_NS: Final = 1_000_000_000
 MAX_BINS: Final = 1_024
 """Address bins: a pool of fewer rows has one a row."""
 MAX_SUMMARY_BYTES: Final = 1 << 20
+MAX_LIST_BYTES: Final = 4 * MAX_SUMMARY_BYTES
+"""Of events that lie together."""
 
 
 class Latency(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -123,6 +125,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """Turns of requests that no event tells (`turns.TURN`); None: nobody looked for them."""
     pool_blocks: int = -1
     """Blocks of the pool, where not all of active, cached and free ones are known; otherwise -1: their sum."""
+    draft_tokens: int = 0
+    """Guessed ahead and checked, and those of them that were right."""
+    accepted_tokens: int = 0
+    flops: int = 0
+    """That its steps' forward passes had to do at least, and bytes that they had to move: over `forward_ns` both are
+    what was achieved."""
+    moved_bytes: int = 0
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):
@@ -133,9 +142,16 @@ class TimedEvent(msgspec.Struct, frozen=True, gc=False):
     event: Event
 
 
+class TimedEvents(msgspec.Struct, frozen=True, gc=False):
+    """Events of some seconds, which lie together: thousands of small messages would take more than what they tell."""
+
+    events: list[TimedEvent]
+
+
 _Item = TypeVar("_Item")
 _summaries: Final = msgspec.json.Decoder(Summary)
 _events: Final = msgspec.json.Decoder(TimedEvent)
+_event_lists: Final = msgspec.json.Decoder(TimedEvents)
 _many_events: Final = msgspec.json.Decoder(list[TimedEvent])
 _encoder: Final = msgspec.json.Encoder()
 
@@ -143,6 +159,16 @@ _encoder: Final = msgspec.json.Encoder()
 def encode(item: Summary | TimedEvent) -> bytes:
     """As JSON."""
     return _encoder.encode(item)
+
+
+def join_events(encoded: Iterable[bytes]) -> bytes:
+    """As a `TimedEvents`; `encoded` each as `encode` gave it."""
+    return b'{"events":[' + b",".join(encoded) + b"]}"
+
+
+def decode_event_list(data: bytes) -> list[TimedEvent]:
+    """Raises ProtocolError for what is none."""
+    return _decoded(_event_lists, data, MAX_LIST_BYTES).events
 
 
 def decode_summary(data: bytes) -> Summary:
@@ -187,9 +213,9 @@ def _decoded_or_none(decoder: msgspec.json.Decoder[_Item], data: bytes) -> _Item
         return None
 
 
-def _decoded(decoder: msgspec.json.Decoder[_Item], data: bytes) -> _Item:
-    if len(data) > MAX_SUMMARY_BYTES:
-        raise ProtocolError(f"a summary of {len(data)} bytes: at most {MAX_SUMMARY_BYTES} are accepted")
+def _decoded(decoder: msgspec.json.Decoder[_Item], data: bytes, max_bytes: int = MAX_SUMMARY_BYTES) -> _Item:
+    if len(data) > max_bytes:
+        raise ProtocolError(f"a summary of {len(data)} bytes: at most {max_bytes} are accepted")
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:

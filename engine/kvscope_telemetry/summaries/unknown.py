@@ -15,7 +15,17 @@ _NEEDED_FOR: Final[dict[str, tuple[str, ...]]] = {
     "ref_counts": ("shared_blocks", "copied_blocks", "swapped_blocks", "sunk_blocks", "loaded_blocks"),
     "filled": ("used_slots",),
     "requests": ("admitted", "refused", "longest_wait_s", "stalled_s"),
-    "steps": ("num_steps", "schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns", "stalled_s"),
+    "steps": (
+        "num_steps",
+        "schedule_ns",
+        "run_ns",
+        "forward_ns",
+        "commit_ns",
+        "record_ns",
+        "stalled_s",
+        "flops",
+        "moved_bytes",
+    ),
 }
 
 

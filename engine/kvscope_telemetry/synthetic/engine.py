@@ -27,12 +27,14 @@ from kvscope_telemetry.messages.telemetry import (
     RequestRows,
     Snapshot,
     Timings,
+    Work,
 )
 from kvscope_telemetry.state.coalesce import join_request_rows
 from kvscope_telemetry.synthetic.hello import synthetic_hello
 from kvscope_telemetry.synthetic.pool import Ids, SyntheticPool
 from kvscope_telemetry.synthetic.slots import Slots, SyntheticRequest
 from kvscope_telemetry.synthetic.tiers import SyntheticTiers
+from kvscope_telemetry.synthetic.work import synthetic_forward_ns, synthetic_work
 
 MAX_WATCHED = 64
 NUM_WAITING = 4
@@ -374,6 +376,8 @@ class SyntheticEngine:
         times = dict(prefilled)
         tokens = [times.get(number, 1) for number in numbers]
         ended_ns = self._clock()
+        work = self._work(times)
+        forward_ns = synthetic_forward_ns(work, self.step) if numbers else 0
         return Frame(
             epoch=self.hello.epoch,
             seq=self.seq,
@@ -388,13 +392,28 @@ class SyntheticEngine:
                 num_prefill_tokens=sum(count for _, count in prefilled),
                 num_decode_tokens=len(numbers) - len(prefilled),
             ),
-            timings=Timings(run_ns=max(0, ended_ns - started_ns)),
+            timings=Timings(run_ns=max(0, ended_ns - started_ns, forward_ns), forward_ns=forward_ns),
             counters=self._counters(),
             events=tuple(now.events),
             moves=self._tiers.take_moves(),
             first_token_ns=np.full(now.first_tokens, 1_000_000, "<u8").tobytes(),
             inter_token_ns=np.full(len(numbers) - len(prefilled), 200_000, "<u8").tobytes(),
+            work=work,
         )
+
+    def _work(self, prefilled: dict[int, int]) -> Work:
+        """A decoded token looks back at all its request has, one of a prompt at half of that."""
+        slots = self._slots
+        if not len(slots):
+            return Work()
+        num_context = int(slots.computed.sum())
+        more = sum(
+            int(slots.computed[at]) * (prefilled[number] // 2 - 1)
+            for at, number in enumerate(slots.number.tolist() if prefilled else ())
+            if prefilled.get(number, 0) > 2
+        )
+        num_tokens = len(slots) + sum(max(0, count - 1) for count in prefilled.values())
+        return synthetic_work(num_tokens, num_context, num_context + more)
 
     # Helpers.
 

@@ -9,7 +9,10 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
 from kvscope_telemetry.sockets.host_id import host_id
 
-BLOCK_BYTES = 16 * 30 * 2 * 3 * 64 * 4
+BLOCK_TOKENS = 16
+READ_BYTES_PER_S = 4_000_000_000_000
+FLOPS_PER_S = 800_000_000_000_000
+BLOCK_BYTES = BLOCK_TOKENS * 30 * 2 * 3 * 64 * 4
 
 
 def synthetic_hello(
@@ -32,7 +35,7 @@ def synthetic_hello(
             num_host_blocks=num_host_blocks,
             num_disk_blocks=num_disk_blocks,
         ),
-        device=DeviceInfo(kind="cpu", name="synthetic"),
+        device=DeviceInfo(kind="cpu", name="synthetic", read_bytes_per_s=READ_BYTES_PER_S, flops_per_s=FLOPS_PER_S),
         engine_version="synthetic",
         host=host_id(),
         capabilities=Capabilities(allocator_map=True),

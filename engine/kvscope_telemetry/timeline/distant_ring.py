@@ -44,7 +44,8 @@ from kvscope_telemetry.timeline.segments import Bounds
 COMMAND: Final = (sys.executable, "-P", "-m", "kvscope_telemetry.timeline.ring_process")
 _LOOK_S: Final = 1.0
 _READ_BYTES: Final = 1 << 18
-_WRITE_BYTES: Final = 1 << 18
+_MANY_PARTS: Final = 512
+"""Systems take 1,024 in one call."""
 _PIPE_BYTES: Final = 1 << 20
 """What gathers before there is a hurry: it goes over in one go where the system allows a pipe so much."""
 
@@ -169,7 +170,6 @@ class DistantRing:
             COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=_WRITE_BYTES,
             # Ctrl-C in the terminal is the session's, which ends this. Not a session of its own: Linux shares processor
             # time out among those first, and a low priority would count for nothing.
             process_group=0,
@@ -191,9 +191,7 @@ class DistantRing:
                 pipe.write(packet(Kind.BEGIN, encoded(Begin(str(self.folder), _limits(self._bounds)))))
                 pipe.flush()
                 while (taken := self._queue.take(_LOOK_S)) is not None:
-                    for part in self._parts(taken):
-                        pipe.write(part)
-                    pipe.flush()
+                    _write_all(pipe.fileno(), list(self._parts(taken)))
                 pipe.write(packet(Kind.END, encoded(self._keeps)))
         except OSError:  # the other end is gone, which the hearer tells
             self._let_go()
@@ -259,3 +257,17 @@ class DistantRing:
 
 def _limits(bounds: Bounds) -> Limits:
     return Limits(bounds.max_bytes, bounds.max_seconds)
+
+
+def _write_all(out: int, parts: list[bytes]) -> None:
+    """As they are, many at a time: thousands of small calls a second would hold up whoever draws, and copying too."""
+    for begin in range(0, len(parts), _MANY_PARTS):
+        rest: list[bytes | memoryview] = [*parts[begin : begin + _MANY_PARTS]]
+        first = 0
+        while first < len(rest):
+            written = os.writev(out, rest[first:])
+            while first < len(rest) and written >= len(rest[first]):
+                written -= len(rest[first])
+                first += 1
+            if written:
+                rest[first] = memoryview(rest[first])[written:]

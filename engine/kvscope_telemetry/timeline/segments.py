@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.messages.pieces import Pieces
+from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.timeline.ring_folder import segment_path
 
@@ -94,7 +95,9 @@ class Segments:
         """When the oldest came that was not handed to the system; None: all was."""
         return None if self._file is None else self._file.since_s
 
-    def add(self, channel: int, log_time_ns: int, data: bytes | Pieces, read: TelemetryMessage | None = None) -> None:
+    def add(
+        self, channel: int, log_time_ns: int, data: bytes | WholeState | Leap, read: TelemetryMessage | None = None
+    ) -> None:
         """Append a message; the first begins a segment."""
         if self._file is None:
             self._begin(log_time_ns)

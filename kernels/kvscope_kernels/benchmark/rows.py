@@ -8,15 +8,11 @@ from typing import Final
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvscope_kernels.benchmark.calls import decode_call, layer_calls, pools_of, prefill_call, write_call
 from kvscope_kernels.benchmark.stream_read import stream_read, stream_read_torch, sums_for
 from kvscope_kernels.benchmark.timing import Call, Timer
 from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
-from kvscope_kernels.dispatch import Ops, ops_for
-from kvscope_kernels.gated_activation import SILU
-from kvscope_kernels.kv_write import kv_write_torch
-from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
-
-_CYCLE_BYTES: Final = 512 << 20  # several times any L2
+from kvscope_kernels.dispatch import Ops, torch_ops
 
 _LAYERS: Final = 32
 
@@ -82,12 +78,12 @@ class Row:
 def decode_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = DECODE) -> Iterator[Row]:
     """Bytes a second of decode over those of reading the same bytes, and what scattering the blocks costs."""
     for work in works:
-        pools = _pools(work, device)
+        pools = pools_of(work, device)
         in_a_row = [make_pool(work, device, is_permuted=False, storage=pool.storage) for pool in pools]
         times = timer(
             {
-                "scattered": [_decode(ops, pool) for pool in pools],
-                "in a row": [_decode(ops, pool) for pool in in_a_row],
+                "scattered": [decode_call(ops, pool) for pool in pools],
+                "in a row": [decode_call(ops, pool) for pool in in_a_row],
                 "read": [_read(pool, device) for pool in pools],
             }
         )
@@ -100,7 +96,7 @@ def skew_rows(ops: Ops, device: str, timer: Timer, work: Workload = SKEWED) -> I
     """One long request among short ones, against as many bytes in equal requests."""
     length = sum(work.seq_lens) // len(work.seq_lens)
     even = replace(work, name="equal lengths", seq_lens=(length,) * len(work.seq_lens))
-    times = timer({each.name: [_decode(ops, pool) for pool in _pools(each, device)] for each in (work, even)})
+    times = timer({each.name: [decode_call(ops, pool) for pool in pools_of(each, device)] for each in (work, even)})
     yield _row(f"decode {work.name}", times, work.name, work.kv_bytes / 1e12, "TB/s", even.name)
 
 
@@ -108,14 +104,16 @@ def quantized_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload
     """Decode over a cache of 8 bits, against the same requests over one that is not quantized."""
     for work in works:
         plain = replace(work, name="not quantized", kv_dtype=None)
-        times = timer({each.name: [_decode(ops, pool) for pool in _pools(each, device)] for each in (work, plain)})
+        times = timer(
+            {each.name: [decode_call(ops, pool) for pool in pools_of(each, device)] for each in (work, plain)}
+        )
         yield _row(f"decode {work.name}", times, work.name, work.kv_bytes / 1e12, "TB/s", plain.name)
 
 
 def write_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = WRITE) -> Iterator[Row]:
     """Bytes a second, read and written, of writing keys and values."""
     for work in works:
-        times = timer({"write": [_write(ops, pool) for pool in _pools(work, device)]})
+        times = timer({"write": [write_call(ops, pool) for pool in pools_of(work, device)]})
         read = replace(work, kv_dtype=None)
         moved = work.num_queries * (read.kv_bytes + work.kv_bytes) // sum(work.seq_lens)
         yield _row(f"kv_write {work.name}", times, "write", moved / 1e12, "TB/s", None)
@@ -124,52 +122,19 @@ def write_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = 
 def layer_rows(ops: Ops, device: str, timer: Timer, counts: Sequence[int] = (1, 64, 8192)) -> Iterator[Row]:
     """What stands between the products of a layer of 4,096, against the same in torch's operations."""
     for count in counts:
-        calls = _layer_calls(ops, device, count)
-        plain = _layer_calls(ops_for("cpu"), device, count)
+        calls = layer_calls(ops, device, count)
+        plain = layer_calls(torch_ops(), device, count)
         for name, (call, moved) in calls.items():
             repeats = max(1, min(_LAYERS, 4096 // count))  # as in a step, where one such kernel follows another
             times = timer({"ours": [call] * repeats, "torch": [plain[name][0]] * repeats})
             yield _row(f"{name} {count:,} tokens", times, "ours", moved / 1e12, "TB/s", "torch")
 
 
-def _layer_calls(ops: Ops, device: str, count: int) -> dict[str, tuple[Call, int]]:
-    """Calls by name, with the bytes that each has to read and write."""
-    dtype = torch.bfloat16
-    x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
-    weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)
-    both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
-    heads = torch.randn(count, 48, 128, device=device, dtype=dtype)
-    turn = Turn(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
-    rotation = Rotation(32, None, turn)
-    storage = torch.empty(-(-count // 16), 2, 8, 16, 128, device=device, dtype=dtype)
-    caches = storage[:, 0].transpose(1, 2), storage[:, 1].transpose(1, 2), torch.arange(count, device=device)
-    if ops.kv_write is kv_write_torch and device != "cpu":  # it looks for padding on the host, which no graph can
-        rotate = partial(_rotate_scatter, heads, rotation, *caches)
-    else:
-        rotate = partial(ops.rotate_write, heads, rotation, *caches)
-    return {
-        "add_rms_norm": (partial(ops.add_rms_norm, x, delta, weight, eps, dtype), count * 4096 * (4 + 2 + 4 + 2)),
-        "rotate_write": (rotate, 2 * heads.nbytes + 2 * turn.cos.nbytes),
-        "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
-    }
-
-
-def _rotate_scatter(
-    heads: torch.Tensor, rotation: Rotation, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
-) -> torch.Tensor:
-    """`rotate_write` in torch's operations, without padding."""
-    query, key, value = rotate_torch(heads, rotation)
-    where = (slots // 16, slots % 16)
-    k_cache.index_put_(where, key)
-    v_cache.index_put_(where, value)
-    return query
-
-
 def prefill_rows(ops: Ops, device: str, timer: Timer, works: Sequence[Workload] = PREFILL) -> Iterator[Row]:
     """Arithmetic a second of prefill, beside torch's own attention on dense keys where that does the same."""
     for work in works:
-        pools = _pools(work, device)
-        contenders: dict[str, list[Call]] = {"ours": [_prefill(ops, pool) for pool in pools]}
+        pools = pools_of(work, device)
+        contenders: dict[str, list[Call]] = {"ours": [prefill_call(ops, pool) for pool in pools]}
         if work.query_lens == work.seq_lens:
             contenders["torch, dense"] = [_dense(work, device) for _ in pools]
         times = timer(contenders)
@@ -187,44 +152,6 @@ def _row(name: str, times: dict[str, float], ours: str, amount: float, unit: str
         ratio=ratio,
         against=against or "",
     )
-
-
-def _pools(work: Workload, device: str) -> list[Pool]:
-    """At least two, and enough that reading them all leaves nothing of the first in L2."""
-    count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
-    return [make_pool(work, device) for _ in range(count)]
-
-
-def _decode(ops: Ops, pool: Pool) -> Call:
-    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.seq_lens
-    return partial(
-        ops.decode,
-        *arguments,
-        scale=pool.scale,
-        k_scale=pool.k_scale,
-        v_scale=pool.v_scale,
-        max_seq_len=pool.max_seq_len,
-        out=pool.out,
-    )
-
-
-def _prefill(ops: Ops, pool: Pool) -> Call:
-    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.query_start, pool.seq_lens
-    return partial(
-        ops.prefill,
-        *arguments,
-        max_query_len=pool.max_query_len,
-        scale=pool.scale,
-        k_scale=pool.k_scale,
-        v_scale=pool.v_scale,
-        out=pool.out,
-    )
-
-
-def _write(ops: Ops, pool: Pool) -> Call:
-    key, value = (torch.randn_like(pool.query[:, : pool.storage.shape[2]]) for _ in range(2))
-    caches = pool.k_cache, pool.v_cache, pool.last_slots(), pool.k_scale, pool.v_scale
-    return partial(ops.kv_write, key, value, *caches)
 
 
 def _read(pool: Pool, device: str) -> Call:

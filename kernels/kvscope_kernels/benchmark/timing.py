@@ -14,15 +14,16 @@ _NUM_ROUNDS = 9
 
 def time_on_gpu(contenders: Mapping[str, Sequence[Call]]) -> dict[str, float]:
     """Median over interleaved rounds; each replays a contender's whole cycle, so that no call finds its data in L2."""
-    graphs = {name: _capture(calls) for name, calls in contenders.items()}
+    graphs = {name: capture(calls) for name, calls in contenders.items()}
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(_NUM_ROUNDS):
         for name, graph in graphs.items():
-            samples[name].append(_replay_s(graph) / len(contenders[name]))
+            samples[name].append(replay_s(graph) / len(contenders[name]))
     return {name: statistics.median(times) for name, times in samples.items()}
 
 
-def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """All of them, one after the other. Raises what CUDA raises where one waits for the device."""
     stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # compiles and loads kernels, which a capture must not
@@ -37,7 +38,7 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _replay_s(graph: torch.cuda.CUDAGraph) -> float:
+def replay_s(graph: torch.cuda.CUDAGraph) -> float:
     """Two replays, the second one timed: the clocks are up, and L2 holds the end of the cycle, not its start."""
     start, end = _event(), _event()
     graph.replay()

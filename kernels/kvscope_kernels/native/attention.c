@@ -1,19 +1,8 @@
 /* Attention of one query token a request over its blocks, read where they lie. See paged_decode_attention.py. */
+#include "decode.h"
 #include "numbers.h"
 
 enum { CHUNK = 64 };
-
-typedef struct {
-    const void *query, *k_cache, *v_cache;
-    const int32_t *tables, *seq_lens;
-    const float *sinks; /* (heads,) or NULL */
-    void *out;
-    int64_t query_stride_t, query_stride_h, k_stride_b, k_stride_s, k_stride_h, v_stride_b, v_stride_s, v_stride_h;
-    int64_t table_stride, out_stride_t, out_stride_h;
-    int64_t batch, heads, kv_heads, head_dim, block_size, window; /* window: 0 for all */
-    float scale, softcap;                                                     /* softcap: 0 for none */
-    int32_t is_f32, threads;
-} attention;
 
 /* Below AVX-512 vectors this wide are halves and quarters of themselves, and compiling them takes a minute. */
 #ifdef __AVX512F__

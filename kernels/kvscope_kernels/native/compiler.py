@@ -22,7 +22,8 @@ SWITCH: Final = "KVSCOPE_NATIVE"
 """Set to 0, nothing is compiled or loaded."""
 MORE_OPTIONS: Final = "KVSCOPE_NATIVE_OPTIONS"
 """More for the compiler, as `-march=haswell`: the code that other CPUs get."""
-SOURCES: Final = ("linear.c", "attention.c", "layers.c")
+SOURCES: Final = ("linear.c", "grouped.c", "attention.c", "prefill.c", "layers.c", "layer.c")
+HEADERS: Final = ("numbers.h", "decode.h")
 OPTIONS: Final = (
     *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"),
     *("-fPIC", "-shared", "-fvisibility=hidden", "-w"),
@@ -97,7 +98,7 @@ def _options() -> tuple[str, ...]:
 def _key(compiler: str) -> str:
     """Of all that the result hangs on."""
     here = Path(__file__).parent
-    texts = [(here / name).read_bytes() for name in (*SOURCES, "numbers.h")]
+    texts = [(here / name).read_bytes() for name in (*SOURCES, *HEADERS)]
     facts = (*_options(), os.path.realpath(compiler), platform.machine(), _cpu())
     return hashlib.sha256(b"\0".join([*texts, *map(str.encode, facts)])).hexdigest()[:16]
 

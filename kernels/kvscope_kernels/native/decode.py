@@ -5,6 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
+from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.kv_formats import Cache
 from kvscope_kernels.native.library import DecodeParts, library
 from kvscope_kernels.paged_decode_attention import check_decode, paged_decode_attention_torch
@@ -27,6 +28,7 @@ def paged_decode_attention_native(
     v_scale: Tensor | None = None,
     max_seq_len: int | None = None,
     out: Tensor | None = None,
+    plans: DecodePlans | None = None,
 ) -> Tensor:
     """`paged_decode_attention` for bfloat16 and float32; the rest (caches of 8 bits, float16, heads
     that 16 does not divide) goes the reference's way.

@@ -13,7 +13,7 @@ from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, check_rotation, rotate_write_torch
 
 _DTYPES = (torch.bfloat16, torch.float32)
-_FEW_NUMBERS = 1 << 18
+FEW_NUMBERS = 1 << 18
 """One thread does them; more of them are torch's, which divides them among threads."""
 
 
@@ -22,7 +22,7 @@ def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) 
     found = library()
     is_weight = weight.dtype == torch.float32 and weight.shape == x.shape[-1:] and weight.is_contiguous()
     is_ours = is_weight and x.dtype in _DTYPES and dtype in _DTYPES and x.is_contiguous()
-    if found is None or not is_ours or not 0 < x.numel() <= _FEW_NUMBERS:
+    if found is None or not is_ours or not 0 < x.numel() <= FEW_NUMBERS:
         return rms_norm_torch(x, weight, eps, dtype)
     out = torch.empty(x.shape, dtype=dtype)
     size = x.shape[-1]
@@ -44,7 +44,7 @@ def gated_activation_native(both: Tensor, kind: int) -> Tensor:
     """`gated_activation`."""
     found = library()
     is_ours = both.dtype in _DTYPES and both.is_contiguous() and kind in ACTIVATIONS and both.shape[-1] % 2 == 0
-    if found is None or not is_ours or not 0 < both.numel() <= _FEW_NUMBERS:
+    if found is None or not is_ours or not 0 < both.numel() <= FEW_NUMBERS:
         return gated_activation_torch(both, kind)
     size = both.shape[-1] // 2
     out = torch.empty((*both.shape[:-1], size), dtype=both.dtype)
@@ -65,7 +65,7 @@ def rotate_write_native(
     """`rotate_write`."""
     found, turn = library(), rotation.turn
     is_ours = turn is not None and rotation.norm is None and heads.dtype in _DTYPES and k_cache.dtype == heads.dtype
-    if found is None or turn is None or not is_ours or heads.numel() > _FEW_NUMBERS or not heads.is_contiguous():
+    if found is None or turn is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():
         return rotate_write_torch(heads, rotation, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     check_rotation(heads, rotation, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
     if turn.cos.dtype != heads.dtype or turn.cos.stride(0) != turn.signed_sin.stride(0):

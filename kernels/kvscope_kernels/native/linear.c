@@ -9,6 +9,7 @@
  * byte are one lane of a dot product instruction. Their scales lie as [outputs / 64][groups][64].
  */
 #include "numbers.h"
+#include <sys/mman.h>
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #define LANES_16 1
@@ -30,26 +31,9 @@ typedef struct {
 } group_facts;
 
 INLINE group_facts round_group(const void *x, int64_t at, int n, int is_f32, int8_t *q) {
-    float values[GROUP], largest = 0.0f, poison = 0.0f;
-    for (int i = 0; i < n; i++) values[i] = load_number(x, at + i, is_f32);
-    for (int i = n; i < GROUP; i++) values[i] = 0.0f;
-#pragma omp simd reduction(max : largest) reduction(+ : poison)
-    for (int i = 0; i < GROUP; i++) {
-        float size = fabsf(values[i]);
-        largest = size > largest ? size : largest;
-        poison += values[i] * 0.0f; /* NaN of an infinity and of NaN */
-    }
-    float inverse = largest > 1e-30f && poison == 0.0f ? 127.0f / largest : 0.0f;
-    int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < GROUP; i++) {
-        float shifted = (poison == 0.0f ? values[i] : 0.0f) * inverse + 12582912.0f; /* to the nearest whole number */
-        int32_t bits;
-        memcpy(&bits, &shifted, 4);
-        q[i] = (int8_t)(bits - 0x4b400000);
-        sum += bits - 0x4b400000;
-    }
-    group_facts facts = {largest / 127.0f + poison, -128 * sum};
+    int32_t sum;
+    float scale = round_to_bytes(x, at, n, GROUP, is_f32, q, &sum);
+    group_facts facts = {scale, -128 * sum};
     return facts;
 }
 
@@ -182,6 +166,13 @@ API int kvscope_linear(const linear *l, const void *x, int64_t m, void *out, con
     free(q);
     free(facts);
     return 0;
+}
+
+/* Ask the system for large pages in what lies whole in [p, p + bytes); not 0 where it has none. */
+API int kvscope_large_pages(void *p, int64_t bytes) {
+    const uintptr_t page = (uintptr_t)1 << 21;
+    uintptr_t first = ((uintptr_t)p + page - 1) / page * page, last = ((uintptr_t)p + (uintptr_t)bytes) / page * page;
+    return last > first ? madvise((void *)first, last - first, MADV_HUGEPAGE) : 0;
 }
 
 API int kvscope_has_dot_product(void) {

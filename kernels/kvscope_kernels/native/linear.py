@@ -1,7 +1,6 @@
 """Products with weights of 8 bits on a CPU, from linear.c. Owns how a weight is rounded and laid out."""
 
 import ctypes
-from ctypes import addressof
 
 import torch
 from torch import Tensor
@@ -9,6 +8,8 @@ from torch.nn.functional import pad
 
 from kvscope_kernels.checks import require
 from kvscope_kernels.native.library import LinearParts, library
+from kvscope_kernels.native.product import NativeProduct
+from kvscope_kernels.native.weight_room import WeightRoom
 
 PANEL = 64
 """Outputs side by side in the layout."""
@@ -16,59 +17,30 @@ GROUP = 64
 """Inputs that share a scale."""
 _PANELS_AT_ONCE = 32
 _TINY = 1e-30
-_X_F32, _OUT_F32, _ADD_F32 = 1, 2, 4
-_DTYPES = (torch.bfloat16, torch.float32)
 
 
-class Int8Weight:
+class Int8Weight(NativeProduct):
     """A weight (outputs, inputs) rounded to 8 bits with a scale for each GROUP inputs, and the product with it.
 
     A scale is the largest of its group, as a size, over 127. Raises RuntimeError where there is no compiled library
     (`library`), ValueError for a weight that is not two-dimensional, is empty or is not finite.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    function = "kvscope_linear"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, room: WeightRoom | None = None) -> None:
+        """`room` is where it is kept, with others; by itself without."""
         found = library()
         if found is None:
             raise RuntimeError("weights of 8 bits need a C compiler on a Linux machine (cc, gcc or clang)")
         require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
         self.outputs, self.inputs = weight.shape
-        self._packed, self._scale = _packed(weight)
+        self._packed, self._scale = _packed(weight, room)
         self._bias = None if bias is None else _padded(bias.detach().float(), len(self._packed) * PANEL)
-        self._call = found.kvscope_linear
         bias_pointer = None if self._bias is None else self._bias.data_ptr()
         groups = self._packed.shape[1]
         parts = (self._packed.data_ptr(), self._scale.data_ptr(), bias_pointer, self.outputs, self.inputs, groups)
-        self._parts = LinearParts(*parts)
-        self._address = addressof(self._parts)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that is kept in memory."""
-        return (self._packed, self._scale) if self._bias is None else (self._packed, self._scale, self._bias)
-
-    def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x (..., inputs), bfloat16 or float32, to (..., outputs) of `dtype`, or of `add`, or of x.
-
-        add  (..., outputs), bfloat16 or float32: added before the result is rounded to its type
-        """
-        out_dtype = dtype or (x.dtype if add is None else add.dtype)
-        if x.shape[-1] != self.inputs or x.dtype not in _DTYPES or out_dtype not in _DTYPES:
-            require(False, "x", x, f"(..., {self.inputs}) bfloat16 or float32")
-        x = x.contiguous()
-        out = torch.empty((*x.shape[:-1], self.outputs), dtype=out_dtype)
-        flags = _X_F32 * (x.dtype == torch.float32) + _OUT_F32 * (out_dtype == torch.float32)
-        pointer = None
-        if add is not None:
-            if add.shape != out.shape or add.dtype not in _DTYPES:
-                require(False, "add", add, f"{tuple(out.shape)} bfloat16 or float32")
-            add = add.contiguous()
-            flags += _ADD_F32 * (add.dtype == torch.float32)
-            pointer = add.data_ptr()
-        count = x.numel() // self.inputs
-        if self._call(self._address, x.data_ptr(), count, out.data_ptr(), pointer, flags, torch.get_num_threads()):
-            raise MemoryError("no memory for a product's rounded activations")
-        return out
+        self._is_held(found, LinearParts(*parts), self._packed, self._scale, self._bias)
 
 
 def int8_product_torch(x: Tensor, weight: Tensor) -> Tensor:
@@ -88,12 +60,13 @@ def _in_groups(rows: Tensor) -> Tensor:
     return wide.view(*rows.shape[:-1], wide.shape[-1] // GROUP, GROUP)
 
 
-def _packed(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _packed(weight: Tensor, room: WeightRoom | None) -> tuple[Tensor, Tensor]:
     """[panels, groups, GROUP / 4, PANEL, 4] uint8 with 128 added, and scales [panels, groups, PANEL]; a part of the
     weight at a time, so that a large one is not made float32 at once."""
     panels, groups = -(-len(weight) // PANEL), -(-weight.shape[1] // GROUP)
-    packed = torch.empty((panels, groups, GROUP // 4, PANEL, 4), dtype=torch.uint8)
-    scales = torch.empty((panels, groups, PANEL))
+    take = torch.empty if room is None else room.take
+    packed = take((panels, groups, GROUP // 4, PANEL, 4), dtype=torch.uint8)
+    scales = take((panels, groups, PANEL), dtype=torch.float32)
     for first in range(0, panels, _PANELS_AT_ONCE):
         rows = weight[first * PANEL : (first + _PANELS_AT_ONCE) * PANEL].detach()
         parts = _in_groups(pad(rows, (0, 0, 0, -len(rows) % PANEL))).view(-1, PANEL, groups, GROUP)

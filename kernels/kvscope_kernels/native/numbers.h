@@ -36,6 +36,32 @@ INLINE void store_number(void *p, int64_t i, int is_f32, float x) {
     else ((bf16 *)p)[i] = to_bf16(x);
 }
 
+/* `n` numbers of x from `at` on, and zeros behind them up to `length` (64 at most), rounded to whole numbers of a
+ * scale, which is returned: the largest, as a size, over 127. NaN for an infinity or NaN among them, and zeros. */
+INLINE float round_to_bytes(const void *x, int64_t at, int n, int length, int is_f32, int8_t *q, int32_t *sum) {
+    float values[64], largest = 0.0f, poison = 0.0f;
+    for (int i = 0; i < n; i++) values[i] = load_number(x, at + i, is_f32);
+    for (int i = n; i < length; i++) values[i] = 0.0f;
+#pragma omp simd reduction(max : largest) reduction(+ : poison)
+    for (int i = 0; i < length; i++) {
+        float size = fabsf(values[i]);
+        largest = size > largest ? size : largest;
+        poison += values[i] * 0.0f; /* NaN of an infinity and of NaN */
+    }
+    float inverse = largest > 1e-30f && poison == 0.0f ? 127.0f / largest : 0.0f;
+    int32_t total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int i = 0; i < length; i++) {
+        float shifted = (poison == 0.0f ? values[i] : 0.0f) * inverse + 12582912.0f; /* to the nearest whole number */
+        int32_t bits;
+        memcpy(&bits, &shifted, 4);
+        q[i] = (int8_t)(bits - 0x4b400000);
+        total += bits - 0x4b400000;
+    }
+    *sum = total;
+    return largest / 127.0f + poison;
+}
+
 /* e^x to 2 units in the last place; 0 below -87, NaN of NaN. Only for x <= 88. */
 INLINE float exponential(float x) {
     float shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: its last bits are the nearest whole number */

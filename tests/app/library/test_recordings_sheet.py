@@ -96,6 +96,7 @@ def test_removing_can_be_undone(sheet, qtbot):
     sheet._buttons["remove"].click()
     wait(sheet, qtbot, lambda entries: len(entries) == 1)
     assert path.exists()
+    assert sheet.focusWidget() is sheet.table, "and not the button that comes next"
     assert sheet.undo.isVisible()
     sheet.undo.click()
     wait(sheet, qtbot, lambda entries: len(entries) == 2)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QToolButton
 
+from kvscope_app.look.theme import DARK
+from kvscope_app.look.theming.stylesheet import stylesheet
 from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.look.zoom import scaled, zoom_of
 from kvscope_app.settings.settings_keeper import read_settings
+from kvscope_app.views.throughput.view import ThroughputView
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +80,26 @@ def test_keys(session, make_window, qtbot, qapp):
     for key, percent in ((Qt.Key.Key_Equal, 110), (Qt.Key.Key_Plus, 125), (Qt.Key.Key_Minus, 110), (Qt.Key.Key_0, 100)):
         qtbot.keyClick(canvas, key, control)
         assert zoom_of(qapp) == percent
+
+
+def test_charts_of_larger_text_stand_below_each_other(engine, session, poll, themes, qtbot):
+    engine.hold([1])
+    poll(session)
+    view = ThroughputView(session)
+    qtbot.addWidget(view)
+    view.resize(700, 600)
+    view.show()
+    assert view._num_columns == 2
+    before = view.panels["decode"].plot.minimumHeight()
+    themes.settings.change(zoom_percent=200)
+    assert view._num_columns == 1
+    assert view.panels["decode"].plot.minimumHeight() == 2 * before
+
+
+@pytest.mark.parametrize("percent", [50, 75, 90, 110, 125, 150, 175, 200, 300])
+def test_the_handle_of_a_slider_stays_round(percent):
+    rule = next(
+        line for line in stylesheet(DARK, percent).splitlines() if line.startswith("QSlider::handle:horizontal {")
+    )
+    side, radius = (int(re.search(rf"{name}: (\d+)px", rule)[1]) for name in ("width", "radius"))
+    assert 0 < radius <= side / 2

@@ -10,6 +10,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QDialogButtonBox
 
 from kvscope_app.marks import alarm_strip
+from kvscope_app.marks.alarm_line import AlarmLine
 from kvscope_app.marks.alarm_sheet import AlarmSheet
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.setting_names import ALARM_RULES
@@ -209,3 +210,19 @@ def test_a_recording_shows_where_they_would_have_rung(play, settings, tmp_path, 
     assert session.bookmarks.shown == []
     window.alarms.set_rules(all_off(replace(KINDS["kv_usage"].rule, threshold=1.0, seconds=2.0)))
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 1, timeout=WAIT_MS)
+
+
+def test_a_rule_that_has_no_room_beside_its_time_goes_on_below(qtbot):
+    line = AlarmLine()
+    qtbot.addWidget(line)
+    line.tell("A request waits for its first step over 10 s", "over after 25.0 s, up to 97.0 %; from 12:00:00.000")
+    line.resize(2_000, 40)
+    line.show()
+    assert not line.is_narrow
+    low = line.heightForWidth(2_000) if line.hasHeightForWidth() else line.sizeHint().height()
+    line.resize(round(line.rule.fontMetrics().horizontalAdvance(line.rule.text()) * 0.7), 200)
+    assert line.is_narrow
+    assert line.rule.height() >= 2 * line.rule.fontMetrics().height(), "two lines of the rule"
+    assert line.heightForWidth(line.width()) > 2 * low
+    line.resize(2_000, 40)
+    assert not line.is_narrow

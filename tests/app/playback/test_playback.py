@@ -323,3 +323,12 @@ def test_times_are_cut_off_never_rounded_up():
     assert time_text(59.999, 100) == "0:59.9"
     assert time_text(3727.3, 4000) == "1:02:07.3"
     assert time_text(7.3, 4000) == "0:00:07.3"
+
+
+def test_the_date_of_another_day_leaves_the_slider_its_room(session, make_window, monkeypatch):
+    monkeypatch.setattr("kvscope_app.playback.playback_bar.wall_text", lambda _: "2001-02-03 04:05:06.789")
+    bar = make_window(session, with_views=True).playback
+    bar.resize(640, bar.height())
+    assert bar.wall.isHidden()
+    bar.resize(900, bar.height())
+    assert not bar.wall.isHidden()

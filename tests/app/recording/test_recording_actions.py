@@ -131,6 +131,14 @@ def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
     assert 0.5 < Recording.open(tmp_path / "kept.mcap").info.duration_s < 1.6
 
 
+def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch):
+    monkeypatch.setattr(DistantRing, "num_bytes", 5_000)
+    monkeypatch.setattr(KeptTimeline, "failure", "No space left on device")
+    with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS) as told:
+        pass
+    assert told.args == ["The past is not kept from here on: No space left on device"]
+
+
 def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, monkeypatch):
     monkeypatch.setattr(DistantRing, "num_bytes", 0)
     monkeypatch.setattr(KeptTimeline, "failure", "No space left on device")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from kvscope_app.setting_names import LAYOUT_VERSION, layout_name
+from kvscope_app.views.console.starters import StarterButton
+from kvscope_app.views.prefixes.view import NO_POOL
 from kvscope_app.views.told import DEVICES_ALONE
 from kvscope_engine.server.device_publisher import DEVICES_ALONE as ALONE
 
@@ -14,6 +17,40 @@ def test_the_middle_says_what_there_is(make_engine, make_session, make_window, p
     assert window._no_pool.isVisible()
     assert window._no_pool.text() == DEVICES_ALONE
     assert window.docks["devices"].isVisible()
+
+
+def test_where_the_docks_were_put_for_it_is_not_where_they_are_wanted(make_engine, make_session, make_window, poll):
+    session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
+    window = make_window(session)
+    before = window.saveState(LAYOUT_VERSION)
+    window._settings.setValue(layout_name("window"), before)
+    poll(session)
+    window.close()
+    assert window._settings.value(layout_name("window")) == before
+
+
+def test_the_roofline_says_that_there_are_no_steps(make_engine, make_session, poll, qtbot):
+    from kvscope_app.views.roofline.view import NO_STEPS_HERE, RooflineView
+
+    session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
+    poll(session)
+    view = RooflineView(session)
+    qtbot.addWidget(view)
+    view.refresh()
+    assert view._nothing.text() == NO_STEPS_HERE
+    view.shut_down()
+
+
+def test_nothing_is_said_or_proposed_as_if_there_were_an_engine(make_engine, make_session, make_window, poll):
+    session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
+    window = make_window(session, with_views=True)
+    poll(session)
+    prefixes, page = window.views["prefixes"], window.views["console"].page
+    prefixes.refresh()
+    assert prefixes._empty.text() == NO_POOL
+    page.show_status()
+    assert page.starters.findChildren(StarterButton)
+    assert all(button.isHidden() for button in page.starters.findChildren(StarterButton))
 
 
 def test_numbers_that_nobody_tells_are_dashes(make_engine, make_session, poll, qtbot):

@@ -16,7 +16,7 @@ from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.window import layout
 from kvscope_app.window.layout import DOCKS
 from kvscope_app.window.main_window import MainWindow
-from kvscope_app.window.sheets.command_palette import CommandPalette, action_text, match_rank
+from kvscope_app.window.sheets.command_palette import NOTHING_FOUND, CommandPalette, action_text, match_rank
 from kvscope_app.window.sheets.help_sheets import Sheet
 from kvscope_app.window.window_actions import entries
 from kvscope_telemetry.addresses import Address
@@ -216,13 +216,18 @@ def test_the_palette_finds_and_runs(session, make_window, qtbot):
 
 
 @pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
-def test_the_palette_says_nothing_for_nonsense(session, make_window, qtbot):
+def test_the_palette_says_that_nothing_is_called_so(session, make_window, qtbot):
     window = make_window(session)
     window.actions_by_name["palette"].trigger()
     (palette,) = window.findChildren(CommandPalette)
     qtbot.keyClicks(palette._line, "zzqqy")
-    assert palette._list.count() == 0
-    qtbot.keyClick(palette._line, Qt.Key.Key_Return)
+    assert [palette._list.item(row).text() for row in range(palette._list.count())] == [NOTHING_FOUND]
+    for key in (Qt.Key.Key_Down, Qt.Key.Key_Return):
+        qtbot.keyClick(palette._line, key)
+    assert palette.isVisible(), "there was nothing to do"
+    palette._line.clear()
+    qtbot.keyClicks(palette._line, "segments")
+    assert [action_text(palette._list.item(0).data(Qt.ItemDataRole.UserRole))] == ["Torch's memory segments…"]
     palette.close()
 
 
@@ -230,6 +235,10 @@ def test_palette_ranks_word_beginnings_first():
     typed = "zoom"
     assert match_rank(typed, "Zoom in", "Page map") < match_rank("oom", "Zoom in", "Page map")
     assert match_rank("zi", "Zoom in", "Page map") is not None
+
+
+def test_palette_puts_a_whole_name_first():
+    assert match_rank("recordings", "Recordings…", "Engine") < match_rank("recordings", "Recordings hold texts", "Time")
     assert match_rank("x", "Zoom in", "Page map") is None
 
 

@@ -104,6 +104,17 @@ def test_a_view_is_refreshed_at_its_own_rate(setup, clock, engine, session, poll
     assert (one.count, two.count) == (2, 2)
 
 
+def test_an_update_soon_after_a_late_one_has_a_frame_of_its_own(setup, clock, session):
+    _, refresher, (fast, *_) = setup
+    begin_anew(clock, refresher)
+    before = fast.count
+    for milliseconds in (24, 8, 16):  # one is late by half a frame
+        add(clock, milliseconds)
+        session.shown.emit(None)
+        refresher._refresh_fast()
+    assert fast.count == before + 3
+
+
 def test_who_waits_for_its_turn_is_come_back_to(setup, engine, session, poll, qtbot):
     _, refresher, (_, one, two) = setup
     refresher.touch_all()
@@ -111,6 +122,19 @@ def test_who_waits_for_its_turn_is_come_back_to(setup, engine, session, poll, qt
         engine.frame()
         poll(session)
     qtbot.waitUntil(lambda: one.count and two.count, timeout=120_000)
+
+
+def test_a_turn_right_after_an_update_is_put_off_once(setup, clock, session):
+    _, refresher, (_, one, two) = setup
+    begin_anew(clock, refresher)
+    add(clock, 1000)
+    before = one.count + two.count
+    session.shown.emit(None)
+    refresher.run()
+    assert one.count + two.count == before
+    session.shown.emit(None)
+    refresher.run()
+    assert one.count + two.count == before + 1, "who is late all the time would wait for ever"
 
 
 def test_slow_views_that_take_long_leave_the_time_to_the_fast_one(setup, clock):

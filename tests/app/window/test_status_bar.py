@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from PySide6.QtWidgets import QMainWindow
 
-from kvscope_app.window.status_bar import StatusBar
+from kvscope_app.window.status_bar import StatusBar, rounded_words
 from kvscope_telemetry.source import Update
 
 
@@ -55,4 +55,8 @@ def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):
     engine.source.updates.append(Update(snapshot=engine._snapshot()))
     poll(session)
     bar.refresh()
-    assert "bfloat16  ·  int8 weights" in bar._labels["model"].text()
+    assert "bfloat16  ·  8-bit weights" in bar._labels["model"].text()
+
+
+def test_weights_of_another_form_keep_its_name():
+    assert [rounded_words(form) for form in ("int4", "fp8", "")] == ["4-bit weights", "fp8 weights", ""]

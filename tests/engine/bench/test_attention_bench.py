@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from kvscope_engine.bench.laboratory.methods import EXACT, FULL, METHODS, Contig
 from kvscope_engine.bench.laboratory.peak import workspace_bytes
 from kvscope_engine.bench.laboratory.sparse import Hierarchical, Sparse
 from kvscope_engine.cli.main import main
+from kvscope_telemetry.errors import BadInput
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +83,11 @@ def test_from_end_to_end(
     tiny_model: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "_text_ids", lambda loaded, count: [7 * n % 250 + 3 for n in range(count)])
+    monkeypatch.setattr(attention, "_text_ids", lambda loaded, count, path: [7 * n % 250 + 3 for n in range(count)])
     monkeypatch.setattr(attention, "HEAT_STEPS", 6)
     options = [
         "--model",
-        tiny_model(),
+        tiny_model(num_hidden_layers=3),
         "--dtype",
         "float32",
         "--lengths",
@@ -108,10 +110,13 @@ def test_from_end_to_end(
     assert by_name["sparse 1"]["perplexity_change"] == pytest.approx(0.0, abs=0.05)
     assert by_name["low rank 1/4"]["perplexity"] is None
     assert by_name["window 1/4"]["kv_bytes_per_token"] < by_name[FULL]["kv_bytes_per_token"] / 2
+    assert [row["fraction"] for row in report["sparse_decode"]] == [1.0, 0.5, 0.25, 0.125]
+    assert all(row["perplexity_change"] == 0.0 for row in report["sparse_decode"]), "64 tokens are read in full"
     assert report["page_heat"]["every"] == 8
     assert report["page_heat"]["measured_step_ms"] > 0
     page = report_path.read_text("utf-8")
     assert "Ways to attend" in page
+    assert "What --sparse-decode does" in page
     assert page.count("<svg") == 9, "five figures, and four where perplexity was not asked for"
 
 
@@ -128,3 +133,28 @@ def test_from_end_to_end(
 def test_bad_options_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "attention", *options]) == 2
     assert "is not accepted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), (b"", "no text in it"), (b"\xff\xfe", "UTF-8")])
+def test_a_text_that_is_none_is_refused(content: bytes | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    tokenizer = SimpleNamespace(encode=lambda text: list(text.encode()))
+    with pytest.raises(BadInput, match=words):
+        attention._text_ids(SimpleNamespace(tokenizer=tokenizer), 10, str(path))  # type: ignore[arg-type]
+
+
+def test_decoding_with_fewer_blocks_changes_perplexity(tiny_model: Callable[..., str]) -> None:
+    """Of 27 blocks 16 are read at least."""
+    from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
+    from kvscope_engine.config import EngineConfig
+    from kvscope_engine.model.loading.loader import load_model
+
+    name = tiny_model(num_hidden_layers=3)
+    loaded = load_model(EngineConfig(model=name, device="cpu", dtype="float32"), lambda _: None)
+    ids = [(7 * place) % 250 + 3 for place in range(420)]
+    full, half = sparse_quality(loaded, ids, 8, lambda _: None, (1.0, 0.5))
+    assert (full["num_attended_blocks"], half["num_attended_blocks"]) == (27, 16)
+    assert full["perplexity_change"] == 0.0
+    assert half["perplexity"] != full["perplexity"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,14 +34,19 @@ LLAMA_8B = SMALL | {
 Make = Callable[..., Skeleton]
 
 
-@pytest.fixture
-def skeleton(tmp_path: Path) -> Make:
-    """The skeleton of a configuration, with some of it changed."""
+@pytest.fixture(scope="session")
+def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """The skeleton of a configuration, with some of it changed. Each is read once: what a plan learned by running it
+    is known to the next that asks."""
+    path = tmp_path_factory.mktemp("skeleton") / "config.json"
+    known: dict[str, Skeleton] = {}
 
     def make(base: dict[str, object] = SMALL, **changes: object) -> Skeleton:
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(base | changes))
-        return read_skeleton(str(path))
+        config = json.dumps(base | changes)
+        if config not in known:
+            path.write_text(config)
+            known[config] = read_skeleton(str(path))
+        return known[config]
 
     return make
 

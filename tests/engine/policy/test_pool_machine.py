@@ -187,7 +187,7 @@ class PoolMachine(RuleBasedStateMachine):
 def test_every_pool_keeps_its_books(storm: Callable[[int, int], int]) -> None:
     """The rules above over long histories."""
     few = settings(
-        max_examples=storm(150, 500),
+        max_examples=storm(100, 500),
         stateful_step_count=40,
     )
     run_state_machine_as_test(PoolMachine, settings=few)

@@ -186,6 +186,8 @@ def shape_true_ops() -> Ops:
         gated_activation=gated_activation,
         allow_tokens=lambda *a: None,
         block_attention=lambda *a, **k: None,
+        block_bounds=lambda *a: None,
+        block_scores=lambda *a, **k: None,
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.fetching.names import ModelName
-from kvscope_engine.model.loading.loader import LoadedModel, _check_gpu_memory, _make_ready
+from kvscope_engine.model.host_weights import streaming
+from kvscope_engine.model.loading.loader import LoadedModel, _check_gpu_memory, _keep_on_host, _make_ready
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.loading.support import blueprint
 from kvscope_engine.model.memory.memory_plan import MemoryPlan, StepReserves
@@ -63,13 +64,15 @@ def hf_config(name: str) -> Any:
     return AutoConfig.for_model(shape.pop("model_type"), **shape, tie_word_embeddings=False)
 
 
-def load(config: Any, name: str) -> LoadedModel:
-    """As the loader leaves a model: on the GPU, our attention in it."""
+def load(config: Any, name: str, cpu_offload_gb: float = 0.0) -> LoadedModel:
+    """As the loader leaves a model: on the GPU but for what stays on the host, our attention in it."""
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
-    with torch.device("cuda:0"), no_init():
+    with torch.device("cpu" if cpu_offload_gb else "cuda:0"), no_init():
         module = auto.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+    if cpu_offload_gb:
+        _keep_on_host(module, cpu_offload_gb, torch.device("cuda:0"))
     _make_ready(module)
     info = ModelInfo(
         name=name,
@@ -117,6 +120,63 @@ def test_every_moment_of_a_start_fits(rehearsed: Callable[..., Any], name: str, 
         if larger.fits:
             assert larger.kv - plan.kv == pytest.approx(0.9 * (total - CARDS[smallest]), abs=8)
             assert larger.others + larger.needed + larger.kv == larger.allowed, "nothing is left lying"
+
+
+def test_a_model_larger_than_the_card_runs_with_weights_in_host_memory(
+    rehearsed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never more there than what stays and three layers; what is freed is for the blocks."""
+    monkeypatch.setattr(streaming, "CudaStreams", lambda _: Unordered())
+    monkeypatch.setattr(streaming, "CudaPinner", lambda: None)
+    monkeypatch.setattr(streaming, "HostSlab", RoomOnHost)
+    offloaded = replace(CONFIG, cpu_offload_gb=3.0, enforce_eager=True)
+    config = hf_config("qwen3-14b")
+    config.num_hidden_layers = 8
+    config.layer_types = config.layer_types[:8]
+    with rehearsed(8 * GIB, runs_proofs=False) as gpu:
+        moments = Moments(gpu)
+        loaded = load(config, "8 of 40 layers", offloaded.cpu_offload_gb)
+        resident = gpu.held_bytes()
+        moments.end("load")
+        assert make_ready_to_run(loaded.module).layers == loaded.num_layers
+        moments.end("hook and join")
+        streamed = streaming.streamed_weights(loaded.module)
+        assert streamed is not None
+        assert resident + streamed.num_bytes > 0.9 * gpu.total_bytes
+        assert 3 * GIB <= streamed.num_bytes < 4 * GIB
+        assert gpu.held_bytes() == pytest.approx(resident + streamed.stage_bytes, rel=0.001)
+        assert max(moments.peaks.values()) <= resident + 1.7 * streamed.stage_bytes
+        one_block = block_bytes([c.shape for c in check_hook(loaded.module)], CONFIG.block_size, loaded.dtype)
+        plan = plan_memory(offloaded, loaded, gpu, one_block)
+        assert (plan.weights, plan.host_weights) == (gpu.held_bytes(), streamed.num_bytes)
+        assert plan.summary("cuda:0").endswith("; weights in host memory 3.1 GiB, streamed each step")
+        streaming.close_streaming(loaded.module)
+
+
+class RoomOnHost:
+    """Host memory of which only the size is there."""
+
+    note = ""
+
+    def __init__(self, num_places: int, num_bytes: int, _: Any) -> None:
+        self.num_bytes = num_places * num_bytes
+        self.rows = torch.empty(num_places, num_bytes, dtype=torch.uint8)
+
+    def close(self) -> None: ...
+
+
+class Unordered:
+    """Streams of a device that computes nothing."""
+
+    def run(self, lane: str, work: Callable[[], None]) -> None:
+        work()
+
+    def mark(self, lane: str) -> object:
+        return object()
+
+    def wait(self, lane: str, mark: object) -> None: ...
+
+    def finish(self, lane: str) -> None: ...
 
 
 class Moments:
@@ -204,8 +264,15 @@ def test_14b_on_24_gb_is_refused_before_it_is_loaded(rehearsed: Callable[..., An
     assert str(refused.value) == (
         "no memory for model 'Qwen/Qwen3-14B': its 14.8 billion parameters take 27.5 GiB alone, 20.8 GiB of the"
         " 23.6 GiB of the GPU may be used: a step and some KV cache included, a model of about 9 billion fits there,"
-        " and this one a GPU of 36.8 GiB"
+        " and this one a GPU of 36.8 GiB, or --cpu-offload-gb 10 (slower: these come from host memory in each step)"
     )
+    name = ModelName("hub", "Qwen/Qwen3-14B")
+    with rehearsed(CARDS[24]) as gpu, pytest.raises(KvscopeError) as refused:
+        _check_gpu_memory(plan, name, torch.bfloat16, gpu, replace(CONFIG, cpu_offload_gb=4.0))
+    assert "take 23.5 GiB beside 4.0 GiB in host memory, 20.8 GiB of" in str(refused.value)
+    assert "or --cpu-offload-gb 10 (slower" in str(refused.value)
+    with rehearsed(CARDS[24]) as gpu:
+        _check_gpu_memory(plan, name, torch.bfloat16, gpu, replace(CONFIG, cpu_offload_gb=10.0))
     with rehearsed(CARDS[24]) as gpu:
         small = blueprint(hf_config("llama-8b"), "llama-8b")
         _check_gpu_memory(small, ModelName("hub", "some/8B"), torch.bfloat16, gpu, CONFIG)

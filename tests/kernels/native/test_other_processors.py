@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvscope_kernels.native import decode, linear
+from kvscope_kernels.grouped.weight import rounded
+from kvscope_kernels.native import decode, grouped, linear, prefill
 from kvscope_kernels.native.compiler import MORE_OPTIONS, built_library
 from kvscope_kernels.native.library import library, loaded
 from kvscope_kernels.paged_decode_attention import paged_decode_attention_torch
+from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torch
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
@@ -32,6 +34,8 @@ def _plain_everywhere(plain: ctypes.CDLL) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "library", lambda: plain)
         patch.setattr(decode, "library", lambda: plain)
+        patch.setattr(grouped, "library", lambda: plain)
+        patch.setattr(prefill, "library", lambda: plain)
         yield
 
 
@@ -48,6 +52,14 @@ def test_products(rows: int) -> None:
     x, weight = some(rows, 333), some(130, 333, seed=1)
     expected = linear.int8_product_torch(x, weight)
     found = linear.Int8Weight(weight).product(x)
+    assert float((found.double() - expected).norm()) <= 2e-3 * float(expected.norm())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_grouped_products(bits: int) -> None:
+    x, weight = some(5, 333), rounded(some(130, 333, seed=1), bits, 64)
+    expected = grouped.native_product_torch(x, weight)
+    found = grouped.NativeGrouped(weight).product(x)
     assert float((found.double() - expected).norm()) <= 2e-3 * float(expected.norm())
 
 
@@ -68,3 +80,19 @@ def test_decode(dtype: torch.dtype, heads: tuple[int, int], window: int | None, 
     expected = paged_decode_attention_torch(query.float(), *caches, tables, lengths, **options)
     allowed = 1e-5 if dtype == torch.float32 else 1e-2
     assert float((out.float() - expected).norm()) <= allowed * float(expected.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 20, "softcap": 2.0}])
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_prefill(dtype: torch.dtype, options: dict[str, Any], head_dim: int) -> None:
+    query = some(71, 9, head_dim).to(dtype)
+    k_cache, v_cache = (some(24, 16, 3, head_dim, seed=seed).to(dtype) for seed in (1, 2))
+    tables = torch.randperm(24, generator=torch.Generator().manual_seed(3)).view(3, 8).int()
+    starts, lengths = (torch.tensor(each, dtype=torch.int32) for each in ([0, 1, 1, 71], [17, 0, 90]))
+    given: dict[str, Any] = {"max_query_len": 70, "scale": head_dim**-0.5, "sinks": some(9, seed=4), **options}
+    found = prefill.paged_prefill_attention_native(query, k_cache, v_cache, tables, starts, lengths, **given)
+    caches = k_cache.float(), v_cache.float()
+    expected = paged_prefill_attention_torch(query.float(), *caches, tables, starts, lengths, **given)
+    allowed = 1e-5 if dtype == torch.float32 else 1e-2
+    assert float((found.float() - expected).norm()) <= allowed * float(expected.norm())

@@ -22,6 +22,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
     Timings,
+    Work,
 )
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
@@ -97,7 +98,10 @@ def story(name: str = "slow") -> list[TelemetryMessage]:
             time_ns=at(ms),
             batch=Batch(number=b"\1\0\0\0", num_tokens=b"\1\0\0\0", num_decode_tokens=1),
             timings=Timings(schedule_ns=MS, run_ns=8 * MS, forward_ns=7 * MS, commit_ns=MS),
-            counters=Counters(preemptions=int(ms >= 420), num_running=1),
+            counters=Counters(
+                preemptions=int(ms >= 420), num_running=1, draft_tokens=2 * (place + 1), accepted_tokens=place + 1
+            ),
+            work=Work(flops=14, weights_bytes=20, kv_read_bytes=1),
             new_requests=new,
             events=events,
             requests=rows,

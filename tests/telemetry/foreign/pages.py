@@ -23,6 +23,7 @@ class VllmPage:
         }
         counters = ("num_preemptions", "prompt_tokens", "generation_tokens", "prefix_cache_queries")
         counters += ("prefix_cache_hits", "prompt_tokens_cached")
+        counters += ("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
         self._counters = {name: Counter(f"vllm:{name}", name, names, registry=registry) for name in counters}
         self._success = Counter("vllm:request_success", "ended", [*names, "finished_reason"], registry=registry)
         times = (("time_to_first_token_seconds", FIRST_TOKEN_S), ("inter_token_latency_seconds", INTER_TOKEN_S))

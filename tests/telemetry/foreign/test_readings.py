@@ -22,11 +22,14 @@ def test_what_vllm_says() -> None:
     page = VllmPage(2)
     page.count("prompt_tokens", 30, rank=1)
     page.count("num_preemptions", 2, rank=1)
+    page.count("spec_decode_num_draft_tokens", 9, rank=1)
+    page.count("spec_decode_num_accepted_tokens", 6, rank=1)
     page.gauge("kv_cache_usage_perc", 0.75, rank=1)
     page.observe("time_to_first_token_seconds", (0.3,), rank=1)
     first, second = (vllm(page.text().decode(), rank) for rank in (0, 1))
     assert (first.prompt_tokens, first.preemptions, first.used_share) == (0, 0, 0.0)
     assert (second.prompt_tokens, second.preemptions, second.used_share) == (30, 2, 0.75)
+    assert (second.draft_tokens, second.accepted_tokens) == (9, 6)
     assert (second.num_blocks, second.block_size, second.model) == (64, 2, "m")
     assert second.latencies["first_token"].total == 1
     assert "queued" not in second.latencies

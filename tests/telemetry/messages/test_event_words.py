@@ -53,6 +53,15 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
             " 96 tokens in 3 blocks to recompute (about 12.0 ms)",
         ),
         (
+            event(EventData(kind="started", num_known_tokens=40, num_set_aside=512), "admitted", num_tokens=0),
+            "waited 0.0 ms; a run of 512 blocks set aside for it, of which its tokens take 3 now;"
+            " all 40 tokens to compute",
+        ),
+        (
+            event(EventData(kind="asked", by="you", recompute_ns=6_167_600_000)),
+            "you asked for it; 96 tokens in 3 blocks to recompute (about 6.2 s)",
+        ),
+        (
             event(EventData(kind="evicted", num_sunk=2), "evicted"),
             "no block was free; 3 cached, unused for longest, were evicted, first for request 1; 2 went to host memory",
         ),

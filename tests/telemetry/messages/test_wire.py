@@ -305,6 +305,7 @@ CONTRADICTIONS = {
     "no ids": _replaced(FRAME, blocks=msgspec.structs.replace(BLOCKS, ids=b"")),
     "request columns": _replaced(FRAME, requests=msgspec.structs.replace(REQUESTS, state=b"\1\1")),
     "table longer than counted": _replaced(FRAME, requests=msgspec.structs.replace(REQUESTS, table_blocks=b"\0" * 12)),
+    "too few drafts": _replaced(FRAME, requests=msgspec.structs.replace(REQUESTS, num_draft_tokens=b"\0" * 2)),
     "table without request": _replaced(FRAME, requests=RequestRows(table_blocks=b"\0" * 4)),
     "batch columns": _replaced(FRAME, batch=Batch(number=b"\0" * 4)),
     "batch not u32": _replaced(FRAME, batch=Batch(number=b"\0" * 3, num_tokens=b"\0" * 3)),
@@ -389,6 +390,33 @@ def test_a_snapshot_in_an_answer_is_checked_like_any_other() -> None:
 def test_commands_out_of_range_are_refused(command: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         wire.decode_command(msgspec.msgpack.encode(command))
+
+
+def _in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large ones are read."""
+    monkeypatch.setattr(wire, "_LARGE_BYTES", 0)
+
+
+@pytest.mark.parametrize("snapshot", [SNAPSHOT, SyntheticEngine(num_blocks=50).snapshot(tag=3)], ids=["golden", "made"])
+def test_a_large_snapshot_means_the_same_in_pieces(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    _in_pieces(monkeypatch)
+    assert wire.decode_reply(wire.encode(snapshot)) == snapshot
+    newer = msgspec.msgpack.encode(msgspec.msgpack.decode(wire.encode(snapshot)) | {"a_later_field": 1})
+    assert wire.decode_reply(newer) == snapshot
+    assert wire.decode_reply(wire.encode(Done(tag=4))) == Done(tag=4)
+
+
+def test_a_large_snapshot_that_is_damaged_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    _in_pieces(monkeypatch)
+    told = msgspec.msgpack.decode(wire.encode(SNAPSHOT))
+    missing = {key: value for key, value in told.items() if key != "blocks"}
+    for wrong in (missing, told | {"blocks": 1}, told | {"blocks": {"state": 7}}, told | {"blocks": {"state": b""}}):
+        with pytest.raises(ProtocolError):
+            wire.decode_reply(msgspec.msgpack.encode(wrong))
+    whole = wire.encode(SNAPSHOT)
+    for end in range(1, len(whole), 7):
+        with pytest.raises(ProtocolError):
+            wire.decode_reply(whole[:end])
 
 
 def test_what_is_too_large_is_not_even_looked_at() -> None:

@@ -60,10 +60,12 @@ def busy_blocks(frames: list[Frame], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("interval_ns", [1_000_000_000, LONG_NS])
-def test_every_moment_of_a_life_is_the_mirrors(record: Callable[..., Any], interval_ns: int) -> None:
+def test_every_moment_of_a_life_is_the_mirrors(
+    record: Callable[..., Any], interval_ns: int, storm: Callable[[int, int], int]
+) -> None:
     recorded = record(500, keyframe_interval_ns=interval_ns)
     recording = Recording.open(recorded.path)
-    blocks = busy_blocks(recorded.frames, 16)
+    blocks = busy_blocks(recorded.frames, storm(8, 16))
     expected = truth(recording, blocks)
     for place, block in enumerate(blocks):
         whole = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcap.reader import make_reader
 from mcap.writer import CompressionType, Writer
+from tests.conftest import STORMS
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import BlockRows, Ledger
@@ -35,8 +36,16 @@ from kvscope_telemetry.messages.telemetry import (
 from kvscope_telemetry.messages.validity import check_frame
 from kvscope_telemetry.messages.wire import decode_telemetry, encode
 from kvscope_telemetry.recordings.bundles import placed_parents
-from kvscope_telemetry.recordings.bundles.bundle import _NEWER, bundled_frame, pack_bundle, unpack_bundle
+from kvscope_telemetry.recordings.bundles.bundle import (
+    _NEWER,
+    TimedFrame,
+    bundled_frame,
+    pack_bundle,
+    span_of_bundle,
+    unpack_bundle,
+)
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
+from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList, no_lists
 from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap, packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, with_parents, without_parents
 from kvscope_telemetry.recordings.keyframes import snapshot_of
@@ -93,7 +102,9 @@ def request_rows(draw: st.DrawFn) -> RequestRows:
     ]
     table = draw(st.lists(FEW_IDS, max_size=6)) if count else []
     counts = [len(table), *[0] * (count - 1)] if count else []
-    return RequestRows(*columns, packed(counts, "<u4"), packed(table, "<u4"))
+    drafts = [packed(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), "<u4") for _ in range(2)]
+    told = (column if any(column) else b"" for column in drafts)
+    return RequestRows(*columns, packed(counts, "<u4"), packed(table, "<u4"), *told)
 
 
 IDS = st.lists(FEW_IDS, max_size=4).map(lambda ids: packed(ids, "<u4"))
@@ -135,6 +146,16 @@ FRAMES_OF = st.builds(
 )
 
 
+def lists_of(told: HashList) -> HashesOf:
+    """What a reader has of it."""
+    return lambda name, count: told.hashes[:count] if name == told.name else no_lists(name, count)
+
+
+def packed_and_back(timed: list[TimedFrame]) -> list[TimedFrame]:
+    told = HashList()
+    return unpack_bundle(pack_bundle(timed, told), lists_of(told))
+
+
 def is_sound(frame: Frame) -> bool:
     try:
         check_frame(frame)
@@ -143,14 +164,14 @@ def is_sound(frame: Frame) -> bool:
     return True
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120 if STORMS else 50, deadline=None)
 @given(frames=st.lists(FRAMES_OF.filter(is_sound), min_size=1, max_size=6), late=st.lists(st.integers(0, 9)))
 def test_every_byte_comes_back(frames: list[Frame], late: list[int]) -> None:
     data = [encode(frame) for frame in frames]
     found = [bundled_frame(each) for each in data]
     timed = [(sum(late[:place]), frame) for place, frame in enumerate(found) if frame is not None]
     assert len(timed) == len(frames)
-    unpacked = unpack_bundle(pack_bundle(timed))
+    unpacked = packed_and_back(timed)
     assert unpacked == timed
     assert [encode(frame) for _, frame in unpacked] == data
 
@@ -159,9 +180,10 @@ def test_a_bundle_of_before_work_was_told_opens() -> None:
     engine = SyntheticEngine(num_blocks=30, num_running=2)
     timed = [(at_ns, engine.advance()) for at_ns in range(3)]
     older = [(at_ns, msgspec.structs.replace(frame, work=Frame.__struct_defaults__[-1])) for at_ns, frame in timed]
-    bundle = msgspec.msgpack.decode(pack_bundle(older))
+    told = HashList()
+    bundle = msgspec.msgpack.decode(pack_bundle(older, told))
     bundle["columns"] = {name: data for name, data in bundle["columns"].items() if name not in _NEWER}
-    assert unpack_bundle(msgspec.msgpack.encode(bundle)) == older
+    assert unpack_bundle(msgspec.msgpack.encode(bundle), lists_of(told)) == older
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 40])
@@ -170,9 +192,10 @@ def test_an_engines_frames_take_a_fraction(num_host_blocks: int) -> None:
     timed = [(at_ns, engine.advance()) for at_ns in range(300)]
     data = [encode(frame) for _, frame in timed]
     assert all(bundled_frame(each) for each in data)
-    bundle = pack_bundle(timed)
-    assert [encode(frame) for _, frame in unpack_bundle(bundle)] == data
-    assert len(bundle) < sum(map(len, data)) / 4
+    told = HashList()
+    bundle = pack_bundle(timed, told)
+    assert [encode(frame) for _, frame in unpack_bundle(bundle, lists_of(told))] == data
+    assert len(bundle) + 8 * len(told) < sum(map(len, data)) / 4
 
 
 def test_what_a_bundle_could_not_give_back_stays_as_it_came() -> None:
@@ -217,11 +240,11 @@ HASHED = BlockRows(
 def test_frames_that_contradict_themselves_stay_as_they_came(change: dict[str, Any]) -> None:
     """Whoever recorded them."""
     frames = [Frame(epoch=1, seq=seq, step=seq, time_ns=seq, blocks=HASHED) for seq in range(1, 7)]
-    assert len(with_bundles([(FRAMES, seq, encode(frame)) for seq, frame in enumerate(frames)])) == 2
+    assert len(with_bundles([(FRAMES, seq, encode(frame)) for seq, frame in enumerate(frames)], HashList())) == 2
     frames[3] = msgspec.structs.replace(frames[3], **change)
     entries = [(FRAMES, seq, encode(frame)) for seq, frame in enumerate(frames)]
-    assert with_bundles(entries) == entries
-    assert with_bundles(entries, frames) == entries
+    assert with_bundles(entries, HashList()) == entries
+    assert with_bundles(entries, HashList(), frames) == entries
 
 
 def in_order(written: list[Entry]) -> list[Entry]:
@@ -231,7 +254,7 @@ def in_order(written: list[Entry]) -> list[Entry]:
         if channel != BUNDLES:
             found.append((channel, at_ns, data))
         elif num_frames_at_end(data) is None:
-            found += [(FRAMES, frame_ns, encode(frame)) for frame_ns, frame in unpack_bundle(data)]
+            found += [(FRAMES, frame_ns, encode(frame)) for frame_ns, frame in unpack_bundle(data, no_lists)]
     return sorted(found, key=lambda entry: entry[1]) if any(each[0] == BUNDLES for each in written) else found
 
 
@@ -247,42 +270,48 @@ def test_messages_keep_their_order(told: list[tuple[str, int]]) -> None:
         newer = msgspec.msgpack.encode(msgspec.msgpack.decode(frame) | {"later": 1})
         channel = OTHERS if kind == "o" else FRAMES
         entries.append((channel, at_ns, newer if kind == "u" else b"%d" % seq if kind == "o" else frame))
-    written = with_bundles(entries)
+    written = with_bundles(entries, HashList())
     assert in_order(written) == entries
     for (channel, begin_ns, head), (_, end_ns, _) in pairwise(written):
         if channel == BUNDLES and num_frames_at_end(head) is None:
-            times = [frame_ns for frame_ns, _ in unpack_bundle(head)]
+            times = [frame_ns for frame_ns, _ in unpack_bundle(head, no_lists)]
+            assert span_of_bundle(head) == (len(times), end_ns)
             assert (times[0], times[-1]) == (begin_ns, end_ns)
 
 
 def test_damage_is_refused_and_nothing_worse() -> None:
     engine = SyntheticEngine(num_blocks=100, num_running=4)
-    good = pack_bundle([(at_ns, engine.advance()) for at_ns in range(30)])
+    told = HashList()
+    good = pack_bundle([(at_ns, engine.advance()) for at_ns in range(30)], told)
+    lists = lists_of(told)
     choose = random.Random(2)
     for _ in range(400):
         bad = bytearray(good)
         for _ in range(choose.choice((1, 1, 4))):
             bad[choose.randrange(len(bad))] = choose.randrange(256)
         with contextlib.suppress(ProtocolError):
-            unpack_bundle(bytes(bad[: choose.choice((len(bad), choose.randrange(len(bad))))]))
+            unpack_bundle(bytes(bad[: choose.choice((len(bad), choose.randrange(len(bad))))]), lists)
     columns = msgspec.msgpack.decode(good)
-    for name in columns["columns"].keys() - _NEWER.keys():
+    of_few = [name for name in columns["columns"] if name.startswith(("events.", "new_requests."))]  # absent: defaults
+    of_few.append("requests.block_size")  # absent: of an earlier version
+    assert len(of_few) > 1
+    for name in columns["columns"].keys() - _NEWER.keys() - set(of_few):
         less = columns | {"columns": {other: data for other, data in columns["columns"].items() if other != name}}
         with pytest.raises(ProtocolError):
-            unpack_bundle(msgspec.msgpack.encode(less))
+            unpack_bundle(msgspec.msgpack.encode(less), lists)
     for count in (0, -1, 1 << 40):
         with pytest.raises(ProtocolError):
-            unpack_bundle(msgspec.msgpack.encode(columns | {"num_frames": count}))
+            unpack_bundle(msgspec.msgpack.encode(columns | {"num_frames": count}), lists)
 
 
 def test_rows_that_take_no_bytes_are_bounded() -> None:
     """A column of zeros takes a byte however long it is."""
-    good = msgspec.msgpack.decode(pack_bundle([(1, Frame(epoch=1, seq=1, step=1, time_ns=1))]))
+    good = msgspec.msgpack.decode(pack_bundle([(1, Frame(epoch=1, seq=1, step=1, time_ns=1))], HashList()))
     many = b"\x05" + (1 << 37).to_bytes(5, "little")
     for name in ("rows", "requests.rows", "batch.ran_rows", "moves.saved_rows", "inter_token_ns_rows"):
         claimed = good | {"columns": good["columns"] | {name: many}}
         with pytest.raises(ProtocolError, match="more rows than are accepted"):
-            unpack_bundle(msgspec.msgpack.encode(claimed))
+            unpack_bundle(msgspec.msgpack.encode(claimed), no_lists)
 
 
 def test_a_file_that_another_tool_wrote_anew(record: Callable[..., Any], tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Hell
 from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
+from kvscope_telemetry.recordings.bundles.hash_lists import HashLists
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.recordings.layout import BUNDLES, KEYFRAMES, TOPICS
+from kvscope_telemetry.recordings.layout import BUNDLES, HASHES, KEYFRAMES, TOPICS
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
@@ -87,9 +88,10 @@ def test_other_tools_read_it(record: Callable[..., Any]) -> None:
         reader = mcap.reader.make_reader(file, validate_crcs=True)
         assert reader.get_header().profile == "kvscope"
         found = list(reader.iter_messages(topics=[TOPICS[BUNDLES]]))
+        parts = [message.data for _, _, message in reader.iter_messages(topics=[TOPICS[HASHES]])]
     assert {schema.name for schema, _, _ in found} == {"kvscope.Bundle"}
     bundles = [message.data for _, _, message in found if num_frames_at_end(message.data) is None]
-    frames = [frame for data in bundles for _, frame in unpack_bundle(data)]
+    frames = [frame for data in bundles for _, frame in unpack_bundle(data, HashLists(lambda _: parts).hashes)]
     assert [encode(frame) for frame in frames] == [encode(frame) for frame in recorded.frames]
 
 

@@ -19,6 +19,7 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.bookmark import new_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import RecordedText
+from kvscope_telemetry.timeline import distant_ring
 from kvscope_telemetry.timeline.distant_ring import DistantRing
 from kvscope_telemetry.timeline.ring_folder import RingFolder, is_held, segments_in
 from kvscope_telemetry.timeline.ring_packets import Kind, PacketReader, Told, decode_told, encoded, packet
@@ -179,6 +180,7 @@ def test_closed_at_once_it_leaves_nothing(tmp_path: Path) -> None:
 SESSION = """
 import os, signal, sys, time
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
+from kvscope_telemetry.timeline import distant_ring
 from kvscope_telemetry.timeline.distant_ring import DistantRing
 ring = DistantRing(sys.argv[1])
 engine = SyntheticEngine(num_blocks=300)
@@ -203,6 +205,21 @@ def test_what_was_given_outlives_who_gave_it(tmp_path: Path) -> None:
     assert segments_in(tmp_path / "ring")
     seqs = [frame.seq for frame in Tape.open(tmp_path / "ring", None).frames()]
     assert seqs == list(range(1, len(seqs) + 1))
+
+
+@pytest.mark.parametrize("most", [1, 7, 1 << 20])
+def test_all_parts_are_written_whatever_the_system_takes_at_a_time(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    got = bytearray()
+
+    def writev(_: int, parts: list[bytes]) -> int:
+        taken = b"".join(parts)[:most]
+        got.extend(taken)
+        return len(taken)
+
+    monkeypatch.setattr(os, "writev", writev)
+    parts = [bytes([number % 251]) * (number % 5) for number in range(2000)]
+    distant_ring._write_all(1, parts)
+    assert bytes(got) == b"".join(parts)
 
 
 def test_packets_are_found_however_they_were_cut() -> None:

@@ -2,11 +2,12 @@
 
 Named looks, given with `widget.setProperty("look", name)`: `muted`, `accent`, `warning`, `heading` and `key` for a
 QLabel, `card`, `current` (a card that is marked), `tip`, `banner`, `held`, `notice`, `offer`, `drop` and `playback`
-for a QFrame, `primary` and `danger` for a QPushButton.
+for a QFrame, `primary` and `danger` for a QPushButton, `roomy` for a QTableView whose words follow numbers.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from string import Template
 from typing import Final
@@ -14,7 +15,7 @@ from typing import Final
 from kvscope_app.look.icons import check_path, chevron_path
 from kvscope_app.look.theme import Theme, mix
 
-_LENGTH: Final = re.compile(r"\b(\d+)px\b")
+_LENGTH: Final = re.compile(r"(radius: )?\b(\d+)px\b")
 _THIN: Final = 3
 """Shorter lengths are those of lines."""
 _SHEET: Final = Template("""
@@ -105,6 +106,7 @@ QHeaderView::section { background: $panel; color: $muted; border: none; border-b
 QHeaderView::section:hover { color: $text; }
 QAbstractItemView { background: $base; border: none; outline: 0; alternate-background-color: $panel; }
 QTableView { gridline-color: $grid; selection-background-color: $selected; selection-color: $text; }
+QTableView[look="roomy"]::item { padding: 0 5px; }
 QListView::item, QTreeView::item { padding: 4px 6px; border-radius: 5px; }
 QListView::item:hover { background: $raised; }
 QListView::item:selected { background: $accent; color: $accent_text; }
@@ -201,8 +203,11 @@ def stylesheet(theme: Theme, zoom_percent: int = 100) -> str:
         chevron_left=chevron_path(theme.is_dark, "left"),
         chevron_right=chevron_path(theme.is_dark, "right"),
     )
-    return sheet if zoom_percent == 100 else _LENGTH.sub(lambda found: _at_zoom(int(found[1]), zoom_percent), sheet)
+    return sheet if zoom_percent == 100 else _LENGTH.sub(lambda found: _at_zoom(found, zoom_percent), sheet)
 
 
-def _at_zoom(length: int, zoom_percent: int) -> str:
-    return f"{length if length < _THIN else round(length * zoom_percent / 100)}px"
+def _at_zoom(found: re.Match[str], zoom_percent: int) -> str:
+    """A radius of more than half of its side would be none to Qt, and a circle a square."""
+    what, length = found[1] or "", int(found[2])
+    fit = math.floor if what else round
+    return f"{what}{length if length < _THIN else fit(length * zoom_percent / 100)}px"

@@ -47,13 +47,16 @@ def join_near(x: FloatArray, y: FloatArray, max_gap: float) -> tuple[FloatArray,
 
 
 def close_areas(
-    x: FloatArray, y: FloatArray, joined: npt.NDArray[np.bool_]
+    x: FloatArray, y: FloatArray, joined: npt.NDArray[np.bool_], floor: float = 0.0
 ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """The same curve, down to zero on both sides of each gap: what is filled below it ends there as well."""
+    """The same curve, down to `floor` on both sides of each gap: what is filled below it ends there as well.
+
+    A floor below what is seen keeps out of sight what joins the two sides: nothing is known to be zero there.
+    """
     before = np.flatnonzero(~joined[:-1])
     at = np.repeat(before + 1, 2)
     edges = np.stack((x[before], x[before + 1]), axis=1).ravel()
-    closed = np.insert(x, at, edges), np.insert(y, at, 0.0)
+    closed = np.insert(x, at, edges), np.insert(y, at, floor)
     return *closed, np.arange(x.size + at.size) < x.size + at.size - 1
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyqtgraph as pg  # type: ignore[import-untyped]
-from PySide6.QtCore import QPointF, QSize, Qt, Signal
+from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme, mix
+from kvscope_app.look.zoom import scaled
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import Legend, LegendEntry
 from kvscope_app.views.chart.curve_item import CurveItem
@@ -30,6 +31,8 @@ _KEY_SHARE = 0.1
 """Of the time shown, an arrow key moves; with Shift less."""
 _KEY_READ = 0.01
 _KEY_ZOOM = 0.5
+_OUT_OF_SIGHT = 0.1
+"""Of the height of the plot, below its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class ChartPanel(QWidget):
     """The person moved or zoomed the time shown."""
     end_wanted = Signal(bool)
     """To the start of the time, or to its end where it is true."""
+    _is_built = False
 
     def __init__(
         self,
@@ -84,6 +88,7 @@ class ChartPanel(QWidget):
         self._fixed_top = top
         self._join_gap_s = join_gap_s
         self._top = 0.0
+        self._has_time_labels = True
         self.legend = Legend(title, [LegendEntry(c.name, c.label, c.dashed) for c in self.curves])
         self._time_axis = time_axis or TimeAxis()
         axes = {"left": ValueAxis(axis_text), "bottom": self._time_axis}
@@ -104,6 +109,7 @@ class ChartPanel(QWidget):
         layout.setSpacing(2)
         layout.addWidget(self.legend)
         layout.addWidget(self.plot, 1)
+        self._is_built = True
 
     def sizeHint(self) -> QSize:
         return QSize(320, 150)
@@ -128,8 +134,19 @@ class ChartPanel(QWidget):
     def show_time_labels(self, shown: bool) -> None:
         """Name the times below this plot."""
         self._time_axis.show_labels(shown)
-        bottom = 0 if shown else TEXT_MARGIN
-        self.plot.getPlotItem().layout.setContentsMargins(0, TEXT_MARGIN, 0, bottom)
+        self._has_time_labels = shown
+        self._leave_room()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Larger text takes more room."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange and self._is_built:
+            self._leave_room()
+
+    def _leave_room(self) -> None:
+        margin = scaled(TEXT_MARGIN)
+        self.plot.setMinimumHeight(scaled(PLOT_MIN_HEIGHT))
+        self.plot.getPlotItem().layout.setContentsMargins(0, margin, 0, 0 if self._has_time_labels else margin)
 
     def show_curve(self, name: str, x: FloatArray, y: FloatArray, phase: int) -> float:
         """Draw a curve, shape (n,), NaN where unknown; `phase` as in `decimate`. Returns its maximum."""
@@ -140,7 +157,8 @@ class ChartPanel(QWidget):
         self._dots[name].setData(x[alone], y[alone])
         highest = float(y.max()) if y.size else 0.0
         if self._filled[name]:
-            x, y, joined = close_areas(x, y, joined)
+            below = -_OUT_OF_SIGHT * max(highest, self._fixed_top or self._top, 1.0)
+            x, y, joined = close_areas(x, y, joined, below)
         connect = "all" if joined[:-1].all() else joined.astype(np.uint8)
         self._items[name].setData(x, y, connect=connect, skipFiniteCheck=True)
         return highest
@@ -210,11 +228,10 @@ class ChartPanel(QWidget):
         plot = self.plot
         plot.hideButtons()
         plot.setMouseEnabled(x=True, y=False)
-        plot.setMinimumHeight(PLOT_MIN_HEIGHT)
         plot.setFrameShape(pg.QtWidgets.QFrame.Shape.NoFrame)
         plot.getViewBox().setDefaultPadding(0.0)
         plot.disableAutoRange()
-        plot.getPlotItem().layout.setContentsMargins(0, TEXT_MARGIN, 0, 0)
+        self._leave_room()
         plot.setYRange(0, self._fixed_top or 1.0, padding=0)
         plot.addItem(self.gap_bands, ignoreBounds=True)
         plot.addItem(self._marks, ignoreBounds=True)
@@ -246,7 +263,7 @@ class ChartPanel(QWidget):
         self.range_dragged.emit(float(first), float(last))
 
     def _on_key(self, key: Qt.Key, shift: bool) -> None:
-        """Arrows move the time, with Shift the moment that is read; + and − zoom around it."""
+        """Arrows move the time, with Shift the moment that is read, Enter goes there; + and − zoom around it."""
         (first, last), _ = self.plot.viewRange()
         length = last - first
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
@@ -258,6 +275,9 @@ class ChartPanel(QWidget):
                 self.range_dragged.emit(first + by, last + by)
         elif key in (Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_F):
             self.end_wanted.emit(key != Qt.Key.Key_Home)
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
+            if self._cursor.isVisible():
+                self.chosen.emit(float(self._cursor.value()))
         else:
             share = 1 / _KEY_ZOOM if key == Qt.Key.Key_Minus else _KEY_ZOOM
             middle = float(self._cursor.value()) if self._cursor.isVisible() else (first + last) / 2

@@ -16,6 +16,7 @@ KEYS: Final = frozenset(
     (
         *(Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Home, Qt.Key.Key_End),
         *(Qt.Key.Key_Plus, Qt.Key.Key_Equal, Qt.Key.Key_Minus, Qt.Key.Key_F),
+        *(Qt.Key.Key_Return, Qt.Key.Key_Enter),
     )
 )
 

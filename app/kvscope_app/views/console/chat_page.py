@@ -106,6 +106,7 @@ class ChatPage(QWidget):
             is_stopping=answer is not None and answer.phase is Phase.STOPPING,
             blocked=self._blocked(),
         )
+        self.starters.offer(self.session.takes_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
         self.context.show_fill(stats.context_tokens if stats else 0, hello.model.max_model_len if hello else 0)
 

@@ -25,12 +25,17 @@ class Starters(QWidget):
         column.setContentsMargins(12, 24, 12, 24)
         column.setSpacing(8)
         column.addStretch(1)
-        hint = label("Ask the model something and watch the cache answer.", "muted", wraps=True)
+        self._hint = hint = label("Ask the model something and watch the cache answer.", "muted", wraps=True)
         hint.setAlignment(Qt.AlignmentFlag.AlignCenter)
         column.addWidget(hint)
         for prompt in short_prompts(sample_prompts())[:NUM_STARTERS]:
             column.addWidget(self._button(prompt))
         column.addStretch(2)
+
+    def offer(self, can_be_sent: bool) -> None:
+        """Where nobody takes prompts, none is proposed."""
+        for part in (self._hint, *self.findChildren(StarterButton)):
+            part.setVisible(can_be_sent)
 
     def _button(self, prompt: str) -> QPushButton:
         button = StarterButton(prompt)

@@ -1,7 +1,6 @@
 """How an event is painted where a table is too narrow for columns: its head in one line, below it the reason, wrapped.
 
-All cards have one height, so that a table of thousands need not measure each; the rest of a long reason is left to
-the tooltip.
+A card is as high as its reason takes, up to a number of lines; the rest of a longer one is left to the tooltip.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from PySide6.QtCore import QModelIndex, QObject, QPersistentModelIndex, QPointF, QRect, Qt
-from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPalette, QTextLayout, QTextOption
+from PySide6.QtGui import QColor, QFont, QFontMetrics, QPainter, QPalette, QTextLayout, QTextOption
 from PySide6.QtWidgets import QStyle, QStyledItemDelegate, QStyleOptionViewItem
 
 from kvscope_app.views.events.event_entries import EventEntries, why_text
@@ -29,9 +28,16 @@ class EventCard(QStyledItemDelegate):
         self._events = model
 
     @staticmethod
-    def height(line: int, width: int) -> int:
+    def greatest_height(line: int, width: int) -> int:
         """Of a card that is `width` wide, for a font whose lines are `line` pixels high."""
-        return (1 + _num_lines(width)) * line + 2 * _PADDING
+        return (1 + _most_lines(width)) * line + 2 * _PADDING
+
+    def height(self, row: int, font: QFont, width: int) -> int:
+        """Of the card of a row, `width` wide."""
+        entry = self._events.entry_at(row)
+        text = "" if entry is None else why_text(entry.event)
+        num_lines = len(_lines(text, font, width - 2 * _MARGIN, _most_lines(width)))
+        return (1 + num_lines) * QFontMetrics(font).height() + 2 * _PADDING
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
@@ -61,7 +67,7 @@ class EventCard(QStyledItemDelegate):
         painter.restore()
 
 
-def _num_lines(width: int) -> int:
+def _most_lines(width: int) -> int:
     """Of the reason: what is usual fits."""
     return next((lines for below, lines in _LINES_BELOW_WIDTH if width < below), _FEWEST_LINES)
 
@@ -73,23 +79,25 @@ def _word(painter: QPainter, box: QRect, text: str, color: QColor) -> int:
     return box.left() + painter.fontMetrics().horizontalAdvance(text) + _GAP
 
 
+def _lines(text: str, font: QFont, width: int, most: int) -> list[str]:
+    """`text` in lines that are `width` wide, at most so many: the last has all the rest."""
+    layout = QTextLayout(text, font)
+    layout.setTextOption(QTextOption(Qt.AlignmentFlag.AlignLeft))
+    layout.beginLayout()
+    begins: list[int] = []
+    while len(begins) < most and (line := layout.createLine()).isValid():
+        line.setLineWidth(max(width, 1))
+        begins.append(line.textStart())
+    layout.endLayout()
+    return [text[begin:end].strip() for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
+
+
 def _reason(painter: QPainter, box: QRect, text: str) -> None:
     """As many lines as there is room for, the last with an ellipsis where more would follow."""
     metrics = painter.fontMetrics()
-    layout = QTextLayout(text, painter.font())
-    layout.setTextOption(QTextOption(Qt.AlignmentFlag.AlignLeft))
-    layout.beginLayout()
-    num_lines = max(1, box.height() // metrics.height())
-    for number in range(num_lines):
-        line = layout.createLine()
-        if not line.isValid():
-            break
-        line.setLineWidth(box.width())
-        begin, top = line.textStart(), box.top() + number * metrics.height()
-        is_last = number == num_lines - 1
-        words = text[begin:] if is_last else text[begin : begin + line.textLength()]
+    lines = _lines(text, painter.font(), box.width(), max(1, box.height() // metrics.height()))
+    for number, words in enumerate(lines):
         painter.drawText(
-            QPointF(box.left(), top + metrics.ascent()),
-            metrics.elidedText(words.strip(), Qt.TextElideMode.ElideRight, box.width()),
+            QPointF(box.left(), box.top() + number * metrics.height() + metrics.ascent()),
+            metrics.elidedText(words, Qt.TextElideMode.ElideRight, box.width()),
         )
-    layout.endLayout()

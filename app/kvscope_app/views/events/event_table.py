@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QModelIndex, Signal
+from PySide6.QtCore import QEvent, QModelIndex, Signal
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView
 
@@ -24,6 +24,7 @@ class EventTable(QTableView):
 
     entry_chosen = Signal(object)
     """The event itself."""
+    _is_built = False
 
     def __init__(self, model: EventEntries, name: str) -> None:
         super().__init__()
@@ -44,8 +45,12 @@ class EventTable(QTableView):
         self._events = model
         self._card = EventCard(model, self)
         self._row_height = 0
+        self._has_cards = False
         self._cursor_row = 0
         self._fit(self.width())
+        for changed in (model.rowsInserted, model.rowsRemoved, model.modelReset):
+            changed.connect(self._measure)
+        self._is_built = True
         self.activated.connect(self._on_chosen)
         self.clicked.connect(self._on_chosen)
 
@@ -89,17 +94,39 @@ class EventTable(QTableView):
         if entries:
             QGuiApplication.clipboard().setText(to_lines((self._events.wall_ns(e), e.event) for e in entries))
 
+    def changeEvent(self, event: QEvent) -> None:
+        """Larger text makes higher cards."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange and self._is_built:
+            self._fit(self.width())
+            self._measure()
+
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit(self.width())
+        self._measure()
+
+    def scrollContentsBy(self, dx: int, dy: int) -> None:
+        super().scrollContentsBy(dx, dy)
+        self._measure()
+
+    def _measure(self, *_: object) -> None:
+        """Rows that are in sight get the height that they take: of thousands the others need not be measured."""
+        header, bottom = self.verticalHeader(), self.viewport().height()
+        row, width = self.rowAt(0), self.viewport().width()
+        while 0 <= row < self._events.rowCount() and self.rowViewportPosition(row) < bottom:
+            height = self._card.height(row, self.font(), width) if self._has_cards else self._row_height
+            if height != self.rowHeight(row):
+                header.resizeSection(row, height)
+            row += 1
 
     def _fit(self, width: int) -> None:
-        """Columns, or where these leave no room for the reason a card an event. All rows have one height."""
+        """Columns, or where these leave no room for the reason a card an event, each at first as high as it can get."""
         is_narrow, line = width < NARROW, self.fontMetrics().height()
-        height = self._card.height(line, width) if is_narrow else line + 6
+        height = self._card.greatest_height(line, width) if is_narrow else line + 6
         if height == self._row_height:
             return
-        self._row_height = height
+        self._row_height, self._has_cards = height, is_narrow
         for column in range(WHY):
             self.setColumnHidden(column, is_narrow)
         self.horizontalHeader().setVisible(not is_narrow)

@@ -58,6 +58,10 @@ def _columns(mirror: Mirror, history: History, row: int) -> Iterator[Fact]:
     yield Fact(
         "Computed", f"{count(int(requests.num_computed_tokens[row]))} tokens", tip="Tokens whose KV is in blocks"
     )
+    if num_drafts := int(columns.num_draft_tokens[0]):
+        num_right = int(columns.num_accepted_tokens[0])
+        value = f"{count(num_right)} of {count(num_drafts)} tokens right, {percent(num_right / num_drafts)}"
+        yield Fact("Guessed ahead", value, tip="Drafts of its next tokens that one step checked together")
     if priority := int(requests.priority[row]):
         yield Fact("Priority", str(priority))
     if index := int(requests.index[row]):

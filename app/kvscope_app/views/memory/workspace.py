@@ -43,6 +43,9 @@ def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
         ("Set aside for graphs", memory.graphs_bytes, "Captured graphs and what they read and write"),
         ("Staging", memory.staging_bytes, "Buffers through which blocks go to host memory"),
     ]
+    if memory.host_weights_bytes:
+        told = "Copied to the device in each step; two of their layers at once are there, among its weights"
+        rows.append(("Weights on the host", memory.host_weights_bytes, told))
     modules = [(f"  {part.name}", num_bytes(part.num_bytes), "Of the weights") for part in memory.modules]
     weights = [("Weights", num_bytes(memory.weights_bytes), "By what they are of"), *modules] if modules else []
     ranks = [_rank_row(rank) for rank in memory.ranks]

@@ -8,7 +8,7 @@ from typing import Final
 from kvscope_app.look.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.session.texts.session_texts import asked_of
 from kvscope_app.views.places import is_swapped_out, place_of
-from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier, attention_share
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier, attention_share, skipped_share
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked
 
@@ -135,6 +135,8 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     rows.append(("Last used", _age(mirror, block)))
     if (share := attention_share(int(ledger.attention[block]))) is not None:
         rows.append(("Attention", f"{percent(share, _digits(share))} of {_whose(mirror, block, holders)}"))
+    if (skipped := skipped_share(int(ledger.skipped[block]))) is not None:
+        rows.append(("Passed over", f"by {percent(skipped)} of layers and heads that choose" if skipped else "by none"))
     if told.prefix_hits and (prefix_hits := int(ledger.prefix_hits[block])):
         rows.append(("Prefix hits", count(prefix_hits)))
     if block_hash := int(ledger.hash[block]):

@@ -50,7 +50,9 @@ _HALVINGS: Final = 14.0
 """Each doubling of the age is one of so many equal steps in colour."""
 
 UNMEASURED: Final = 3
-COLDEST: Final = 4
+PASSED_OVER: Final = 4
+"""No layer and head that chooses among blocks chose it."""
+COLDEST: Final = 5
 ATTENTION_STEPS: Final = 120
 ATTENTION_HALVINGS: Final = 13
 """Each halving of the share is one of so many equal steps in colour: the coldest gets 0.01 % or less."""
@@ -142,8 +144,11 @@ def _age(ledger: Ledger, rows: Rows, step: int) -> Keys:
 
 
 def _attention(ledger: Ledger, rows: Rows) -> Keys:
-    units = ledger.attention[rows]
+    """By its share of the attention; where that is not measured, by the share of layers and heads that chose it."""
+    units, skipped = ledger.attention[rows], ledger.skipped[rows]
     halvings = -np.log2(np.maximum(attention_shares(units), 2.0**-ATTENTION_HALVINGS))
-    steps = np.rint(ATTENTION_STEPS * (1 - halvings / ATTENTION_HALVINGS))
-    result = np.where(units == 0, np.uint8(UNMEASURED), (COLDEST + steps).astype(np.uint8))
+    levels = np.where(units == 0, 1 - attention_shares(skipped), 1 - halvings / ATTENTION_HALVINGS)
+    result = (COLDEST + np.rint(ATTENTION_STEPS * levels)).astype(np.uint8)
+    result[(units == 0) & (skipped == 0)] = UNMEASURED
+    result[attention_shares(skipped) >= 1.0] = PASSED_OVER
     return _without_content(result, ledger.state[rows])

@@ -14,7 +14,7 @@ from kvscope_app.views.page_map.drawing.flash_glyphs import glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import FlashKind
 from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.legend_ink import LegendInk, Placed
-from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, SCALES, Shown, Swatch, swatches
+from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, Shown, Swatch, scale, swatches
 
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
@@ -65,8 +65,8 @@ class Legend(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        if self._mode in SCALES:
-            self._ink.draw_scale(painter, self._theme, SCALES[self._mode])
+        if (shades := scale(self._mode, self._shown)) is not None:
+            self._ink.draw_scale(painter, self._theme, shades)
         fitting = self.fitting
         for placed in fitting:
             self._draw_swatch(painter, placed)
@@ -118,7 +118,8 @@ class Legend(QWidget):
     @property
     def _begin(self) -> int:
         """Where the swatches begin: after the scale."""
-        return self._ink.scale_width(SCALES[self._mode]) if self._mode in SCALES else 0
+        shades = scale(self._mode, self._shown)
+        return self._ink.scale_width(shades) if shades is not None else 0
 
     def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:
         swatch, *_ = placed
@@ -137,8 +138,8 @@ class Legend(QWidget):
     def _describe(self) -> None:
         told = swatches(self._mode, self._theme, self._shown)
         words = [f"flash: {s.word}" if s.flash is not None else s.word for s in told]
-        if self._mode in SCALES:
-            words = [f"from {SCALES[self._mode][1]} to {SCALES[self._mode][2]}", *words]
+        if (shades := scale(self._mode, self._shown)) is not None:
+            words = [f"from {shades[1]} to {shades[2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
         plain = _OWNERS_WORD if self._mode is ColorMode.OWNER else ""
         self.setToolTip(plain if self._shown.is_plain and not self.more_words else _explained(told))

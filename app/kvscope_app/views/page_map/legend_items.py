@@ -15,6 +15,7 @@ from kvscope_app.views.page_map.drawing.ink import (
     fill_stops,
     hollow,
     lower_cached,
+    passed_over,
     sharing_stops,
     unmeasured,
 )
@@ -32,6 +33,8 @@ SCALES: Final[dict[ColorMode, Scale]] = {
     ColorMode.AGE: (age_stops, "long unused", "used now"),
     ColorMode.ATTENTION: (attention_stops, "0.01 %", "all attention"),
 }
+_CHOSEN: Final[Scale] = (attention_stops, "chosen by few heads", "by all")
+"""Of attention that is not measured, where decodes choose among blocks."""
 
 
 class Swatch(NamedTuple):
@@ -56,6 +59,10 @@ class Shown:
     """Blocks are in a state of a later version."""
     prefixes_alone: bool = False
     """Who holds a block is not told: it is seen while its prefix is kept."""
+    choices: bool = False
+    """Decodes choose among blocks."""
+    attention: bool = True
+    """Attention is measured."""
 
     @property
     def is_plain(self) -> bool:
@@ -85,8 +92,16 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> Shown:
     kinds = tuple(kind for kind in MOVES if kind in flashes)
     reserved = mirror.hello.cache.allocator in RESERVING
     unknown = any(mirror.count(BlockState.UNKNOWN, tier) for tier in Tier)
-    alone = not mirror.capabilities.free_rows
-    return Shown(frozenset(tiers), mirror.count(BlockState.UNMAPPED) > 0, reserved, kinds, unknown, alone)
+    told, unmapped = mirror.capabilities, mirror.count(BlockState.UNMAPPED) > 0
+    how = (told.sparse_decode, told.attention)
+    return Shown(frozenset(tiers), unmapped, reserved, kinds, unknown, not told.free_rows, *how)
+
+
+def scale(mode: ColorMode, shown: Shown) -> Scale | None:
+    """That of a mode whose colours are shades."""
+    if mode is ColorMode.ATTENTION and shown.choices and not shown.attention:
+        return _CHOSEN
+    return SCALES.get(mode)
 
 
 def swatches(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
@@ -98,7 +113,8 @@ def _states(mode: ColorMode, theme: Theme, shown: Shown) -> list[Swatch]:
     if mode is ColorMode.SHARING:
         return [Swatch(mix(theme.block_cached, theme.block_free, 0.62), "cached, held by none")]
     if mode is ColorMode.ATTENTION:
-        return [Swatch(unmeasured(theme), "not measured")]
+        nobody = [Swatch(passed_over(theme), "passed over by all")] if shown.choices else []
+        return [*nobody, Swatch(unmeasured(theme), "not measured")]
     if mode is not ColorMode.STATE:
         return []
     unknown = [Swatch(theme.muted, "unknown")] if shown.unknown else []

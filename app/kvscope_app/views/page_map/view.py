@@ -22,6 +22,7 @@ from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
 from kvscope_app.views.page_map.color_modes import ColorMode
+from kvscope_app.views.page_map.drawing.cells import distinct
 from kvscope_app.views.page_map.drawing.headings import headings
 from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.legend import Legend
@@ -42,7 +43,7 @@ _MODE_TIPS: Final = (
     "How many of its slots hold a token",
     "How many requests hold it",
     "How long ago it was used",
-    "Which share of its request's attention fell on it when that was measured last",
+    "Which share of its request's attention fell on it, or which decodes passed it over, when that was measured last",
 )
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Show all blocks"}
 """By the names of the actions that do the same."""
@@ -145,7 +146,7 @@ class PageMapView(View):
         if mirror is not self._mirror or cells is None or cells.ledger is not mirror.ledger:
             self._show_mirror(mirror, mirror.hello.cache)
         elif self._pending:
-            ids = np.unique(np.concatenate(self._pending))
+            ids = distinct(np.concatenate(self._pending))
             self._pending.clear()
             self.canvas.show_span(self.scene.change(ids, mirror.step, self.canvas.clock()))
             self._flash_moves()

@@ -52,6 +52,7 @@ MAX_SEARCHED: Final = 8192
 """Blocks whose texts are asked for when words are looked for."""
 _ORDERS: Final = {"ascending": Qt.SortOrder.AscendingOrder, "descending": Qt.SortOrder.DescendingOrder}
 NOTHING_YET: Final = "No cached prefixes yet.\nWhen a block is full, its text is kept for prompts that begin the same."
+NO_POOL: Final = "This address tells of devices alone, and there is no prefix cache."
 NO_CACHE: Final = "This engine keeps no prefixes: it was started without its prefix cache."
 NO_PARENTS: Final = (
     "There is no tree to show.\nThis was told by an older engine, whose blocks do not say which block was before them."
@@ -309,6 +310,8 @@ def _why_none(mirror: Mirror) -> str:
     """Why there can be no tree, "" where there can."""
     if mirror.hello is None:
         return NOTHING_YET
+    if not mirror.capabilities.blocks:
+        return NO_POOL
     if not mirror.hello.cache.prefix_caching:
         return NO_CACHE
     return "" if mirror.hello.cache.has_parents else NO_PARENTS

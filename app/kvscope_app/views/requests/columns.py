@@ -50,6 +50,9 @@ class RequestColumns:
     max_tokens: IntArray
     num_blocks: IntArray
     num_preemptions: IntArray
+    num_draft_tokens: IntArray
+    """Guessed ahead and checked, and those of them that were right."""
+    num_accepted_tokens: IntArray
     tokens_per_s: FloatArray
     """Output tokens after the first, over the time they took; NaN before there are two."""
     ttft_s: FloatArray
@@ -73,7 +76,7 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
     arrival, finished = requests.arrival_ns[part], requests.finished_ns[part]
     end = np.where(finished >= 0, finished, np.maximum(mirror.time_ns, arrival))
     counted = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
-    others = ("state", "max_tokens", "num_blocks", "num_preemptions")
+    others = ("state", "max_tokens", "num_blocks", "num_preemptions", "num_draft_tokens", "num_accepted_tokens")
     return RequestColumns(
         request_ids=requests.request_ids[part],
         number=number,

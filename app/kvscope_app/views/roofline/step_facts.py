@@ -19,6 +19,8 @@ def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
         return
     if work.graph_size:
         told = f"a CUDA graph of {plural(work.graph_size, 'request')}"
+    elif work.graph_tokens:
+        told = f"CUDA graphs of {plural(work.graph_tokens, 'token')}, attention kernel by kernel"
     else:
         told = "kernel by kernel" if device.kind == "cuda" else "eagerly"
     yield Fact("As", told, tip="A CUDA graph is launched at once; without one the host launches each kernel")
@@ -47,6 +49,10 @@ def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact
     for name, (size, tip) in parts.items():
         if size:
             yield Fact(name, f"{num_bytes(size)}, {percent(size / total, 0)}", tip=tip)
+    if work.streamed_bytes:
+        rate = f", {bytes_text(work.streamed_bytes * 1e9 / forward_ns, 0)}" if forward_ns else ""
+        tip = "Weights that stay in host memory (--cpu-offload-gb) and are copied to the device for this step"
+        yield Fact("Streamed", f"{num_bytes(work.streamed_bytes)}{rate}", tip=tip)
     attention = percent(work.attention_flops / work.flops, 0)
     yield Fact("Computed", f"{with_prefix(work.flops, 'FLOP')}, attention {attention}")
     yield Fact("Intensity", f"{work.flops / total:.3g} FLOP a byte")

@@ -33,6 +33,9 @@ NO_ENGINE: Final = "No engine has reported yet.\nEach step becomes a point here.
 NO_STEPS: Final = "No step ran in this time.\nSend a prompt, or go to when the engine was busy."
 NOT_KEPT: Final = "The past of this session is not kept, and steps are read from it."
 RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
+NO_STEPS_HERE: Final = (
+    "This address tells of devices alone.\nNo steps run here, so that none can be held against what the device can do."
+)
 _HELP: Final = "A click on a point goes to its step"
 
 
@@ -74,9 +77,12 @@ class RooflineView(View):
 
     def refresh(self) -> None:
         self._settle()
-        whole = self.session.timeline_range_ns
-        if self.session.mirror.hello is None or whole is None:
-            has_none = self.session.mirror.hello is None or self.session.kept is not None
+        whole, hello = self.session.timeline_range_ns, self.session.mirror.hello
+        if hello is not None and not self.session.mirror.capabilities.blocks:
+            self._say_nothing(NO_STEPS_HERE)
+            return
+        if hello is None or whole is None:
+            has_none = hello is None or self.session.kept is not None
             self._say_nothing(NO_ENGINE if has_none else NOT_KEPT)
             return
         self._span = self._span_around(TimeSpan(*whole))
@@ -144,7 +150,7 @@ class RooflineView(View):
         if at is None and not self.session.is_file and not self.session.paused:
             at = len(points) - 1  # the newest that was read: steps go on meanwhile
         self.canvas.show_points(points, self.device, at)
-        if not self.canvas.underMouse():
+        if not self.canvas.underMouse() or not self.words.text():  # nothing was there to be pointed at
             self._tell(-1)
 
     def _why_nothing(self, has_run: bool) -> str:

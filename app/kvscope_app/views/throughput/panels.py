@@ -169,6 +169,17 @@ PANELS: Final = (
         tip="The share of the prompts' tokens that was found in the cache and not computed.",
     ),
     PanelSpec(
+        "drafts",
+        "Guessed ahead, right",
+        (CurveSpec("draft_share", "", 6),),
+        lambda value: percent(value, 0),
+        _share,
+        top=1.0,
+        join_gap_s=_JOIN_LATENCIES_S,
+        needs="draft_tokens",
+        tip="Speculation: of the tokens that were guessed ahead and checked, the share that the model says too.",
+    ),
+    PanelSpec(
         "evicted",
         "Blocks evicted",
         (CurveSpec("evicted_blocks", "", "flash_evicted"),),
@@ -221,6 +232,7 @@ def columns_of(keys: Iterable[str]) -> set[str]:
     """The columns of the history that panels need; `num_running` tells where nothing was heard."""
     blocks = {"blocks_active", "blocks_cached", "blocks_free"}
     made = {"kv": blocks, "step": set(_PHASES), "hits": {"cached_tokens", "prefill_tokens"}}
+    made["drafts"] = {"draft_tokens", "accepted_tokens"}
     curves = (made.get(key) or {curve.name for curve in _BY_KEY[key].curves} for key in keys)
     return {"num_steps", "num_running"}.union(*curves)
 
@@ -294,6 +306,10 @@ def _curves(key: str, window: HistoryWindow, span_s: float) -> dict[str, FloatAr
         return {_RATES[key]: trailing_mean(window.rate(_RATES[key]), width)}
     if key == "hits":
         return _hit_share(window, width)
+    if key == "drafts":
+        drafts = trailing_mean(window.columns["draft_tokens"], width)
+        accepted = trailing_mean(window.columns["accepted_tokens"], width)
+        return {"draft_share": accepted / np.where(drafts > 0, drafts, np.nan)}
     if key == "kv":
         return _block_shares(window)
     if key == "step":

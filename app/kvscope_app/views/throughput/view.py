@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 import numpy as np
-from PySide6.QtCore import QSettings, Qt
+from PySide6.QtCore import QEvent, QSettings, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.look.makers import empty_state
 from kvscope_app.look.theme import Theme
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.course_window import course_span_ns, course_window, known_in
 from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
 from kvscope_app.session.session import Session
@@ -59,6 +60,8 @@ class ThroughputView(View):
     object_name: ClassVar[str] = "throughput"
     refresh_hz: ClassVar[float] = 30.0
 
+    _num_columns = 0
+
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.bar = TimeBar()
@@ -73,7 +76,6 @@ class ThroughputView(View):
         self._called_s, self._all_drawn_s = 0.0, 0.0
         self._shown = [spec.key for spec in PANELS if not spec.needs]
         """Panels whose columns the source has."""
-        self._num_columns = 0
         self._place = (0, 0)
         """Of a recording: where it was at the last look, and what of it was taken."""
         self._course_version: tuple[Course, int] | None = None
@@ -340,9 +342,15 @@ class ThroughputView(View):
         """There, where there is something to go to."""
         self.session.go_to(round(x * 1e9) + self.session.history.wall_ns(0))
 
+    def changeEvent(self, event: QEvent) -> None:
+        """Fewer panels of larger text have room beside each other."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange and self._num_columns:
+            self._reflow()
+
     def _reflow(self) -> None:
         """One, two or three panels side by side, as many as the width takes."""
-        columns = max(1, min(3, self.width() // _PANEL_MIN_WIDTH))
+        columns = max(1, min(3, self.width() // scaled(_PANEL_MIN_WIDTH)))
         if columns == self._num_columns:
             return
         self._num_columns = columns

@@ -30,6 +30,7 @@ from kvscope_app.views.timeline.lane_words import STEP_TOLD_NS, Found, found_in_
 from kvscope_app.views.timeline.mark_lane import Marks
 from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
+from kvscope_app.views.timeline.row_steps import next_in_rows
 from kvscope_app.views.timeline.step_lane import steps_are_apart
 from kvscope_app.views.timeline.steps import Steps
 from kvscope_app.views.timeline.time_span import SHORTEST_NS, TimeSpan, whole_span
@@ -312,7 +313,7 @@ class LanesCanvas(QWidget):
         elif key in (Qt.Key.Key_BracketLeft, Qt.Key.Key_BracketRight):
             self.loop_wanted.emit(self.cursor_ns, key == Qt.Key.Key_BracketLeft)
         elif key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
-            self.set_first_row(self.shown.first_row + (1 if key == Qt.Key.Key_Down else -1))
+            self._choose_row(1 if key == Qt.Key.Key_Down else -1)
         elif key in (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown):
             self.set_first_row(self.shown.first_row + (rows if key == Qt.Key.Key_PageDown else -rows))
         else:
@@ -342,6 +343,16 @@ class LanesCanvas(QWidget):
         else:
             by_ns = sign * round(span.length_ns * _CURSOR_SHARE)
             self._go_to(Found(min(max(self.cursor_ns + by_ns, self.whole.begin_ns), self.whole.end_ns)))
+
+    def _choose_row(self, sign: int) -> None:
+        """The request in the row below the selected one, or above it, at the cursor or as near to it as can be."""
+        self._keep_up()
+        rows = range(self.shown.first_row, self.shown.first_row + self.layout_now.num_rows)
+        found = next_in_rows(self.shown, self.selected, sign, self.cursor_ns, rows)
+        if found is not None:
+            row, request = found
+            self.set_first_row(min(max(self.shown.first_row, row - self.layout_now.num_rows + 1), row))
+            self._go_to(request)
 
     def _go_to(self, found: Found) -> None:
         """By a key: what is gone to is seen."""

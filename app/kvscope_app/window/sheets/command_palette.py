@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from PySide6.QtCore import QEvent, QObject, QPoint, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt
 from PySide6.QtGui import QAction, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
@@ -14,6 +14,7 @@ from kvscope_app.look.plain_text import PlainLabel
 _WIDTH: Final = 560
 _ROW: Final = 34
 _MAX_ROWS: Final = 11
+NOTHING_FOUND: Final = "Nothing that can be done now is called that"
 
 
 class CommandPalette(QFrame):
@@ -57,7 +58,7 @@ class CommandPalette(QFrame):
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if watched is self._line and isinstance(event, QKeyEvent) and event.type() == QEvent.Type.KeyPress:
             step = {Qt.Key.Key_Down: 1, Qt.Key.Key_Up: -1}.get(Qt.Key(event.key()))
-            if step is not None and self._list.count():
+            if step is not None and self._list.currentItem() is not None:
                 self._list.setCurrentRow((self._list.currentRow() + step) % self._list.count())
                 return True
             if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
@@ -71,9 +72,16 @@ class CommandPalette(QFrame):
         found = [(rank, group, action) for rank, group, action in ranked if rank is not None]
         for _, group, action in sorted(found, key=lambda entry: entry[0]):
             self._add(group, action)
-        self._list.setCurrentRow(0)
+        if not found:
+            self._say(NOTHING_FOUND)
+        self._list.setCurrentRow(0 if found else -1)
         self._list.setFixedHeight(_ROW * min(_MAX_ROWS, max(1, self._list.count())) + 4)
         self.adjustSize()
+
+    def _say(self, text: str) -> None:
+        item = QListWidgetItem(text, self._list)
+        item.setFlags(Qt.ItemFlag.NoItemFlags)
+        item.setSizeHint(QSize(0, _ROW))
 
     def _add(self, group: str, action: QAction) -> None:
         item = QListWidgetItem(self._list)
@@ -82,7 +90,7 @@ class CommandPalette(QFrame):
         row = QWidget()
         line = QHBoxLayout(row)
         line.setContentsMargins(8, 0, 8, 0)
-        name, where = PlainLabel(action_text(action)), PlainLabel(group)
+        name, where = PlainLabel(action_text(action)), PlainLabel(f"{group}{_state_text(action)}")
         where.setProperty("look", "muted")
         line.addWidget(name)
         line.addWidget(where)
@@ -111,13 +119,22 @@ def action_text(action: QAction) -> str:
     return action.text().replace("&", "")
 
 
+def _state_text(action: QAction) -> str:
+    """Whether it is on, of what can be on or off; of choices, only of the one that is made."""
+    if not action.isCheckable() or (action.actionGroup() is not None and not action.isChecked()):
+        return ""
+    return "  ·  on" if action.isChecked() else "  ·  off"
+
+
 def match_rank(typed: str, text: str, group: str) -> tuple[int, int] | None:
     """How well `typed` matches, smaller is better; None when it does not.
 
-    A word's beginning beats a substring, which beats letters in order.
+    The whole name beats a word's beginning, that a substring, and that letters in order.
     """
     typed, words = typed.casefold().strip(), text.casefold()
     if not typed:
+        return (0, 0)
+    if words.rstrip("…") == typed.rstrip("…"):
         return (0, 0)
     if any(word.startswith(typed) for word in words.split()) or words.startswith(typed):
         return (1, not words.startswith(typed))  # equals stay in the registry's order

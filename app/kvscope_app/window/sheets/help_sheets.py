@@ -41,6 +41,7 @@ _CHART_KEYS: Final = (
     ("Zoom the time at the pointer", "Ctrl+Wheel"),
     ("Move in time", "Drag"),
     ("Read all values of a moment", "Point at it, or Shift+Left, Shift+Right"),
+    ("Go to that moment", "Enter or click"),
     ("Move and zoom the time, with the focus on a chart", "Left, Right, + and −"),
     ("To the first that is known, to the present", "Home, End"),
 )
@@ -50,7 +51,8 @@ _TIMELINE_KEYS: Final = (
     ("Move the time", "Shift+Left, Shift+Right, or drag"),
     ("Zoom the time", "Wheel, + and −"),
     ("Loop from the cursor, until the cursor", "[, ]"),
-    ("Scroll the requests", "Up, Down, Page Up, Page Down"),
+    ("Select the request in the row above, below", "Up, Down"),
+    ("Scroll the requests", "Page Up, Page Down"),
     ("Show the whole time", "F or double click"),
 )
 _HEATMAP_KEYS: Final = (

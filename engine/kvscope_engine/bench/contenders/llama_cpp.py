@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ class LlamaCpp:
 
     name = "llama.cpp"
 
-    def __init__(self, gguf: Path, num_sequences: int, context_tokens: int) -> None:
+    def __init__(self, gguf: Path, num_sequences: int, context_tokens: int, *, is_unified: bool = True) -> None:
+        """`context_tokens` of all sequences together; not `is_unified`: each has its share of them to itself."""
         self._api: Any = importlib.import_module("llama_cpp")
         api = self._api
         self._log = api.llama_log_callback(lambda level, text, data: None)
@@ -40,36 +42,43 @@ class LlamaCpp:
         params.n_batch = params.n_ubatch = BATCH_TOKENS
         params.n_seq_max = num_sequences
         params.n_threads = params.n_threads_batch = 1
-        params.kv_unified = True
+        params.kv_unified = is_unified
         self._context = api.llama_init_from_model(self._model, params)
+        self._memory = api.llama_get_memory(self._context)
         self._batch = api.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def run(self, workload: Workload) -> None:
-        """Prefill all prompts in full batches, then decode all living sequences together."""
-        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
-        tokens = self._prefill(workload)
-        positions = [len(prompt) for prompt in workload.prompts]
-        left = [count - 1 for count in workload.output_tokens]
-        while any(left):
-            rows = [sequence for sequence, count in enumerate(left) if count]
-            entries = [(tokens[sequence], positions[sequence], sequence, True) for sequence in rows]
-            for sequence, token in zip(rows, self._decode(entries), strict=True):
-                tokens[sequence] = token
-                positions[sequence] += 1
-                left[sequence] -= 1
-
-    def _prefill(self, workload: Workload) -> list[int]:
-        entries = [
-            (token, position, sequence, position == len(prompt) - 1)
-            for sequence, prompt in enumerate(workload.prompts)
+        """Each batch holds the next token of all living sequences, then as much as there is room for of the prompts
+        that have arrived."""
+        self.forget()
+        waiting = deque(
+            (arrival, token, position, sequence, position == len(prompt) - 1)
+            for arrival, (sequence, prompt) in zip(workload.arrivals, enumerate(workload.prompts), strict=True)
             for position, token in enumerate(prompt)
-        ]
-        chosen: list[int] = []
-        for start in range(0, len(entries), BATCH_TOKENS):
-            chosen += self._decode(entries[start : start + BATCH_TOKENS])
-        return chosen
+        )
+        living: dict[int, tuple[int, int]] = {}
+        left, step = list(workload.output_tokens), 0
+        while waiting or living:
+            entries = [(token, position, sequence, True) for sequence, (token, position) in living.items()]
+            while waiting and len(entries) < BATCH_TOKENS and (waiting[0][0] <= step or not entries):
+                entries.append(waiting.popleft()[1:])
+            said = [(position, sequence) for _, position, sequence, is_wanted in entries if is_wanted]
+            for token, (position, sequence) in zip(self.decode(entries), said, strict=True):
+                left[sequence] -= 1
+                living[sequence] = (token, position + 1)
+                if not left[sequence]:
+                    del living[sequence]
+            step += 1
 
-    def _decode(self, entries: list[tuple[int, int, int, bool]]) -> list[int]:
+    def forget(self) -> None:
+        """Empty all sequences."""
+        self._api.llama_memory_clear(self._memory, True)
+
+    def copy(self, sequence: int, to: int) -> None:
+        """All of a sequence into another, which is empty."""
+        self._api.llama_memory_seq_cp(self._memory, sequence, to, -1, -1)
+
+    def decode(self, entries: list[tuple[int, int, int, bool]]) -> list[int]:
         """Run (token, position, sequence, wants logits); the most likely next token of those that want."""
         batch = self._batch
         batch.n_tokens = len(entries)

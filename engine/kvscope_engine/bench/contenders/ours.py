@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from kvscope_engine.bench.workloads import Workload
@@ -42,14 +43,17 @@ class OurEngine:
         self._publish = publish
 
     def run(self, workload: Workload) -> None:
-        """Submit everything at once, step until it is done."""
+        """Submit each when it arrives, step until all are done."""
         self._forward_ns = self._step_ns = 0
-        for index, (prompt, count) in enumerate(zip(workload.prompts, workload.output_tokens, strict=True)):
-            sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-            self.engine.submit(Submit(request_id=str(index), prompt_token_ids=prompt, sampling=sampling))
-        left = workload.num_requests
+        arrivals = deque(enumerate(zip(workload.arrivals, workload.prompts, workload.output_tokens, strict=True)))
+        left, step = workload.num_requests, 0
         while left:
+            while arrivals and (arrivals[0][1][0] <= step or not self.engine.has_unfinished):
+                index, (_, prompt, count) = arrivals.popleft()
+                sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+                self.engine.submit(Submit(request_id=str(index), prompt_token_ids=prompt, sampling=sampling))
             left -= sum(isinstance(message, Finished) for message in self.engine.step())
+            step += 1
 
     @property
     def overhead_share(self) -> float:

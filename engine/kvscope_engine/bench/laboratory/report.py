@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvscope_engine.bench.laboratory.measuring import Row
-from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words
+from kvscope_engine.bench.laboratory.words import HEADER, cells, headline, heat_words, sparse_words
 from kvscope_telemetry.exports.report.page import clean, page, section, table
 
 _WIDTH: Final = 960
@@ -47,6 +47,9 @@ def html(report: dict[str, Any]) -> str:
         body.append(section(f"{length:,} tokens", *plots))
     header = [(name, place > 0) for place, name in enumerate(HEADER)]
     body.append(section("All figures", table(header, [[clean(cell) for cell in cells(row)] for row in rows])))
+    if report["sparse_decode"]:
+        lines = "".join(f"<p>{clean(sparse_words(row))}</p>" for row in report["sparse_decode"])
+        body.append(section("What --sparse-decode does", lines))
     if report["page_heat"] is not None:
         body.append(section("What --page-heat costs", f"<p>{clean(heat_words(report['page_heat']))}</p>"))
     body.append(f"<footer>kvscope {clean(report['version'])}, {clean(report['date'])}</footer>")

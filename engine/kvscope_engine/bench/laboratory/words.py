@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kvscope_engine.bench.laboratory.measuring import Row
+    from kvscope_engine.bench.laboratory.sparse_quality import SparseRow
 
 HEADER: Final = ("method", "tokens", "time", "KV a token", "workspace a token", "error", "perplexity")
 
@@ -38,4 +39,13 @@ def heat_words(heat: dict[str, Any]) -> str:
         f"page heat at {heat['num_context_tokens']:,} tokens: a measured step takes {heat['measured_step_ms']:.1f} ms,"
         f" others {heat['other_step_ms']:.1f} ms; one in {heat['every']} costs"
         f" {100 * heat['cost_share']:.2f} % of decode"
+    )
+
+
+def sparse_words(row: SparseRow) -> str:
+    """What a fraction of the blocks does to the engine's own decode."""
+    return (
+        f"sparse decode {row['fraction']:g}: up to {row['num_attended_blocks']} blocks,"
+        f" perplexity {row['perplexity']:.3f} ({100 * row['perplexity_change']:+.2f} %),"
+        f" {row['step_ms']:.1f} ms a step of one request"
     )

@@ -51,8 +51,9 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         "--quantization",
         choices=QUANTIZATIONS,
         default="auto",
-        help="of weights on a CPU: rounded to 8 bits with a scale for each 64 inputs (int8), as they come (none), or"
-        " int8 for GGUF files of 8 bits or fewer where the CPU is fast at it and --dtype is auto (auto)",
+        help="of weights: 8 bits with a scale for each 64 inputs on a CPU (int8), 4 bits for each 32 (int4), as they"
+        " come (none), or as GGUF, GPTQ and AWQ files hold them (auto): on a CPU that is fast at it if --dtype is auto,"
+        " on a GPU GPTQ's and AWQ's of 4 bits",
     )
     group.add_argument(
         "--max-model-len",
@@ -76,10 +77,24 @@ def _add_model_options(group: argparse._ArgumentGroup) -> None:
         " torchrun's are taken where it started this command",
     )
     group.add_argument(
+        "--cpu-offload-gb",
+        type=number,
+        metavar="GIB",
+        default=DEFAULTS.cpu_offload_gb,
+        help="on a GPU: GiB of weights that stay in host memory, whole layers from the last one back, and are copied to"
+        " the GPU in each step, so that larger models fit; steps run without CUDA graphs (0: none)",
+    )
+    group.add_argument(
         "--enforce-eager",
         action="store_true",
         default=None,
         help="on a GPU: run every step without CUDA graphs (slower; starts sooner and takes less memory)",
+    )
+    group.add_argument(
+        "--piecewise-graphs",
+        action="store_true",
+        default=None,
+        help="on a GPU: also run steps with prefills as CUDA graphs, of all between attention, up to 512 tokens a step",
     )
     group.add_argument(
         "--async-scheduling",
@@ -151,6 +166,15 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         help="in every so many decode steps measure which share of each request's attention falls on each of its blocks"
         " (the page map's Attention colours): one more pass over the keys in that step, which on a GPU runs without a"
         " CUDA graph; 16 is a good number (0: never)",
+    )
+    group.add_argument(
+        "--sparse-decode",
+        type=number,
+        metavar="FRACTION",
+        help="each new token attends to this fraction of its request's blocks, above 0 and at most 1: those whose keys"
+        " could score highest, by layer and KV head (Quest); prompts, the first two layers, layers with a sliding"
+        " window and requests of up to 256 tokens are attended to in full; answers change a little, and the bounds of"
+        " the keys take a sixteenth of the KV's memory beside it in blocks of 16 (without it: all blocks)",
     )
     group.add_argument(
         "--allocator",

@@ -27,14 +27,18 @@ def default_gguf(progress: ProgressCallback) -> Path:
 
     Raises KvscopeError when it cannot be had. Several processes may ask at once: one downloads.
     """
-    folder = cache_folder() / "default"
-    place = folder / DEFAULT_GGUF
+    place = default_place()
     if _is_right(place):
         return place
     with exclusive(place):
         if not _is_right(place):
             _fetch(place, progress)
     return place
+
+
+def default_place() -> Path:
+    """Where it is kept, if it was fetched."""
+    return cache_folder() / "default" / DEFAULT_GGUF
 
 
 def _is_right(place: Path) -> bool:

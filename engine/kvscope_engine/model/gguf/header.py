@@ -38,13 +38,23 @@ _SIZE_FIELDS: Final = (
 Scalar = int | float | bool | str
 
 
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where in the file a tensor lies, and its type by ggml's number."""
+
+    kind: int
+    start: int
+    num_bytes: int
+
+
 @dataclass(slots=True)
 class GgufHeader:
-    """Scalar fields by key, and the dimensions of each tensor by name. Of arrays, only their keys."""
+    """Scalar fields by key, and the dimensions and place of each tensor by name. Of arrays, only their keys."""
 
     fields: dict[str, Scalar] = field(default_factory=dict)
     arrays: list[str] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    places: dict[str, TensorPlace] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -152,15 +162,19 @@ def _skip_array(reader: _Reader, key: str) -> None:
 
 def _read_tensors(reader: _Reader, num_tensors: int, header: GgufHeader) -> None:
     places: list[tuple[str, int, int]] = []
+    kinds: list[int] = []
     for _ in range(num_tensors):
         name = reader.string()
         if name in header.shapes:
             raise BadInput(f"tensor {name!r:.60} is there twice")
         shape = _shape(reader, name)
-        num_bytes = _num_bytes(name, shape, reader.whole("I"))
-        places.append((name, reader.whole("Q"), num_bytes))
+        kind = reader.whole("I")
+        places.append((name, reader.whole("Q"), _num_bytes(name, shape, kind)))
         header.shapes[name] = shape
-    _check_places(places, header.fields.get("general.alignment", 32), reader)
+        kinds.append(kind)
+    begin = _check_places(places, header.fields.get("general.alignment", 32), reader)
+    for kind, (name, start, num_bytes) in zip(kinds, places, strict=True):
+        header.places[name] = TensorPlace(kind, begin + start, num_bytes)
 
 
 def _shape(reader: _Reader, name: str) -> tuple[int, ...]:
@@ -185,10 +199,12 @@ def _num_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
     return math.prod(shape) // per_block * block_bytes
 
 
-def _check_places(places: list[tuple[str, int, int]], alignment: Scalar, reader: _Reader) -> None:
+def _check_places(places: list[tuple[str, int, int]], alignment: Scalar, reader: _Reader) -> int:
+    """Where in the file the first one may begin."""
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 16 or alignment & (alignment - 1):
         raise BadInput(f"its alignment is {alignment!r:.40}: a power of two is needed")
-    room = len(reader.data) - -(-reader.offset // alignment) * alignment
+    begin = -(-reader.offset // alignment) * alignment
+    room = len(reader.data) - begin
     for name, start, num_bytes in places:
         if start % alignment or start + num_bytes > room:
             raise BadInput(
@@ -197,6 +213,7 @@ def _check_places(places: list[tuple[str, int, int]], alignment: Scalar, reader:
     total = sum(num_bytes for _, _, num_bytes in places)
     if total > room:
         raise BadInput(f"its tensors take {total} bytes, more than the {room} it has for them")
+    return begin
 
 
 def _check_sizes(header: GgufHeader) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from kvscope_engine.model.joined.packed_linear import PackedLinear, can_pack
+from kvscope_engine.model.quantized.filed_weight import pass_filed
 
 LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
 NEAR: Final = 8.0
@@ -83,7 +84,9 @@ def use_float32_logits(module: nn.Module) -> bool:
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.weight.dtype not in LOW_PRECISION:
         return False
-    model.set_output_embeddings(Float32Head(head.weight, head.bias))
+    made = Float32Head(head.weight, head.bias)
+    pass_filed([head], made)
+    model.set_output_embeddings(made)
     return model.get_output_embeddings() is not head
 
 

@@ -7,6 +7,7 @@ one part. What cannot be proven equal stays as it came; at the end the whole mod
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,12 +20,14 @@ from kvscope_engine.model.checks.eager_check import JOINED_SLACK, NUM_NUDGES, fi
 from kvscope_engine.model.checks.hook_check import check_hook, take_plain_trace
 from kvscope_engine.model.checks.layer_trace import Trace, nudged
 from kvscope_engine.model.checks.trial import Trial, run_trial
+from kvscope_engine.model.host_weights.at_hand import bring_layer_of
+from kvscope_engine.model.joined.compiled_layer import compile_layers
 from kvscope_engine.model.joined.fused_attention import attention_candidates
 from kvscope_engine.model.joined.fused_layer import FusedLayer, chain_layers, layer_candidate
 from kvscope_engine.model.joined.fused_mlp import mlp_candidate
 from kvscope_engine.model.joined.fused_norm import norm_candidates
-from kvscope_engine.model.joined.int8_linear import round_linears
 from kvscope_engine.model.joined.packed_linear import can_pack, pack_linears, packed_bytes
+from kvscope_engine.model.joined.round_linears import round_linears
 from kvscope_telemetry.errors import BadInput
 
 LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
@@ -42,15 +45,17 @@ class Fused:
     packed: bool
     float32_residual: bool
     int8: int = 0
-    """Linear layers that were rounded to 8 bits."""
+    """Linear layers whose weights have 8 bits."""
+    int4: int = 0
+    """And 4."""
 
 
 def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
     """Replace what can be proven equal, in place; asked again, it says what was done.
 
-    With `quantization` "int8" weights are rounded last, when all else is proven. Raises BadInput naming the
-    architecture when its attention cannot be served (`hook_check`), or when the whole does not give what it gave
-    before.
+    With a `quantization` but "none" weights are rounded last, when all else is proven (`round_linears`).
+    Raises BadInput naming the architecture when its attention cannot be served (`hook_check`), or when the whole does
+    not give what it gave before.
     """
     found: Fused | None = getattr(module, "kvscope_joined", None)
     if found is None:
@@ -88,14 +93,19 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
                 f"model architecture {type(module).__name__} is not supported: its joined layers do not give what they"
                 f" gave before ({fault})"
             )
-    int8 = round_linears(module, trial.calls.keys()) if quantization == "int8" else 0
-    return Fused(attentions, mlps, norms, layers, packed, float32_residual, int8)
+    bits = Counter[int]() if quantization == "none" else round_linears(module, trial.calls.keys(), quantization)
+    compile_layers(module)
+    return Fused(attentions, mlps, norms, layers, packed, float32_residual, bits[8], bits[4])
 
 
 def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
     """Held weakly: a part that was given up with its parent is gone, and so are its weights."""
-    parts = [ref(part) for part in module.modules()]
-    return sum(fuse(part) for held in parts if (part := held()) is not None)
+    parts, count = [ref(part) for part in module.modules()], 0
+    for held in parts:
+        if (part := held()) is not None:
+            bring_layer_of(module, part)
+            count += fuse(part)
+    return count
 
 
 def _fuse_attention(part: nn.Module, trial: Trial, packed: bool) -> bool:

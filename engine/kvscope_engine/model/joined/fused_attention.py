@@ -55,12 +55,12 @@ class FusedAttention(nn.Module):
         """(T, hidden) -> (T, Hq * D), before the output projection."""
         count = tokens.shape[0]
         heads = self.qkv(tokens).view(count, -1, self.head_dim)
-        turn = _turn(position_embeddings, self.head_dim, paged) if self.rotates else None
+        turn = turn_of(position_embeddings, self.head_dim, paged) if self.rotates else None
         rotation = Rotation(self.num_query_heads, self.norm, turn)
         return paged.attend_joined(self.layer, heads, rotation, self.options).reshape(count, -1)
 
 
-def _turn(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> Turn:
+def turn_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> Turn:
     """cos and signed sin, (T, 1, D), made once a step for each pair that the model hands out."""
     cos, sin = position_embeddings
     known = paged.scratch.get(id(cos))

@@ -7,7 +7,7 @@ the default model in bfloat16, the logits' error against float32 is then 0.017 o
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -16,6 +16,18 @@ from kvscope_engine.model.joined.fused_attention import FusedAttention, Position
 from kvscope_engine.model.joined.fused_mlp import FusedMLP
 from kvscope_engine.model.joined.fused_norm import FastRMSNorm
 from kvscope_engine.model.running.attention import AttentionContext
+
+
+class WholeLayer(Protocol):
+    """See `compiled_layer.WholeLayer`."""
+
+    def run(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor | None,
+        position_embeddings: PositionEmbeddings,
+        paged: AttentionContext,
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None: ...
 
 
 class FusedLayer:
@@ -32,6 +44,8 @@ class FusedLayer:
         """Whether the result is float32, whatever the input is."""
         self.next_norm: FastRMSNorm | None = None
         """That of the layer that is given the result; computed with the sum, and found by it in the step's scratch."""
+        self.whole: WholeLayer | None = None
+        """The same in one call, for steps that it knows."""
 
     def __call__(
         self, hidden_states: torch.Tensor, *, position_embeddings: PositionEmbeddings, paged: AttentionContext, **_: Any
@@ -39,16 +53,29 @@ class FusedLayer:
         """(1, T, hidden) -> (1, T, hidden)."""
         x = hidden_states[0].float() if self.keeps_float32 else hidden_states[0]
         known = paged.scratch.pop(id(hidden_states), None)
-        normed = self.attention_norm(x) if known is None else known[1]
+        normed = None if known is None else known[1]
+        done = None if self.whole is None else self.whole.run(x, normed, position_embeddings, paged)
+        x, normed = done or self._by_parts(x, normed, position_embeddings, paged)
+        result = x[None]
+        if normed is not None:
+            paged.scratch[id(result)] = (result, normed)
+        return result
+
+    def _by_parts(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor | None,
+        position_embeddings: PositionEmbeddings,
+        paged: AttentionContext,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(T, hidden) and its norm, if it is there, to the result and the next layer's norm of it."""
+        normed = self.attention_norm(x) if normed is None else normed
         attended = self.attention.attend(normed, position_embeddings, paged)
         x, normed = self.mlp_norm.of_sum(x, self.attention.o, attended)
         activated = self.mlp.activate(normed)
         if self.next_norm is None:
-            return self.mlp.down.forward_add(activated, x)[None]
-        x, normed = self.next_norm.of_sum(x, self.mlp.down, activated)
-        result = x[None]
-        paged.scratch[id(result)] = (result, normed)
-        return result
+            return self.mlp.down.forward_add(activated, x), None
+        return self.next_norm.of_sum(x, self.mlp.down, activated)
 
 
 def chain_layers(module: nn.Module) -> None:

@@ -25,7 +25,7 @@ class FusedMLP(nn.Module):
         self.down = fast_linear([down], packed)
         self.act_fn: Any = mlp.act_fn
         self._ops = ops_for(gate.weight.device.type)
-        self._kind = _activation_kind(mlp.act_fn, gate.weight.device)  # type: ignore[arg-type]
+        self.activation_kind = _activation_kind(mlp.act_fn, gate.weight.device)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden) -> (..., hidden)."""
@@ -34,8 +34,8 @@ class FusedMLP(nn.Module):
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden) -> (..., intermediate), before the last product."""
         both = self.gate_up(x)
-        if self._kind is not None:
-            return self._ops.gated_activation(both, self._kind)
+        if self.activation_kind is not None:
+            return self._ops.gated_activation(both, self.activation_kind)
         activated: torch.Tensor = self.act_fn(both[..., : self.size])
         return activated.mul_(both[..., self.size :])
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from kvscope_engine.model.joined.given_up_weight import GivenUpWeight
+from kvscope_engine.model.quantized.filed_weight import pass_filed
 
 BATCH_HINT: Final = 8
 """Tokens a call that the packed layout is chosen for; measured flat from 1 to 32."""
@@ -81,7 +82,9 @@ def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:
     """One layer whose output is that of `linears`, one after the other. All have the same input."""
     weight = linears[0].weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
     bias = _joined_bias(linears)
-    return PackedLinear(weight, bias) if packed else JoinedLinear(weight, bias)
+    made = PackedLinear(weight, bias) if packed else JoinedLinear(weight, bias)
+    pass_filed(linears, made)
+    return made
 
 
 def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:

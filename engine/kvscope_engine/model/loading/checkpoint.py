@@ -22,8 +22,8 @@ WEIGHTS_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 
 
-def check_weights(folder: Path) -> None:
-    """Raise BadInput unless every safetensors file the folder needs is there and whole."""
+def check_weights(folder: Path) -> list[Path]:
+    """The safetensors files that the folder needs. Raises BadInput unless each is there and whole."""
     index = folder / INDEX_FILE
     names = _shards(index) if index.is_file() else [WEIGHTS_FILE]
     if names == [WEIGHTS_FILE] and not (folder / WEIGHTS_FILE).is_file():
@@ -32,6 +32,7 @@ def check_weights(folder: Path) -> None:
         raise BadInput(f"{str(folder)!r} has no weights: {WEIGHTS_FILE} or {INDEX_FILE} is needed{hint}")
     for name in names:
         _check_safetensors(folder / name)
+    return [folder / name for name in names]
 
 
 def load_weights(
@@ -41,21 +42,24 @@ def load_weights(
     device: torch.device,
     detail: str,
     progress: ProgressCallback,
+    tensors: dict[str, torch.Tensor] | None = None,
 ) -> torch.nn.Module:
     """The causal language model in `folder`. On a CPU, weights in the dtype of the files are mapped, not read.
 
+    `tensors` are its weights, where they are not as the files hold them;
     `detail` is what progress calls it.
 
     Raises BadInput when weights are missing or of another shape than the configuration says.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    auto: Any = AutoModelForCausalLM
+    auto: Any = AutoModelForCausalLM if tensors is None else MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     try:
         with quiet_transformers(progress, "load", detail), segment_a_weight():
             model, report = auto.from_pretrained(
-                folder,
+                folder if tensors is None else None,
                 config=hf_config,
+                state_dict=tensors,
                 dtype=dtype,
                 attn_implementation="eager",
                 device_map={"": device} if device.type == "cuda" else None,

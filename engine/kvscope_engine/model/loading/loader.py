@@ -7,33 +7,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf
+from kvscope_engine.model.fetching.default_model import DEFAULT_GGUF_SHA256, default_gguf, default_place
 from kvscope_engine.model.fetching.hub import hub_folder
 from kvscope_engine.model.fetching.names import ModelName, parse_model_name
 from kvscope_engine.model.fetching.progress import ProgressCallback
 from kvscope_engine.model.gguf.cache import converted_gguf, entry_folder
 from kvscope_engine.model.gguf.entries import is_intact
+from kvscope_engine.model.host_weights.at_hand import LayersAtHand
+from kvscope_engine.model.host_weights.split import GIB, check_streaming, layers_for_host, place_others
 from kvscope_engine.model.loading.checkpoint import check_weights, load_weights
 from kvscope_engine.model.loading.device import choose_device, choose_dtype, dtype_name, free_bytes
 from kvscope_engine.model.loading.dummy import random_model
 from kvscope_engine.model.loading.fingerprint import model_fingerprint
 from kvscope_engine.model.loading.hf_config import eos_token_ids, head_dim, num_kv_heads, num_query_heads, read_config
-from kvscope_engine.model.loading.quantization import choose_quantization
+from kvscope_engine.model.loading.quantization import choose_quantization, shown
 from kvscope_engine.model.loading.rope import freeze_rope, resolve_max_model_len
 from kvscope_engine.model.loading.support import Blueprint, blueprint
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import check_weights_fit
 from kvscope_engine.model.memory.shortage_report import start_remedy
+from kvscope_engine.model.quantized.checkpoint import load_quantized
+from kvscope_engine.model.quantized.filed_weight import name_format
+from kvscope_engine.model.quantized.gguf_blocks import attach_gguf
+from kvscope_engine.model.quantized.recipe import Recipe, take_recipe
 from kvscope_engine.model.ranks.rank import ALONE, Rank
 from kvscope_engine.model.ranks.shard import check_divides, shard_model
 from kvscope_engine.model.running.host_memory import bound_compiled_products
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
+from kvscope_engine.model.tiers.host_room import free_host_bytes
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import ModelInfo
 
@@ -55,7 +62,9 @@ class LoadedModel:
     max_model_len: int
     """Tokens of prompt and output together."""
     quantization: str = "none"
-    """Of the weights once they run: `none` or `int8`."""
+    """Of the weights once they run: see `choose_quantization`."""
+    notes: tuple[str, ...] = ()
+    """Lines that a person should read about how the weights came."""
     fingerprint: str = ""
     """Of configuration and weights as they came; only taken for KV that is kept."""
     rank: Rank = ALONE
@@ -90,6 +99,8 @@ def load_model(config: EngineConfig, progress: ProgressCallback, rank: Rank = AL
     """
     name = parse_model_name(config.model)
     device = choose_device(config.device)
+    if config.cpu_offload_gb:
+        check_streaming(config.cpu_offload_gb, device, free_host_bytes())
     if device.type == "cpu":
         bound_compiled_products()
     dtype = choose_dtype(config.dtype, device)
@@ -112,21 +123,28 @@ def _load(
 ) -> LoadedModel:
     folder, config_file = _files(name, dtype, progress)
     hf_config = read_config(config_file)
+    recipe = take_recipe(hf_config, name.text)
     plan = blueprint(hf_config, name.text)
     max_model_len = resolve_max_model_len(hf_config, config.max_model_len, name.text)
     _check_shares(hf_config, rank, name)
     _check_memory(plan, name, dtype, device, config)
-    source = device if rank.is_alone else torch.device("cpu")  # where a file is mapped, and only what is kept is read
+    quantization = choose_quantization(config, name, device, dtype, recipe)
+    notes: list[str] = []
+    is_whole = rank.is_alone and not config.cpu_offload_gb
+    source = device if is_whole else torch.device("cpu")  # where a file is mapped, and only what is kept is read
     if name.kind == "dummy":
         module = random_model(hf_config, dtype, source, config.seed, progress)
     else:
-        check_weights(folder)
-        module = load_weights(folder, hf_config, dtype, source, name.text, progress)
+        given = folder, hf_config, dtype, source, name.text, progress
+        module, notes = _module(check_weights(folder), recipe, quantization, given)
     if not rank.is_alone:
         shard_model(module, rank, name.text)
         module.to(device)
+    if config.cpu_offload_gb:
+        _keep_on_host(module, config.cpu_offload_gb, device)
+    if quantization != "none" and recipe is None and name.kind in ("gguf", "default"):
+        _attach_gguf(module, name)
     _make_ready(module)
-    quantization = choose_quantization(config, name, device, dtype)
     return LoadedModel(
         module=module,
         hf_config=module.config,  # type: ignore[arg-type]
@@ -137,9 +155,38 @@ def _load(
         dtype=dtype,
         max_model_len=max_model_len,
         quantization=quantization,
+        notes=tuple(notes),
         fingerprint=model_fingerprint(module) if config.keep_disk_kv else "",
         rank=rank,
     )
+
+
+def _module(
+    files: list[Path],
+    recipe: Recipe | None,
+    quantization: str,
+    given: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
+) -> tuple[torch.nn.Module, list[str]]:
+    """Of a checkpoint in `files`, with `given` for `load_weights`; and lines about it."""
+    if recipe is None:
+        return load_weights(*given), []
+    dtype, keeps = given[2], quantization != "none"
+    module, note = load_quantized(files, recipe, dtype, lambda tensors: load_weights(*given, tensors), keeps=keeps)
+    name_format(module, f"{recipe.method.upper()}, groups of {recipe.group or 'a row'}")
+    widened = f"weights come as {recipe} and are widened to {dtype_name(dtype)}"
+    return module, [line for line in (note, widened if quantization == "none" else "") if line]
+
+
+def _attach_gguf(module: torch.nn.Module, name: ModelName) -> None:
+    path = default_place() if name.kind == "default" else name.path
+    if path.is_file():
+        attach_gguf(module, path)
+
+
+def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.device) -> None:
+    layers = layers_for_host(module, cpu_offload_gb)
+    place_others(module, layers, device)
+    module.kvscope_at_hand = LayersAtHand(layers, device)  # type: ignore[assignment]
 
 
 def _check_shares(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> None:
@@ -192,7 +239,8 @@ def _check_gpu_memory(
     is_sized = config.kv_memory_bytes is not None or config.num_gpu_blocks_override is not None
     room = free if is_sized else min(free, int(total * config.gpu_memory_utilization) - (total - free))
     share = plan.num_parameters // config.tensor_parallel_size
-    check_weights_fit(name.text, share, dtype.itemsize, max(room, 0), total, "the GPU")
+    on_host = round(config.cpu_offload_gb * GIB) if config.tensor_parallel_size == 1 else None
+    check_weights_fit(name.text, share, dtype.itemsize, max(room, 0), total, "the GPU", on_host)
 
 
 def _make_ready(module: torch.nn.Module) -> None:
@@ -227,5 +275,5 @@ def _info(
         vocab_size=int(hf_config.vocab_size),
         num_parameters=plan.num_parameters,
         max_model_len=max_model_len,
-        quantization="" if quantization == "none" else quantization,
+        quantization=shown(quantization),
     )

@@ -1,4 +1,4 @@
-"""Whether a model's weights are rounded to 8 bits when it runs: decided once, at load."""
+"""How many bits a model's weights have when it runs: decided once, at load."""
 
 from __future__ import annotations
 
@@ -7,43 +7,73 @@ from typing import Final
 import torch
 
 from kvscope_engine.config import EngineConfig
+from kvscope_engine.model.fetching.default_model import default_place
 from kvscope_engine.model.fetching.names import ModelName
-from kvscope_engine.model.gguf.header import check_gguf
+from kvscope_engine.model.gguf.header import GgufHeader, check_gguf
 from kvscope_engine.model.joined.int8_linear import can_round, is_fast
+from kvscope_engine.model.quantized.gguf_blocks import holds_4_bits
+from kvscope_engine.model.quantized.recipe import Recipe
 from kvscope_telemetry.errors import BadInput
 
 FILE_TYPE: Final = "general.file_type"
 WHOLE: Final = (0, 1, 32)
 """Of that key: float32, float16, bfloat16. A file that does not say is taken for one of them."""
+FILED: Final = "filed"
+"""Each layer as its file holds it, where that can be read, else of 8 bits."""
 
 
-def choose_quantization(config: EngineConfig, name: ModelName, device: torch.device, dtype: torch.dtype) -> str:
-    """`int8` or `none`. Raises BadInput for an `int8` that this device, type or machine does not do.
+def choose_quantization(
+    config: EngineConfig, name: ModelName, device: torch.device, dtype: torch.dtype, recipe: Recipe | None = None
+) -> str:
+    """`none`, `int8`, `int4` or FILED. Raises BadInput for what this device, type or machine does not do.
 
-    Weights that a file holds in 4 or 8 bits, in groups, are hardly changed by it (the default model's perplexity by
-    0.2 %); weights that come whole are rounded only for those who ask.
+    Weights that a file holds in 4 or 8 bits, in groups, run as they are there, activations rounded to 8 bits (the
+    default model's perplexity changes by 0.5 %); weights that come whole are rounded only for those who ask.
     """
     wanted = config.quantization
     if wanted == "auto":
-        is_open = device.type == "cpu" and config.dtype == "auto" and is_fast()
-        return "int8" if is_open and _is_rounded(name) else "none"
-    if wanted == "int8":
-        _check(device, dtype)
+        return _automatic(config, name, device, recipe)
+    if wanted != "none":
+        _check(wanted, device, dtype)
     return wanted
 
 
-def _is_rounded(name: ModelName) -> bool:
-    """Whether the weights were rounded to 8 bits or fewer by those who made the file."""
-    if name.kind == "default":
-        return True
-    return name.kind == "gguf" and check_gguf(name.path).fields.get(FILE_TYPE, 0) not in WHOLE
+def shown(quantization: str) -> str:
+    """As a person reads it; nothing for weights as they come."""
+    return {"none": "", FILED: "int4"}.get(quantization, quantization)
 
 
-def _check(device: torch.device, dtype: torch.dtype) -> None:
+def _automatic(config: EngineConfig, name: ModelName, device: torch.device, recipe: Recipe | None) -> str:
+    is_shared = config.tensor_parallel_size > 1  # of a share, no file's groups are known
+    if device.type == "cuda":
+        return FILED if recipe is not None and recipe.bits == 4 and not is_shared else "none"
+    if config.dtype != "auto" or not is_fast():
+        return "none"
+    if recipe is not None:
+        return "none" if is_shared else FILED if recipe.bits == 4 else "int8"
+    header = _header(name)
+    if header is None:
+        return "int8" if name.kind == "default" else "none"
+    if header.fields.get(FILE_TYPE, 0) in WHOLE:
+        return "none"
+    return FILED if holds_4_bits(header) and not is_shared else "int8"
+
+
+def _header(name: ModelName) -> GgufHeader | None:
+    """Of a GGUF file. That of the default model may be gone: once converted, it is not needed."""
+    path = default_place() if name.kind == "default" else name.path
+    return check_gguf(path) if name.kind in ("gguf", "default") and path.is_file() else None
+
+
+def _check(wanted: str, device: torch.device, dtype: torch.dtype) -> None:
+    if device.type != "cpu" and wanted == "int4":
+        return
     if device.type != "cpu" or dtype == torch.float16:
         found = "a GPU" if device.type != "cpu" else "float16"
-        raise BadInput(f"quantization='int8' is not accepted with {found}: a CPU with bfloat16 or float32 is needed")
-    if not can_round():
+        raise BadInput(
+            f"quantization={wanted!r} is not accepted with {found}: a CPU with bfloat16 or float32 is needed"
+        )
+    if wanted == "int8" and not can_round():
         raise BadInput(
             "quantization='int8' is not accepted: it needs a C compiler (cc, gcc or clang) on a Linux machine and a"
             " cache folder of one's own"

@@ -1,7 +1,8 @@
 """What is done to a loaded model before it runs, in the order in which each step can still be proven.
 
 Owns that order: our attention is put in and proven, then parts are joined and the whole is proven again. Whatever else
-changes the model, such as its head, belongs between the two: afterwards plain weights are gone.
+changes the model, such as its head, belongs between the two: afterwards plain weights are gone. What of them is in host
+memory is streamed from then on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.host_weights.streaming import start_streaming
 from kvscope_engine.model.joined.float32_head import use_float32_logits
 from kvscope_engine.model.joined.fuse import Fused, fuse_model
 
@@ -17,4 +19,6 @@ def make_ready_to_run(module: nn.Module, quantization: str = "none") -> Fused:
     """In place; asked again, it says what was done. Raises BadInput naming an architecture that cannot be served."""
     check_hook(module)
     use_float32_logits(module)
-    return fuse_model(module, quantization)
+    fused = fuse_model(module, quantization)
+    start_streaming(module)
+    return fused

@@ -58,7 +58,7 @@ def _check_config(config: PretrainedConfig, name: str) -> None:
         method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
         raise BadInput(
             f"model {name!r} is not supported: its weights are quantized with {method!s:.40};"
-            " a GGUF file or weights in 16 or 32 bits are"
+            " GPTQ, AWQ, a GGUF file or weights in 16 or 32 bits are"
         )
 
 

@@ -47,6 +47,8 @@ class MemoryPlan:
     """Buffers through which blocks go to host memory."""
     kv_min: int
     """The least that is of use."""
+    host_weights: int = 0
+    """In host memory, not on the device: streamed in each forward pass."""
 
     @property
     def allowed(self) -> int:
@@ -80,9 +82,10 @@ class MemoryPlan:
 
     def summary(self, device: str) -> str:
         """Where the memory goes, on one line."""
+        streamed = f"; weights in host memory {gib(self.host_weights)}, streamed each step" if self.host_weights else ""
         return (
             f"memory of {device}: {gib(self.allowed)} of {gib(self.total)} may be used"
-            f" (--gpu-memory-utilization {self.utilization:g}): {self.parts()}, others {gib(self.others)}"
+            f" (--gpu-memory-utilization {self.utilization:g}): {self.parts()}, others {gib(self.others)}{streamed}"
         )
 
     def parts(self) -> str:
@@ -125,16 +128,29 @@ class MemoryPlan:
         return max(0, self.allowed - self.others - (self.needed - self.weights) - self.kv_min)
 
 
-def check_weights_fit(name: str, num_parameters: int, itemsize: int, room: int, total: int, device: str) -> None:
-    """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `room`."""
-    needed = num_parameters * itemsize
+def check_weights_fit(
+    name: str, num_parameters: int, itemsize: int, room: int, total: int, device: str, on_host: int | None = None
+) -> None:
+    """Before anything is loaded: raise KvscopeError, on one line, when the weights alone are more than `room`.
+
+    `on_host` bytes of them are kept in host memory; None: none can be.
+    """
+    needed = max(0, num_parameters * itemsize - (on_host or 0))
     if needed > room:
+        beside = f"beside {gib(on_host)} in host memory" if on_host else "alone"
         raise KvscopeError(
-            f"no memory for model {name!r}: its {num_parameters / 1e9:.1f} billion parameters take {gib(needed)} alone,"
-            f" {gib(room)} of the {gib(total)} of {device} may be used: a step and some KV cache included, a model of"
-            f" about {WEIGHTS_SHARE * room / itemsize / 1e9:.0f} billion fits there, and this one a GPU of"
-            f" {gib(needed / WEIGHTS_SHARE * total / max(room, 1))}"
+            f"no memory for model {name!r}: its {num_parameters / 1e9:.1f} billion parameters take {gib(needed)}"
+            f" {beside}, {gib(room)} of the {gib(total)} of {device} may be used: a step and some KV cache included, a"
+            f" model of about {WEIGHTS_SHARE * room / itemsize / 1e9:.0f} billion fits there, and this one a GPU of"
+            f" {gib(needed / WEIGHTS_SHARE * total / max(room, 1))}{_offload_that_fits(on_host, needed, room)}"
         )
+
+
+def _offload_that_fits(on_host: int | None, needed: int, room: int) -> str:
+    if on_host is None:
+        return ""
+    num_gib = math.ceil((on_host + needed - WEIGHTS_SHARE * room) / GIB)
+    return f", or --cpu-offload-gb {num_gib} (slower: these come from host memory in each step)"
 
 
 def gib(num_bytes: int | float) -> str:

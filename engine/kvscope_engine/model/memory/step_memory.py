@@ -6,14 +6,17 @@ memory can ask before there is a runner.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.memory.memory_plan import StepReserves
-from kvscope_engine.model.running.decode_graphs import captured_lengths, captured_sizes
-from kvscope_engine.model.running.step_tensors import inputs_bytes
-from kvscope_kernels.launch import decode_tiles, plan_splits
+from kvscope_engine.model.running.decode_graphs import captured_sizes
+from kvscope_engine.model.running.pieces.mixed_graphs import mixed_sizes
+from kvscope_engine.model.running.step_tensors import inputs_bytes, table_width
+from kvscope_kernels.decode.bounds import part_bounds, partial_bytes
+from kvscope_kernels.launch import decode_tiles
 from kvscope_kernels.relevance.block_attention import MAX_PARTIAL_BYTES
 
 if TYPE_CHECKING:
@@ -23,12 +26,18 @@ CPU_BATCHED_TOKENS: Final = 512
 GPU_BATCHED_TOKENS: Final = 8192
 GRAPH_BYTES: Final = 256 << 20
 """Of all graphs together, beside the tensors that they read and write: their nodes, and what they keep between them."""
+PIECES_BYTES: Final = 256 << 20
+"""The same, of all graphs of steps with prefills, of which each layer has one a size."""
 SAMPLING_INPUT_BYTES: Final = 1 << 20
 """Of a step's buffer, for what sampling needs of the requests. More than that goes up in copies of its own."""
 SAMPLING_ROW_BYTES: Final = 256
 MAX_MASK_BYTES: Final = 8 << 20
 """Of a step's buffer, for the tokens that each request of a form may have, a bit each."""
 FLOAT32_BYTES: Final = 4
+CHOICE_BYTES_A_BLOCK: Final = 24
+"""What choosing blocks holds at once for one block, request and KV head: scores, and what ranking makes of them."""
+CHOICE_BYTES_A_CHOSEN: Final = 96
+"""The same for each that is chosen: its score and place, ranked and in order, and the compact tables."""
 SAMPLING_BYTES_A_LOGIT: Final = 48
 """What sampling with every option holds at once for one logit: raw log-probabilities and scaled logits (4 each),
 weights (4), sorted values and their places (12), sums in double precision (16), and masks (8)."""
@@ -88,9 +97,12 @@ def step_reserves(config: EngineConfig, loaded: LoadedModel, num_multiprocessors
         element_bytes=loaded.dtype.itemsize,
         is_quantized=config.kv_cache_dtype != "auto",
     )
-    graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_logits_bytes(limits, logits_width(loaded))
+    graphs = 0 if config.enforce_eager else GRAPH_BYTES + graph_tensor_bytes(limits, logits_width(loaded))
+    partials = split_partials_bytes(limits, heads, num_multiprocessors) + shares_bytes(config, limits)
+    if config.piecewise_graphs and not config.enforce_eager:
+        graphs += PIECES_BYTES + crossing_bytes(limits, heads)
     return StepReserves(
-        attention_partials=split_partials_bytes(limits, heads, num_multiprocessors) + shares_bytes(config, limits),
+        attention_partials=partials + choice_bytes(config, limits, heads.num_kv_heads),
         graphs=graphs + step_buffer_bytes(limits, logits_width(loaded)),
         sampling=sampling_bytes(limits, logits_width(loaded)),
     )
@@ -104,16 +116,22 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
     return inputs + SAMPLING_INPUT_BYTES + SAMPLING_ROW_BYTES * limits.max_num_seqs + masks
 
 
-def graph_logits_bytes(limits: StepLimits, vocab_size: int) -> int:
-    """Bytes of the one tensor of logits that all graphs write."""
-    return FLOAT32_BYTES * captured_sizes(limits.max_num_seqs)[-1] * vocab_size
+def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
+    """Bytes of the one tensor of logits that all graphs write, and of the block tables that all of them read."""
+    columns = vocab_size + table_width(limits.max_request_tokens, limits.block_size)
+    return FLOAT32_BYTES * captured_sizes(limits.max_num_seqs)[-1] * columns
+
+
+def crossing_bytes(limits: StepLimits, heads: HeadShape) -> int:
+    """Bytes of what graphs and attention between them hand to each other: queries, what they attended to, and what the
+    head is given, which is about as wide."""
+    return 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.head_dim
 
 
 def split_partials_bytes(limits: StepLimits, heads: HeadShape, num_multiprocessors: int) -> int:
-    """Bytes of the largest decode's partial results: of one layer, whose room the next one takes over."""
-    sizes = {*captured_sizes(limits.max_num_seqs), limits.max_num_seqs}
-    lengths = captured_lengths(limits.max_request_tokens)
-    return max(_partials(size, length, heads, num_multiprocessors) for size in sizes for length in lengths)
+    """Bytes of the largest decode's partial results, which all layers overwrite."""
+    sizes = range(1, limits.max_num_seqs + 1)  # many short ones are not cut, fewer are
+    return max(_partials(size, limits.max_request_tokens, heads, num_multiprocessors) for size in sizes)
 
 
 def shares_bytes(config: EngineConfig, limits: StepLimits) -> int:
@@ -121,6 +139,14 @@ def shares_bytes(config: EngineConfig, limits: StepLimits) -> int:
     if not config.page_heat:
         return 0
     return 3 * MAX_PARTIAL_BYTES + 2 * FLOAT32_BYTES * limits.max_num_seqs * limits.max_request_blocks
+
+
+def choice_bytes(config: EngineConfig, limits: StepLimits, num_kv_heads: int) -> int:
+    """Bytes that choosing blocks takes of a step: of one layer, whose room the next one takes over."""
+    if config.sparse_decode is None:
+        return 0
+    chosen = math.ceil(config.sparse_decode * CHOICE_BYTES_A_CHOSEN)
+    return (CHOICE_BYTES_A_BLOCK + chosen) * limits.max_num_seqs * num_kv_heads * limits.max_request_blocks
 
 
 def sampling_bytes(limits: StepLimits, vocab_size: int) -> int:
@@ -139,5 +165,5 @@ def logits_width(loaded: LoadedModel) -> int:
 def _partials(size: int, length: int, heads: HeadShape, num_multiprocessors: int) -> int:
     group = heads.num_heads // heads.num_kv_heads
     tiles = decode_tiles(heads.head_dim, heads.head_dim, group, heads.element_bytes, is_quantized=heads.is_quantized)
-    plan = plan_splits(length, size * heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
-    return FLOAT32_BYTES * size * heads.num_heads * plan.num_splits * (heads.head_dim + 1)
+    bounds = part_bounds(size, length, heads.num_kv_heads, tiles.tile_n, num_multiprocessors, tiles.num_warps)
+    return partial_bytes(bounds, heads.num_heads, heads.head_dim)

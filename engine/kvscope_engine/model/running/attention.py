@@ -16,7 +16,11 @@ from transformers import AttentionInterface
 
 from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
+from kvscope_engine.model.sparse.page_choice import PageChoice, by_head
+from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import Ops
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.native.layer import DecodeStep
 from kvscope_kernels.rotate_write import Rotation, rotate_torch
 
 ATTENTION_NAME: Final = "kvscope_paged"
@@ -105,8 +109,16 @@ class PagedContext(AttentionContext):
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    decode_steps: dict[int, tuple[DecodeStep | None]] = field(default_factory=dict)
+    """What layers in one call share, kept as `scratch` is."""
     shares: BlockShares | None = None
     """Where the decodes' attention is measured in this step."""
+    plans: DecodePlans = field(default_factory=DecodePlans)
+    """How the decodes are cut among programs, the same for all layers."""
+    choice: PageChoice | None = None
+    """How decodes choose among their blocks in layers that have bounds; None: they attend to all."""
+    skips: BlockSkips | None = None
+    """Where it is counted in this step what they passed over."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
@@ -118,7 +130,8 @@ class PagedContext(AttentionContext):
             query, key = _widen(query, stored_dim), _widen(key, stored_dim)
         value = _widen(value, stored_dim)
         self.ops.kv_write(key, value, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale)
-        out = self._attend(query, kv, options)
+        self._update_bounds(kv)
+        out = self.attend_written(query, kv, options)
         return out if value_dim == stored_dim else out[..., :value_dim]
 
     def attend_joined(
@@ -133,17 +146,30 @@ class PagedContext(AttentionContext):
         if kv.k.shape[-1] != heads.shape[-1]:
             return self.attend(layer, *rotate_torch(heads, rotation), options)
         query = self.ops.rotate_write(heads, rotation, kv.k, kv.v, self.slot_mapping, kv.k_scale, kv.v_scale)
-        return self._attend(query, kv, options)
+        self._update_bounds(kv)
+        return self.attend_written(query, kv, options)
 
-    def _attend(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
+    def _update_bounds(self, kv: LayerKV) -> None:
+        if kv.bounds is not None:
+            self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping)
+
+    def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
+        """(T, Hq, D) over keys and values that are stored, those of the step among them -> (T, Hq, D)."""
         if self.prefill is None:
             return self._decode(query, kv, options, None)
         if self.decode is None:
             return self._prefill(query, kv, options, None)
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        return self.attend_into(query, kv, options, torch.empty(query.shape, dtype=query.dtype, device=query.device))
+
+    def attend_into(
+        self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor
+    ) -> torch.Tensor:
+        """The same, written to `out`."""
         count = self.num_single_token
-        self._decode(query[:count], kv, options, out[:count])
-        self._prefill(query[count:], kv, options, out[count:])
+        if self.decode is not None:
+            self._decode(query[:count], kv, options, out[:count])
+        if self.prefill is not None:
+            self._prefill(query[count:], kv, options, out[count:])
         return out
 
     def _decode(
@@ -162,8 +188,32 @@ class PagedContext(AttentionContext):
                 sliding_window=options.sliding_window,
                 softcap=options.softcap,
             )
+        if self.choice is not None and kv.bounds is not None:
+            return self._decode_chosen(self.choice, batch, query, kv, options, out)
         given = _given(kv, options, batch.max_seq_len, out)
-        return self.ops.decode(query, kv.k, kv.v, batch.block_tables, batch.seq_lens, **given)
+        return self.ops.decode(query, kv.k, kv.v, batch.block_tables, batch.seq_lens, plans=self.plans, **given)
+
+    def _decode_chosen(
+        self,
+        choice: PageChoice,
+        batch: DecodeBatch,
+        query: torch.Tensor,
+        kv: LayerKV,
+        options: AttentionOptions,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Over the blocks that each KV head chooses; the same operation as over all."""
+        chosen = choice.choose(query, kv, batch.block_tables, batch.seq_lens, batch.max_seq_len)
+        if self.skips is not None:
+            self.skips.add(chosen, batch.block_tables, kv.k.shape[2])
+        if chosen is None:
+            given = _given(kv, options, batch.max_seq_len, out)
+            tables, lengths = batch.block_tables, batch.seq_lens
+            return self.ops.decode(query, kv.k, kv.v, tables, lengths, plans=self.plans, **given)
+        rows = query.reshape(len(chosen.seq_lens), -1, query.shape[-1])
+        given = _given(kv, options, chosen.max_seq_len, None if out is None else out.view(rows.shape))
+        k, v = by_head(kv.k), by_head(kv.v)
+        return self.ops.decode(rows, k, v, chosen.block_tables, chosen.seq_lens, **given).view(query.shape)
 
     def _prefill(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None

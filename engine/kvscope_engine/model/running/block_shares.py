@@ -63,22 +63,21 @@ def on_host(tensor: torch.Tensor) -> NDArray[np.float32]:
     return array
 
 
-class ShareSchedule:
-    """Measures the first step with decodes and every `every`-th after it; 0: none."""
+class MeasuredSteps:
+    """The first step with decodes and every `every`-th after it; 0: none."""
 
-    def __init__(self, every: int, ops: Ops) -> None:
+    def __init__(self, every: int) -> None:
         self._every = every
-        self._ops = ops
         self._num_steps = 0
 
-    def begin(self, num_decodes: int) -> BlockShares | None:
-        """What to measure this step with, None where it is not measured."""
-        if not self._every or not num_decodes:
-            return None
+    def is_due(self, num_decodes: int) -> bool:
+        """Whether the step that begins is measured."""
+        if not self.any(num_decodes):
+            return False
         is_due = self._num_steps % self._every == 0  # counted where a step may fail: it is tried again without
         self._num_steps += 1
-        return BlockShares(self._ops) if is_due else None
+        return is_due
 
-    def any(self, num_decodes: int) -> BlockShares | None:
-        """The same for a step that counts for nothing, as if it were due."""
-        return BlockShares(self._ops) if self._every and num_decodes else None
+    def any(self, num_decodes: int) -> bool:
+        """The same of a step that counts for nothing, as if it were due."""
+        return bool(self._every and num_decodes)

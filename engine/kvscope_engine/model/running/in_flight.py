@@ -8,19 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
+from typing import Final, NamedTuple
 
 import torch
 
 from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.read_back import Landing
 from kvscope_engine.model.sampling.sampler import Sampled
+from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_telemetry.messages.commands import TokenLogprobs
 
 
+class Measures(NamedTuple):
+    """What is measured in a step; None of it: that is not."""
+
+    shares: BlockShares | None = None
+    skips: BlockSkips | None = None
+
+
+NOTHING: Final = Measures()
+
+
 class InFlight:
-    """Made by `ModelRunner.launch`. `sampled` and `landing` are None where nothing is sampled, `shares` where no
-    attention is measured."""
+    """Made by `ModelRunner.launch`. `sampled` and `landing` are None where nothing is sampled."""
 
     def __init__(
         self,
@@ -28,16 +39,20 @@ class InFlight:
         timer: StepTimer,
         sampled: Sampled | None = None,
         landing: Landing | None = None,
-        shares: BlockShares | None = None,
+        measures: Measures = NOTHING,
         *,
         graph_size: int = 0,
+        launches: int = 0,
+        graph_tokens: int = 0,
     ) -> None:
         self._plan = plan
         self._timer = timer
         self._sampled = sampled
         self._landing = landing
-        self._shares = shares
+        self._measures = measures
         self._graph_size = graph_size
+        self._launches = launches
+        self._graph_tokens = graph_tokens
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -53,11 +68,21 @@ class InFlight:
     def result(self) -> StepResult:
         """What came out; waits until it is here."""
         scheduled, asked_ns = self._plan.scheduled, time.monotonic_ns()
-        told = self._shares.rows() if self._shares is not None else None
+        shares, skips = self._measures
+        told = shares.rows() if shares is not None else None
+        skipped = skips.rows() if skips is not None else None
         if self._sampled is None or self._landing is None:
             forward_ns = self._timer.elapsed_ns()
             wait_ns = time.monotonic_ns() - asked_ns
-            return StepResult(((),) * len(scheduled), forward_ns=forward_ns, block_shares=told, wait_ns=wait_ns)
+            return StepResult(
+                token_ids=((),) * len(scheduled),
+                forward_ns=forward_ns,
+                block_shares=told,
+                graph_tokens=self._graph_tokens,
+                wait_ns=wait_ns,
+                block_skips=skipped,
+                launches=self._launches,
+            )
         numbers = self._landing.numbers()
         wait_ns = time.monotonic_ns() - asked_ns
         token_ids, logprobs = self._sampled.read(numbers)
@@ -67,7 +92,10 @@ class InFlight:
             forward_ns=self._timer.elapsed_ns(),
             block_shares=told,
             graph_size=self._graph_size,
+            graph_tokens=self._graph_tokens,
             wait_ns=wait_ns,
+            block_skips=skipped,
+            launches=self._launches,
         )
 
 

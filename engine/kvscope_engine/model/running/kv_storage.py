@@ -1,9 +1,10 @@
 """The bytes of the block pool on the device: one packed tensor a layer, and one of scales when it is quantized.
+Layers that choose among their blocks have bounds of their keys beside them, one row a block like all else.
 
 Owns the layout, NHD `[blocks, 2, block_size, heads, dim]` on a CPU and HND `[blocks, 2, heads, block_size, dim]`
 on a GPU; who uses a block, and why, it must not know. Everybody else sees the logical views
 `(num_blocks, block_size, heads, dim)` and, of scales, `(num_blocks, block_size, heads)`; who moves whole blocks takes
-`block_tensors`, so that data and scales travel together.
+`block_tensors`, so that data, scales and bounds travel together.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class LayerShape:
 
     num_kv_heads: int
     head_dim: int
+    has_bounds: bool = False
+    """Whether the smallest and the largest key of each block are kept with it."""
 
 
 class LayerKV(NamedTuple):
@@ -43,6 +46,8 @@ class LayerKV(NamedTuple):
     v: torch.Tensor
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
+    bounds: torch.Tensor | None = None
+    """(num_blocks, 2, heads, dim): the smallest and the largest key of each block; None where none are kept."""
 
 
 class KVStorage:
@@ -68,7 +73,7 @@ class KVStorage:
         self.device = device
         self.block_bytes = block_bytes(self.layers, block_size, dtype)
         self._memory = memory
-        self._packed, self._scales = self._allocate()
+        self._packed, self._scales, self._bounds = self._allocate()
         self._views = [self._layer_view(layer) for layer in range(len(self.layers))]
         self._rows: RowTensors | None = row_tensors(self.block_tensors)
 
@@ -85,9 +90,10 @@ class KVStorage:
     def block_tensors(self) -> tuple[torch.Tensor, ...]:
         """All that a block is made of: tensors whose row b holds bytes of block b, each row one run of memory.
 
-        Copying row b of every one of them copies block b, its scales included. Types are such that a CPU can index.
+        Copying row b of every one of them copies block b, its scales and bounds included. Types are such that a CPU
+        can index.
         """
-        return (*map(as_bytes, self._packed), *self._scales)
+        return (*map(as_bytes, self._packed), *self._scales, *self._bounds.values())
 
     @property
     def rows(self) -> RowTensors:
@@ -117,31 +123,37 @@ class KVStorage:
         self._rows = None
         self._packed.clear()
         self._scales.clear()
+        self._bounds.clear()
         if self._memory is not None:
             self._memory.close()
 
     def _layer_view(self, layer: int) -> LayerKV:
         hnd = _is_hnd(self.device)
-        scales = _logical_views(self._scales[layer], hnd) if self._scales else (None, None)
-        return LayerKV(*_logical_views(self._packed[layer], hnd), *scales)
+        k, v = _logical_views(self._packed[layer], hnd)
+        k_scale, v_scale = _logical_views(self._scales[layer], hnd) if self._scales else (None, None)
+        return LayerKV(k, v, k_scale, v_scale, self._bounds.get(layer))
 
-    def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Data and, if quantized, scales of each layer.
+    def _allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[int, torch.Tensor]]:
+        """Data and, if quantized, scales of each layer, and by layer the bounds of those that have them.
 
         Not written to, so that a CPU hands out pages only as blocks are used; operations never read free slots.
         """
         hnd = _is_hnd(self.device)
         shapes = [_packed_shape(self.num_blocks, self.block_size, layer, hnd) for layer in self.layers]
         scale_shapes = [shape[:-1] for shape in shapes] if self.dtype in LARGEST else []
+        bounded = {index: layer for index, layer in enumerate(self.layers) if layer.has_bounds}
+        bound_shapes = [(self.num_blocks, 2, layer.num_kv_heads, layer.head_dim) for layer in bounded.values()]
+        wanted = [(shape, self.dtype) for shape in shapes]
+        wanted += [(shape, SCALE_DTYPE) for shape in scale_shapes] + [(shape, self.dtype) for shape in bound_shapes]
+        made = [self._make(index, *each) for index, each in enumerate(wanted)]
+        cut = len(shapes) + len(scale_shapes)
+        return made[: len(shapes)], made[len(shapes) : cut], dict(zip(bounded, made[cut:], strict=True))
+
+    def _make(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self._memory is not None:
-            data = [self._memory.tensor(index, shape, self.dtype) for index, shape in enumerate(shapes)]
-            first = len(shapes)
-            return data, [self._memory.tensor(first + i, shape, SCALE_DTYPE) for i, shape in enumerate(scale_shapes)]
+            return self._memory.tensor(index, shape, dtype)
         try:
-            return (
-                [torch.empty(shape, dtype=self.dtype, device=self.device) for shape in shapes],
-                [torch.empty(shape, dtype=SCALE_DTYPE, device=self.device) for shape in scale_shapes],
-            )
+            return torch.empty(shape, dtype=dtype, device=self.device)
         except (RuntimeError, MemoryError) as error:  # torch tells of memory by RuntimeError
             raise KvscopeError(
                 f"no memory for the KV cache: {self.num_blocks} blocks of {self.block_bytes / MIB:.2f} MiB are"
@@ -156,16 +168,18 @@ def storage_dtype(kv_cache_dtype: str, activations: torch.dtype) -> torch.dtype:
 
 
 def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values, and their scales where `dtype` is quantized."""
+    """Bytes of one block over all layers, keys and values, their scales where `dtype` is quantized, and bounds."""
     return sum(tensor_block_bytes(layers, block_size, dtype))
 
 
 def tensor_block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Bytes of one block in each tensor of a storage: the data of each layer, then, if quantized, its scales."""
+    """Bytes of one block in each tensor of a storage: the data of each layer, then, if quantized, its scales, then
+    the bounds of layers that have them."""
     heads = [2 * block_size * layer.num_kv_heads for layer in layers]
     data = [count * layer.head_dim * dtype.itemsize for count, layer in zip(heads, layers, strict=True)]
     scales = [count * SCALE_DTYPE.itemsize for count in heads] if dtype in LARGEST else []
-    return (*data, *scales)
+    bounds = [2 * each.num_kv_heads * each.head_dim * dtype.itemsize for each in layers if each.has_bounds]
+    return (*data, *scales, *bounds)
 
 
 def _is_hnd(device: torch.device) -> bool:

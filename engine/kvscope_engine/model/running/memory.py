@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.checks.hook_check import check_hook
+from kvscope_engine.model.host_weights.streaming import streamed_weights
 from kvscope_engine.model.loading.device import free_bytes
 from kvscope_engine.model.memory.device_memory import CudaMemory, DeviceMemory
 from kvscope_engine.model.memory.memory_plan import MemoryPlan
 from kvscope_engine.model.memory.step_memory import step_reserves
 from kvscope_engine.model.running.kv_storage import MIB, block_bytes, storage_dtype
 from kvscope_engine.model.running.profile_run import step_profile
+from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.tiers.build import STAGING_BYTES
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
@@ -43,7 +44,7 @@ def num_blocks_for(
     """
     if memory is None and loaded.device.type == "cuda":
         memory = CudaMemory(loaded.device)
-    layers = [call.shape for call in check_hook(loaded.module)]
+    layers = layer_shapes(loaded, config.sparse_decode)
     one_block = block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
     free = free_bytes(loaded.device) if memory is None else memory.free_bytes()
     if config.num_gpu_blocks_override is not None:
@@ -74,7 +75,7 @@ def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory,
     """Where the GPU's memory goes; a full step is run to know. `one_block` is what a block of the KV cache takes."""
     memory.release_unused()
     profile = step_profile(config, loaded, memory)
-    held = memory.held_bytes()
+    held, streamed = memory.held_bytes(), streamed_weights(loaded.module)
     return MemoryPlan(
         total=memory.total_bytes,
         utilization=config.gpu_memory_utilization,
@@ -85,6 +86,7 @@ def plan_memory(config: EngineConfig, loaded: LoadedModel, memory: DeviceMemory,
         reserves=step_reserves(config, loaded, memory.num_multiprocessors),
         staging=2 * STAGING_BYTES if config.host_kv_memory_bytes else 0,
         kv_min=one_block,
+        host_weights=streamed.num_bytes if streamed is not None else 0,
     )
 
 

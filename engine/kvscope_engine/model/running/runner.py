@@ -21,18 +21,22 @@ from kvscope_engine.model.joined.fuse import weights_bytes
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.step_memory import StepLimits, logits_width, step_buffer_bytes
 from kvscope_engine.model.running.attention import PagedContext
-from kvscope_engine.model.running.block_shares import BlockShares, ShareSchedule
-from kvscope_engine.model.running.decode_graphs import DecodeGraphs, GraphShape
+from kvscope_engine.model.running.block_shares import BlockShares, MeasuredSteps
+from kvscope_engine.model.running.decode_graphs import DecodeGraphs
 from kvscope_engine.model.running.forward import Forward
 from kvscope_engine.model.running.host_memory import keep_freed_memory
-from kvscope_engine.model.running.in_flight import InFlight, StepTimer
+from kvscope_engine.model.running.in_flight import NOTHING, InFlight, Measures, StepTimer
 from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.pieces.mixed_graphs import MixedGraphs
 from kvscope_engine.model.running.read_back import ReadBack
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs, TableRows, build_inputs, sampled_places
 from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs
-from kvscope_engine.model.running.warm_up import warm_up
+from kvscope_engine.model.running.warm_up import failure_words, warm_up
 from kvscope_engine.model.sampling.sampler import Sampler
+from kvscope_engine.model.sparse.page_choice import PageChoice
+from kvscope_engine.model.sparse.skips import SKIP_STEPS, BlockSkips
+from kvscope_engine.model.work.launches import Kind, Launches
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_kernels import ops_for
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS
@@ -66,14 +70,21 @@ class ModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         enforce_eager: bool = False,
+        piecewise_graphs: bool = False,
         page_heat: int = 0,
+        sparse_decode: float | None = None,
         others: OtherRanks | None = None,
     ) -> None:
         self._others = others
         self._storage = storage
         self._device = loaded.device
         self._ops = ops_for(loaded.device.type)
-        self._schedule = ShareSchedule(page_heat, self._ops)
+        self._measures_shares = page_heat > 0
+        self.choice: PageChoice | None = None
+        """How decodes choose among their blocks; None: they attend to all."""
+        if sparse_decode is not None:
+            self.choice = PageChoice(sparse_decode, storage.block_size, self._ops)
+        self._measured = MeasuredSteps(page_heat or (SKIP_STEPS if self.choice is not None else 0))
         if loaded.device.type == "cpu":
             keep_freed_memory()
         self.fused = make_ready_to_run(loaded.module, loaded.quantization)
@@ -81,6 +92,7 @@ class ModelRunner:
         self.notes: list[str] = []
         """What is not as it was asked for, a line each."""
         self._model = Forward(loaded.module)
+        self._launches = Launches(loaded.device)
         self._vocab_size = logits_width(loaded)
         self._sampler = Sampler(loaded.eos_token_ids, loaded.info.vocab_size)
         limits = StepLimits(
@@ -98,14 +110,20 @@ class ModelRunner:
             self._graphs = DecodeGraphs(
                 self._run_eagerly,
                 self._buffer,
+                self._device,
                 max_num_seqs=max_num_seqs,
                 max_tokens=limits.max_request_tokens,
                 block_size=storage.block_size,
             )
+        self._mixed: MixedGraphs | None = None
+        if self._graphs is not None and piecewise_graphs:
+            self._mixed = MixedGraphs(
+                self._model, storage, self._ops, self._buffer, max_num_batched_tokens=max_num_batched_tokens
+            )
 
     @torch.inference_mode()
     def warm_up(self, progress: Callable[[Progress], None]) -> None:
-        """Compile every kernel that service can need and capture the graphs; on a CPU there is nothing to do."""
+        """Compile every kernel that service can need and capture a graph; on a CPU there is nothing to do."""
         if self._device.type == "cpu":
             return
         nothing = torch.full((1, 2), -1, dtype=torch.int64, device=self._device)
@@ -113,9 +131,7 @@ class ModelRunner:
         failure = warm_up(self._limits, self._warm_measuring, self._sampler, self._buffer, self._graphs, progress)
         torch.cuda.synchronize(self._device)
         if failure:
-            self._graphs = None
-            torch.cuda.empty_cache()
-            self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
+            self._give_up_graphs(failure)
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step: copy blocks, write and attend, sample what is to be sampled."""
@@ -131,14 +147,11 @@ class ModelRunner:
         if self._others is not None:
             self._others.tell(inputs, plan.copies)
         sampling, num_said = sampled_places(plan.scheduled)
-        shares = self._schedule.begin(inputs.num_single_token)
-        shape = self._graphs.shape_of(inputs) if self._graphs is not None and shares is None else None
+        measures = self._measures(self._measured.is_due(inputs.num_single_token))
+        graphs, size = self._graphs_for(inputs) if measures == NOTHING else (None, 0)
         buffer = self._buffer
         buffer.begin()
-        if shape is not None and self._graphs is not None:
-            tensors = self._graphs.put(inputs, shape)
-        else:
-            tensors = put_inputs(inputs, buffer)
+        tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
         options = self._sampler.inputs(sampling, buffer, self._vocab_size, num_said)
         pairs = buffer.put(np.array(plan.copies, np.int64)) if plan.copies else None
         awaited = buffer.put(inputs.awaited) if inputs.awaited is not None else None
@@ -148,15 +161,20 @@ class ModelRunner:
         if awaited is not None and after is not None:
             tensors.input_ids.index_copy_(0, awaited[0], after.tokens.index_select(0, awaited[1]))
         timer = StepTimer(self._device)
-        logits = self._forward(tensors, shape, len(sampling), shares)
+        count = len(sampling)
+        kind = self._kind(inputs, count, graphs, size, is_measured=measures != NOTHING)
+        with self._launches.counted(kind):
+            logits = self._forward(tensors, count, measures) if graphs is None else graphs.replay(size, count)
         timer.stop()
         if self._others is not None:
             self._others.done()
+        graph_size, graph_tokens = (size, 0) if graphs is self._graphs else (0, size)
         if logits is None:
-            return InFlight(plan, timer, shares=shares)
+            return InFlight(plan, timer, measures=measures, graph_tokens=graph_tokens, launches=self._launches.of(kind))
         sampled = self._sampler.draw(logits, options)
         landing = self._read_back.start(sampled.packed)
-        return InFlight(plan, timer, sampled, landing, shares, graph_size=shape.size if shape is not None else 0)
+        given = {"graph_size": graph_size, "graph_tokens": graph_tokens, "launches": self._launches.of(kind)}
+        return InFlight(plan, timer, sampled, landing, measures, **given)
 
     @torch.inference_mode()
     def follow(self, inputs: StepInputs, copies: Sequence[tuple[int, int]]) -> None:
@@ -177,20 +195,52 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop every tensor."""
-        self._graphs = None
+        self._graphs = self._mixed = None
         del self._model
 
-    def _forward(
-        self, tensors: StepTensors, shape: GraphShape | None, num_samples: int, shares: BlockShares | None
-    ) -> torch.Tensor | None:
+    def _kind(
+        self,
+        inputs: StepInputs,
+        count: int,
+        graphs: DecodeGraphs | MixedGraphs | None,
+        size: int,
+        *,
+        is_measured: bool,
+    ) -> Kind | None:
+        pieces = graphs.num_graphs(size) if isinstance(graphs, MixedGraphs) else 0
+        in_graph = isinstance(graphs, DecodeGraphs)
+        return self._launches.kind(inputs, count, in_graph=in_graph, num_pieces=pieces, is_measured=is_measured)
+
+    def _graphs_for(self, inputs: StepInputs) -> tuple[DecodeGraphs | MixedGraphs | None, int]:
+        """Those that run a step, and of what size; None: it runs eagerly. Captures what is wanted again."""
+        try:
+            if self._graphs is not None and (size := self._graphs.size_of(inputs)) is not None:
+                return self._graphs, size
+        except RuntimeError as error:  # as in the warm-up
+            self._give_up_graphs(failure_words(error))
+        try:
+            if self._mixed is not None and (size := self._mixed.size_of(inputs)) is not None:
+                return self._mixed, size
+        except Exception as error:  # whatever a class of models raises that is called in two parts
+            self._give_up_pieces(failure_words(error))
+        return None, 0
+
+    def _give_up_graphs(self, failure: str) -> None:
+        self._graphs = self._mixed = None
+        torch.cuda.empty_cache()
+        self.notes.append(f"CUDA graphs could not be captured, steps run without them (slower): {failure}")
+
+    def _give_up_pieces(self, failure: str) -> None:
+        self._mixed = None
+        torch.cuda.empty_cache()
+        self.notes.append(f"piecewise graphs could not be captured, steps with prefills run without: {failure}")
+
+    def _forward(self, tensors: StepTensors, num_samples: int, measures: Measures) -> torch.Tensor | None:
         """Logits of the sampled rows, (num_samples, vocabulary); None when nothing is sampled."""
-        if shape is not None:
-            assert self._graphs is not None, "a shape is one of a graph"
-            return self._graphs.replay(shape, num_samples)
         if not num_samples:
-            self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors, shares))
+            self._model.fill(tensors.input_ids, tensors.positions, self._context(tensors, measures))
             return None
-        context = self._context(tensors, shares)
+        context = self._context(tensors, measures)
         return self._model.logits(tensors.input_ids, tensors.positions, context, tensors.sample_rows)
 
     def _run_eagerly(self, tensors: StepTensors) -> torch.Tensor:
@@ -199,9 +249,21 @@ class ModelRunner:
 
     def _warm_measuring(self, tensors: StepTensors) -> torch.Tensor:
         """The same, measured where service measures."""
-        shares = self._schedule.any(tensors.num_single_token)
-        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors, shares))
+        measures = self._measures(self._measured.any(tensors.num_single_token))
+        return self._model.logits(tensors.input_ids, tensors.positions, self._context(tensors, measures))
 
-    def _context(self, tensors: StepTensors, shares: BlockShares | None = None) -> PagedContext:
-        decode, prefill, count = tensors.decode, tensors.prefill, tensors.num_single_token
-        return PagedContext(self._storage, self._ops, tensors.slot_mapping, count, decode, prefill, shares=shares)
+    def _measures(self, is_due: bool) -> Measures:
+        if not is_due:
+            return NOTHING
+        shares = BlockShares(self._ops) if self._measures_shares else None
+        return Measures(shares, BlockSkips() if self.choice is not None else None)
+
+    def _context(self, tensors: StepTensors, measures: Measures = NOTHING) -> PagedContext:
+        return PagedContext(
+            *(self._storage, self._ops, tensors.slot_mapping, tensors.num_single_token),
+            decode=tensors.decode,
+            prefill=tensors.prefill,
+            shares=measures.shares,
+            choice=self.choice,
+            skips=measures.skips,
+        )

@@ -32,14 +32,17 @@ class StepTensors:
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     sample_rows: torch.Tensor | None
-    """None when every row is sampled, or none is."""
+    """None when none is sampled, or every row is and none was added."""
 
 
-def put_inputs(inputs: StepInputs, buffer: StepBuffer) -> StepTensors:
-    """A step as it is, for running eagerly."""
+def put_inputs(inputs: StepInputs, buffer: StepBuffer, size: int | None = None) -> StepTensors:
+    """A step as it is, for running eagerly; or with its tokens padded to `size`, what graphs between attention read."""
     count = inputs.num_single_token
     decode = prefill = None
-    flat = buffer.put(inputs.input_ids), buffer.put(inputs.positions), buffer.put(inputs.slot_mapping)
+    if size is None:
+        flat = buffer.put(inputs.input_ids), buffer.put(inputs.positions), buffer.put(inputs.slot_mapping)
+    else:
+        flat = put_padded(inputs, size, buffer)
     if count:
         tables, seq_lens = _tables(inputs.block_tables[:count], buffer), buffer.put(inputs.seq_lens[:count])
         decode = DecodeBatch(tables, seq_lens, int(inputs.seq_lens[:count].max()))
@@ -52,32 +55,48 @@ def put_inputs(inputs: StepInputs, buffer: StepBuffer) -> StepTensors:
             query_start=buffer.put(query_start),
             max_query_len=int(np.diff(query_start).max()),
         )
-    is_some = 0 < len(inputs.sample_rows) < inputs.num_tokens
+    is_some = 0 < len(inputs.sample_rows) < (size or 0) + inputs.num_tokens
     rows = buffer.put(inputs.sample_rows) if is_some else None
     return StepTensors(*flat, count, decode, prefill, rows)
 
 
-def put_decodes(inputs: StepInputs | None, size: int, length: int, block_size: int, buffer: StepBuffer) -> StepTensors:
-    """A step of decodes alone, padded to `size` sequences of up to `length` tokens: the shapes of one graph.
+def put_decodes(
+    inputs: StepInputs | None, size: int, length: int, block_tables: torch.Tensor, buffer: StepBuffer
+) -> tuple[StepTensors, torch.Tensor | None]:
+    """A step of decodes alone, padded to `size` sequences of up to `length` tokens: what one graph reads.
 
     Sequences that are added write nowhere (slot -1) and attend to nothing; without `inputs` all are of that kind.
-    What a table holds behind a sequence's last block is never read, so it is not written either.
+    Tables are read from the first rows of `block_tables`. What belongs there comes second, as wide as it is, to be
+    copied once it is sent: nothing behind a sequence's last block is ever read, so it need not be written.
     """
     count = 0 if inputs is None else len(inputs.seq_lens)
     assert inputs is None or inputs.num_single_token == count == inputs.num_tokens <= size, "only decodes are padded"
+    flat = put_padded(inputs, size, buffer)
+    lengths, seq_lens = buffer.reserve((size,), np.int32)
+    lengths[count:] = 0
+    tables = None
+    if inputs is not None:
+        lengths[:count] = inputs.seq_lens
+        tables = buffer.put(inputs.block_tables)
+    return StepTensors(*flat, size, DecodeBatch(block_tables[:size], seq_lens, length), None, None), tables
+
+
+def put_padded(
+    inputs: StepInputs | None, size: int, buffer: StepBuffer
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, positions and slots of a step, (size,) each; tokens that are added write nowhere (slot -1).
+
+    Without `inputs` all are of that kind.
+    """
+    count = 0 if inputs is None else inputs.num_tokens
     ids, input_ids = buffer.reserve((size,), np.int64)
     places, positions = buffer.reserve((size,), np.int64)
     slots, slot_mapping = buffer.reserve((size,), np.int64)
-    lengths, seq_lens = buffer.reserve((size,), np.int32)
-    tables, block_tables = buffer.reserve((size, table_width(length, block_size)), np.int32)
-    for array, fill in ((ids, 0), (places, 0), (slots, -1), (lengths, 0)):
+    for array, fill in ((ids, 0), (places, 0), (slots, -1)):
         array[count:] = fill
     if inputs is not None:
-        ids[:count], places[:count] = inputs.input_ids, inputs.positions
-        slots[:count], lengths[:count] = inputs.slot_mapping, inputs.seq_lens
-        tables[:count, : inputs.block_tables.shape[1]] = inputs.block_tables
-    decode = DecodeBatch(block_tables, seq_lens, length)
-    return StepTensors(input_ids, positions, slot_mapping, size, decode, None, None)
+        ids[:count], places[:count], slots[:count] = inputs.input_ids, inputs.positions, inputs.slot_mapping
+    return input_ids, positions, slot_mapping
 
 
 def table_width(length: int, block_size: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.running.kv_storage import KVStorage, storage_dtype
+from kvscope_engine.model.sparse.layers import layer_shapes
 
 if TYPE_CHECKING:
     from kvscope_engine.model.loading.loader import LoadedModel
@@ -19,8 +19,9 @@ def storage_for_model(
     kv_cache_dtype: str = "auto",
     *,
     memory: PagedMemory | None = None,
+    sparse_decode: float | None = None,
 ) -> KVStorage:
     """Storage whose layers are those that the model's attention was seen to use."""
-    layers = [layer.shape for layer in check_hook(loaded.module)]
+    layers = layer_shapes(loaded, sparse_decode)
     dtype = storage_dtype(kv_cache_dtype, loaded.dtype)
     return KVStorage(num_blocks, block_size, layers, dtype, loaded.device, memory=memory)

@@ -1,4 +1,4 @@
-"""Before the first request on a GPU: every kernel that service can need is compiled, and the graphs are captured.
+"""Before the first request on a GPU: every kernel that service can need is compiled, and one graph is captured.
 
 Owns which steps are tried. They write nowhere and attend to nothing, so that no block of the pool need be there.
 """
@@ -45,9 +45,9 @@ def warm_up(
     graphs: DecodeGraphs | None,
     progress: Callable[[Progress], None],
 ) -> str:
-    """Try all; returns why graphs could not be captured, empty when they were or none are wanted."""
+    """Try all; returns why graphs cannot be captured, empty when they can or none are wanted."""
     steps = list(idle_steps(limits))
-    total = len(steps) + (len(graphs.shapes) if graphs is not None else 0)
+    total = len(steps) + (graphs is not None)
     logits = None
     for done, step in enumerate(steps):
         progress(Progress(stage=STAGE, detail="kernels", done=done, total=total))
@@ -147,11 +147,15 @@ class _AnyToken:
 
 
 def _capture(graphs: DecodeGraphs, done: int, total: int, progress: Callable[[Progress], None]) -> str:
+    """The largest alone: others follow in service, as they are wanted."""
+    progress(Progress(stage=STAGE, detail=f"CUDA graph of {graphs.largest} requests", done=done, total=total))
     try:
-        for index, shape in enumerate(graphs.shapes):
-            detail = f"CUDA graph of {shape.size} requests of {shape.length} tokens"
-            progress(Progress(stage=STAGE, detail=detail, done=done + index, total=total))
-            graphs.capture(shape)
+        graphs.capture(graphs.largest)
     except RuntimeError as error:  # torch.OutOfMemoryError among them
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
+        return failure_words(error)
     return ""
+
+
+def failure_words(error: Exception) -> str:
+    """One line of what CUDA says at length."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvscope_engine.config import EngineConfig
-from kvscope_engine.model.checks.hook_check import check_hook
 from kvscope_engine.model.running.kv_storage import storage_dtype, tensor_block_bytes
+from kvscope_engine.model.sparse.layers import layer_shapes
 from kvscope_engine.model.virtual_memory.memory import PagedMemory, page_bytes, reserve
 from kvscope_engine.policy.allocation.address_space import AddressSpace, address_space
 
@@ -30,7 +30,7 @@ def virtual_cache(config: EngineConfig, loaded: LoadedModel, num_blocks: int) ->
     """
     if config.allocator != "virtual":
         return None
-    layers = [call.shape for call in check_hook(loaded.module)]
+    layers = layer_shapes(loaded, config.sparse_decode)
     block_bytes = tensor_block_bytes(layers, config.block_size, storage_dtype(config.kv_cache_dtype, loaded.dtype))
     size = page_bytes(loaded.device)
     space = address_space(

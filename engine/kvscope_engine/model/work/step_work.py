@@ -5,7 +5,8 @@ For a step of T tokens, S of which are sampled from, over sequences that begin a
 - weights: all bytes as they lie in memory (packed ones too) once, without the table of embeddings where the head has
   weights of its own, without the head where S = 0, and of E experts of which each token takes k the share
   1 - (1 - k/E)^T that is expected to be touched;
-- KV read: a + n tokens of each sequence in each layer, n - 1 + window at most; written: n;
+- KV read: a + n tokens of each sequence in each layer, n - 1 + window at most; written: n; of a decode that chooses
+  among blocks, the tokens of those that it attends to, and the bounds of all;
 - others: what each linear layer takes and gives, (4 hidden + 2 query + 2 KV + 3 intermediate) numbers a token and
   layer, and S rows of float32 logits, written and read;
 - FLOPs: 2 a weight and token in linear layers (the 2N of Kaplan et al., arXiv 2001.08361, section 2.1), 2 a weight of
@@ -18,7 +19,7 @@ a cache was too small, is the implementation's and not counted. Reads plans, no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ class LayerKind(NamedTuple):
     kv_bytes: int
     """Of one token's keys and values."""
     flops_per_pair: int
+    attended: Callable[[int], int] | None = None
+    """Where decodes choose among blocks: the tokens' worth of KV that one reads of so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,8 @@ class ModelWork:
     token_bytes: int = 0
     """Activations of a token, in all layers."""
     vocab_size: int = 0
+    streamed_bytes: int = 0
+    """Of the weights, what comes from host memory each time."""
 
     def of(self, plan: StepPlan) -> Work:
         """The work of a step; how it ran is not in it."""
@@ -67,27 +72,30 @@ class ModelWork:
         decodes, chunks = starts[: plan.num_single_token], plan.scheduled[plan.num_single_token :]
         kv_read = kv_written = attention = 0
         for kind, count in self.kinds.items():
-            read, pairs = _attended(decodes, chunks, kind.window)
+            read, pairs = _attended(decodes, chunks, kind)
             kv_read += count * kind.kv_bytes * read
             kv_written += count * kind.kv_bytes * num_tokens
             attention += count * kind.flops_per_pair * pairs
         return Work(
             flops=num_tokens * self.linear_flops + num_samples * self.head_flops + attention,
             attention_flops=attention,
-            weights_bytes=self._read_of_weights(num_tokens, num_samples),
+            weights_bytes=self.weights_read(num_tokens, num_samples),
             kv_read_bytes=kv_read,
             kv_written_bytes=kv_written,
             other_bytes=num_tokens * self.token_bytes + num_samples * self.vocab_size * _LOGIT_BYTES,
+            streamed_bytes=self.streamed_bytes,
         )
 
-    def _read_of_weights(self, num_tokens: int, num_samples: int) -> int:
+    def weights_read(self, num_tokens: int, num_samples: int) -> int:
+        """Bytes of weights that a step reads."""
         read = self.weights_bytes + (self.head_bytes if num_samples else 0)
         return read + round(self.expert_bytes * (1 - (1 - self.expert_share) ** num_tokens))
 
 
-def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], window: int) -> tuple[int, int]:
+def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKind) -> tuple[int, int]:
     """Positions that are read, and pairs of positions: `decodes` are the positions of those that decode."""
-    read = sum([min(start + 1, window) for start in decodes]) if window else sum(decodes) + len(decodes)
+    window, attended = kind.window, kind.attended
+    read = sum([attended(start + 1) for start in decodes]) if attended is not None else _seen(decodes, window)
     pairs = read
     for item in chunks:
         start, num = item.start, item.num_tokens
@@ -100,3 +108,7 @@ def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], window: int) 
         growing = min(max(window - start, 0), num)  # tokens that see all before them
         pairs += growing * start + growing * (growing + 1) // 2 + (num - growing) * window
     return read, pairs
+
+
+def _seen(decodes: Sequence[int], window: int) -> int:
+    return sum([min(start + 1, window) for start in decodes]) if window else sum(decodes) + len(decodes)

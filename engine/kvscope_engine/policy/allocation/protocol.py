@@ -36,6 +36,9 @@ class AllocationPolicy(Protocol):
     def num_reserved_tokens(self, request: Request) -> int:
         """Slots set aside for the request, those in use among them; 0 when the policy does not reserve."""
 
+    def num_set_aside(self, request: Request) -> int:
+        """Blocks that the request gets at once when it starts, used or not; 0 where they come as tokens do."""
+
     def move(self, request: Request, count: int) -> list[int] | None:
         """New places for the blocks of the request's table, where `count` more are to follow; None: they stay.
 
@@ -63,6 +66,10 @@ class TableAllocation:
         return len(request.block_table)
 
     def num_reserved_tokens(self, request: Request) -> int:
+        """None."""
+        return 0
+
+    def num_set_aside(self, request: Request) -> int:
         """None."""
         return 0
 

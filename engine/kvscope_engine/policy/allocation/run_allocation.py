@@ -88,6 +88,10 @@ class RunAllocation:
         held = self._held.get(request.number)
         return held.num_tokens if held else 0
 
+    def num_set_aside(self, request: Request) -> int:
+        """Its run."""
+        return self._run_length(request)
+
     def move(self, request: Request, count: int) -> list[int] | None:
         """Where the blocks of the request's table go so that `count` more fit; None when they fit as it is."""
         held = self._held.get(request.number)

@@ -193,6 +193,14 @@ class BlockPool:
         self.ledger.attention_step[ids] = step
         self._changed.add(ids)
 
+    def skip(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
+        """Decodes passed over so much (`ledger.attention_units`) of active blocks; of a block that is there more than
+        once, the least."""
+        self._is_measured = True
+        order = np.argsort(skipped, kind="stable")[::-1]
+        self.ledger.skipped[ids[order]] = skipped[order]  # the last of a block stays
+        self._changed.add(ids)
+
     def seal(self, block: int, prefix: Prefix) -> None:
         """An active block is full: later prompts may find it.
 
@@ -298,6 +306,7 @@ class BlockPool:
         if self._is_measured:
             ledger.attention[ids] = 0
             ledger.attention_step[ids] = 0
+            ledger.skipped[ids] = 0
         self._changed.add(ids)
 
     def _unhash(self, ids: Ids) -> None:

@@ -77,6 +77,7 @@ def _check_contents(ledger: Ledger, block_size: int, is_free: Mask, is_hashed: M
     _none("is not free and has no owner", ~is_free & (ledger.owner < 0))
     _none("is free and has prefix_hits", is_free & (ledger.prefix_hits != 0))
     _none("is free and was attended to", is_free & ((ledger.attention != 0) | (ledger.attention_step != 0)))
+    _none("is free and was skipped", is_free & (ledger.skipped != 0))
     _none("is not in HBM", ledger.tier != Tier.HBM)
     _none("is hashed and not in the prefix index", (ledger.hash != 0) & ~is_hashed)
     _none("is in the prefix index and not hashed", (ledger.hash == 0) & is_hashed)

@@ -1,4 +1,4 @@
-"""A step's attention by blocks, from rows of requests to rows of the ledger. Knows no tensors."""
+"""What was measured of a step by blocks, from rows of requests to rows of the ledger. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,25 @@ from kvscope_telemetry.ledger import attention_units
 
 def tell_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
     """`shares` (num_single_token, blocks) of the plan's decodes, whose tables are as they were when it ran."""
+    ids, told = _by_block(pool, plan, shares)
+    if len(ids):
+        pool.measure(ids, attention_units(told), step)
+
+
+def tell_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
+    """`skips` (num_single_token, blocks), alike."""
+    ids, told = _by_block(pool, plan, skips)
+    if len(ids):
+        pool.skip(ids, attention_units(told))
+
+
+def _by_block(
+    pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Every block of the plan's decodes, and what its row says of it."""
     decodes = plan.scheduled[: plan.num_single_token]
     tables = [item.request.block_table[: item.start // pool.block_size + 1] for item in decodes]
     if not tables:
-        return
+        return np.empty(0, np.int64), np.empty(0, np.float32)
     ids = np.concatenate([np.array(table, np.int64) for table in tables])
-    told = np.concatenate([row[: len(table)] for row, table in zip(shares, tables, strict=True)])
-    pool.measure(ids, attention_units(told), step)
+    return ids, np.concatenate([row[: len(table)] for row, table in zip(rows, tables, strict=True)])

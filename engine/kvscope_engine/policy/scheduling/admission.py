@@ -10,6 +10,7 @@ from kvscope_engine.policy.fit import num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
+from kvscope_engine.policy.scheduling.causes import Blocks
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.request_prefixes import explain_miss
 from kvscope_engine.policy.scheduling.reuse import Reusable, find_reusable
@@ -57,7 +58,8 @@ class Admission:
             request.num_cached_tokens = reused
         self._totals.cached_tokens += reused
         missed = explain_miss(pool, request, reused // pool.block_size)
-        return causes.admitted(request, draft.now_ns, found, reused, self._num_blocks(request), missed)
+        blocks = Blocks(self._num_blocks(request), self._tables.num_set_aside(request))
+        return causes.admitted(request, draft.now_ns, found, reused, blocks, missed)
 
     def _num_blocks(self, request: Request) -> int:
         return num_blocks_for(request.num_tokens, self._pool.block_size)

@@ -49,6 +49,10 @@ class BlockTables:
         """Blocks that `release` would let go of."""
         return self._allocation.num_held(request)
 
+    def num_set_aside(self, request: Request) -> int:
+        """Blocks that it gets at once when it starts, used or not; 0 where they come as tokens do."""
+        return self._allocation.num_set_aside(request)
+
     def grow(self, request: Request, count: int, step: int, draft: PlanBuilder) -> None:
         """Give the request the `count` blocks that `num_needed` said."""
         evicted_before = self._pool.evicted_blocks

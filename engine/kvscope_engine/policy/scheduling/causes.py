@@ -5,6 +5,8 @@ Owns which data an event carries. The words are made of them in `event_words`, a
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
 from kvscope_engine.policy.prefixes.prefix_history import Miss
@@ -15,8 +17,15 @@ from kvscope_telemetry.messages.event_words import cause_text
 from kvscope_telemetry.messages.telemetry import Event, EventData
 
 
-def admitted(request: Request, now_ns: int, found: Reusable, num_reused: int, num_blocks: int, missed: Miss) -> Event:
-    """The request got its place: `num_blocks` blocks for all it knows, `num_reused` tokens of it not to be computed.
+class Blocks(NamedTuple):
+    """What a request's tokens take, and what is set aside for it at once (0: what they take)."""
+
+    num_needed: int
+    num_set_aside: int = 0
+
+
+def admitted(request: Request, now_ns: int, found: Reusable, num_reused: int, blocks: Blocks, missed: Miss) -> Event:
+    """The request got its place: `blocks` for all it knows, `num_reused` tokens of it not to be computed.
 
     `found` is what there seemed to be, `missed` why it was not more.
     """
@@ -31,10 +40,11 @@ def admitted(request: Request, now_ns: int, found: Reusable, num_reused: int, nu
         missed=missed.kind,
         missed_token=missed.token,
         missed_step=missed.step,
+        num_set_aside=blocks.num_set_aside,
     )
     kind = "resumed" if returns else "admitted"
     event = Event(
-        kind=kind, time_ns=now_ns, number=request.number, num_blocks=num_blocks, num_tokens=num_reused, data=data
+        kind=kind, time_ns=now_ns, number=request.number, num_blocks=blocks.num_needed, num_tokens=num_reused, data=data
     )
     return _in_words(event)
 

@@ -158,7 +158,7 @@ def _curves(course: Course, span: Span, axis: TimeAxis) -> list[str]:
     tokens = [Line("decode", "decode", values("decode_tokens")), Line("prefill", "prefill", values("prefill_tokens"))]
     lost = [
         Line("preemptions", "preempted", values("preemptions")),
-        Line("evicted blocks", "evicted", values("evicted_blocks")),
+        Line("evicted blocks", "queued", values("evicted_blocks")),  # its own red is the preemptions' beside it
         Line("swapped blocks", "swapped", values("swapped_blocks")),
     ]
     slowest_s = max(np.nan_to_num(values(f"{name}_p95_s")).max() for name in ("first_token", "queued", "inter_token"))

@@ -35,6 +35,7 @@ _SUFFIX_UNITS: Final = {
     "_slots": "slots",
     "_watts": "W",
     "_celsius": "°C",
+    "flops": "FLOP",
 }
 _OF_SOME_ENGINES: Final = ("_above_s", "pool_blocks")
 _FLOATS: Final = ("utilization", "power_watts", "temperature_celsius")
@@ -65,6 +66,10 @@ def metrics_table(recording: Exported, course: Course, span: Span) -> Table:
         Column("usage", "float", usage_of(course)[rows], "share", "of the pool that requests held, 0 to 1"),
     ]
     columns += [_metric(name, course, rows) for name in COURSE_COLUMNS if _is_of_any_use(name, course, rows)]
+    columns += [
+        _achieved("achieved_bytes_per_s", "moved_bytes", "bytes/s", course, rows),
+        _achieved("achieved_flops_per_s", "flops", "FLOP/s", course, rows),
+    ]
     return Table("metrics", tuple(columns), about(recording, span))
 
 
@@ -100,6 +105,8 @@ def requests_table(recording: Exported, lives: Sequence[Life], span: Span) -> Ta
         ints("num_output_tokens", lambda life: life.num_output_tokens, "tokens", "generated, in the end or so far"),
         ints("max_tokens", lambda life: life.info.max_tokens, "tokens", "that it may generate"),
         ints("num_preemptions", lambda life: life.num_preemptions, "preemptions", "how often it stood aside"),
+        ints("num_draft_tokens", lambda life: life.num_draft_tokens, "tokens", "guessed ahead and checked"),
+        ints("num_accepted_tokens", lambda life: life.num_accepted_tokens, "tokens", "of these, right"),
         ints("queue_ns", lambda life: life.queue_ns, "ns", "from arrival until it first ran"),
         ints("first_token_ns", lambda life: from_arrival(life, life.first_token_ns), "ns", "from arrival"),
         ints("preempted_ns", lambda life: life.aside_ns(span.until_ns), "ns", "stood aside, in all"),
@@ -159,6 +166,14 @@ def unit_of(name: str) -> str:
 def _is_of_any_use(name: str, course: Course, rows: slice) -> bool:
     """Columns that only some engines need are left out where all of them is empty; the others say that it is."""
     return not name.endswith(_OF_SOME_ENGINES) or bool(np.isfinite(course.column(name)[rows]).any())
+
+
+def _achieved(name: str, done: str, unit: str, course: Course, rows: slice) -> Column:
+    """Of what was `done`, a second of the forward passes."""
+    amounts, forward_ns = course.column(done)[rows], course.column("forward_ns")[rows]
+    is_known = (amounts > 0) & (forward_ns > 0)
+    values = np.where(is_known, amounts * 1e9 / np.where(is_known, forward_ns, 1.0), np.nan)
+    return Column(name, "float", values, unit, f"{done} over forward_ns")
 
 
 def _metric(name: str, course: Course, rows: slice) -> Column:

@@ -11,32 +11,35 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows
+from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows, BlockState
 from kvscope_telemetry.recordings.bundles import hashes as told_hashes
 from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined_as, lengths_of
+from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
 from kvscope_telemetry.recordings.bundles.integers import Ints, starts_of
 from kvscope_telemetry.recordings.bundles.keyed import Keyed
 from kvscope_telemetry.recordings.bundles.references import Known, pack_chained, told_ids, unpack_chained
 
-_PLAIN: Final = ("state", "ref_count", "filled", "owner", "tier", "prefix_hits")
+_PLAIN: Final = ("state", "filled", "owner", "tier", "prefix_hits")
 _MASK: Final = (1 << 32) - 1
 _PARENT_BYTES: Final = COLUMNS["parent"].itemsize
 
 
-def pack_blocks(rows: Sequence[BlockRows], steps: Ints, known: Known) -> dict[str, bytes]:
-    """`rows` a frame with its step; `known` are their ids. Raises ValueError for columns that are longer or
-    shorter than they should be."""
+def pack_blocks(
+    rows: Sequence[BlockRows], steps: Ints, known: Known, into: HashList, log_time_ns: int
+) -> dict[str, bytes]:
+    """`rows` a frame with its step; `known` are their ids; hashes are told in `into`. Raises ValueError for columns
+    that are longer or shorter than they should be."""
     ids, groups = known.ids, known.groups
     columns = {name: joined_as([getattr(each, name) for each in rows], COLUMNS[name], groups.counts) for name in DENSE}
     columns["parent"] = _joined_parents([each.parent for each in rows], columns["hash"], groups)
-    blocks, owners = Keyed(ids), Keyed(columns["owner"])
     packed = dict(zip(("ids", "new_ids"), pack_chained(known), strict=True))
+    blocks, owners = Keyed(ids), Keyed(columns["owner"])
     packed |= {name: blocks.pack(columns[name]) for name in _PLAIN}
     packed |= {name: blocks.pack(column) for name, column in _measured(rows, groups).items()}
     packed["age"] = blocks.pack(steps[groups.of] - columns["last_used_step"])
-    packed["hash"], packed["hashes"] = told_hashes.pack_hashes(columns["hash"], blocks)
-    parents = told_hashes.pack_parents(columns["parent"], columns["hash"], owners, blocks)
-    return packed | dict(zip(("parent", "parents", "parent_places"), parents, strict=True))
+    packed["ref_count"] = blocks.pack(columns["ref_count"] - _expected_references(columns["state"]))
+    told, hashes = told_hashes.pack_hashes(columns, blocks, into, log_time_ns)
+    return packed | told | told_hashes.pack_parents(columns["parent"], hashes, into, owners, blocks)
 
 
 def unpack_ids(packed: Mapping[str, bytes], groups: Groups) -> Ints:
@@ -50,18 +53,26 @@ def speaks_of(packed: Mapping[str, bytes], groups: Groups, block: int) -> bool:
 
 
 def unpack_blocks(
-    packed: Mapping[str, bytes], steps: Ints, groups: Groups, ids: Ints, has_parents: Sequence[bool]
+    packed: Mapping[str, bytes], steps: Ints, groups: Groups, ids: Ints, has_parents: Sequence[bool], lists: HashesOf
 ) -> list[BlockRows]:
-    """The rows that `pack_blocks` was given; `has_parents`: frames that told any."""
+    """The rows that `pack_blocks` was given; `has_parents`: frames that told any; `lists` have the hashes."""
     blocks = Keyed(ids)
     columns = {name: blocks.unpack(packed[name]) for name in _PLAIN}
     columns |= {name: blocks.unpack(packed[name]) for name in MEASURED if name in packed}
     columns["last_used_step"] = (steps[groups.of] - blocks.unpack(packed["age"])) & _MASK
-    hashes, codes = told_hashes.unpack_hashes((packed["hash"], packed["hashes"]), blocks, groups.num_rows)
-    told = (packed["parent"], packed["parents"], packed["parent_places"])
-    parents = told_hashes.unpack_parents(told, hashes, codes, Keyed(columns["owner"]), blocks)
-    columns["hash"] = hashes
+    columns["ref_count"] = blocks.unpack(packed["ref_count"])
+    if "hash_list" in packed:  # in earlier versions it lies as it is
+        columns["ref_count"] += _expected_references(columns["state"])
+    hashes = told_hashes.unpack_hashes(packed, columns, blocks, lists)
+    parents = told_hashes.unpack_parents(packed, hashes, Keyed(columns["owner"]), blocks)
+    columns["hash"] = hashes.of_rows
     return _rows(ids, columns, parents, groups, has_parents)
+
+
+def _expected_references(state: Ints) -> Ints:
+    """One holder of what is held."""
+    expected: Ints = (state == BlockState.ACTIVE).astype(np.int64)
+    return expected
 
 
 def _rows(

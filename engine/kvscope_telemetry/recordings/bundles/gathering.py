@@ -15,6 +15,7 @@ import msgspec
 
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.recordings.bundles.bundle import MAX_FRAMES, TimedFrame, bundled_frame, pack_bundle
+from kvscope_telemetry.recordings.bundles.hash_lists import HashList
 from kvscope_telemetry.recordings.layout import BUNDLES, FRAMES
 
 Entry = tuple[int, int, bytes]
@@ -25,9 +26,12 @@ _MAX_END_BYTES: Final = 9
 _NUMBER: Final = msgspec.msgpack.Decoder(int)
 
 
-def with_bundles(entries: Sequence[Entry], read: Iterable[TelemetryMessage | None] = repeat(None)) -> list[Entry]:
-    """The messages of a chunk as they are written. `read`: what was read of each, where that is known."""
-    gathering = _Gathering()
+def with_bundles(
+    entries: Sequence[Entry], into: HashList, read: Iterable[TelemetryMessage | None] = repeat(None)
+) -> list[Entry]:
+    """The messages of a chunk as they are written; hashes are told in `into`, of which a part is to be written before.
+    `read`: what was read of each, where that is known."""
+    gathering = _Gathering(into)
     for entry, message in zip(entries, read, strict=False):
         gathering.add(entry, message)
     gathering.end()
@@ -45,7 +49,8 @@ def num_frames_at_end(data: bytes) -> int | None:
 
 
 class _Gathering:
-    def __init__(self) -> None:
+    def __init__(self, into: HashList) -> None:
+        self._into = into
         self.written: list[Entry] = []
         self._timed: list[TimedFrame] = []
         self._others: list[Entry] = []
@@ -71,7 +76,7 @@ class _Gathering:
     def end(self) -> None:
         """End the bundle."""
         timed = self._timed
-        bundle = _packed(timed) if len(timed) >= FEW else None
+        bundle = _packed(timed, self._into) if len(timed) >= FEW else None
         if bundle is None:
             self.written += self._entries
         else:
@@ -89,9 +94,9 @@ class _Gathering:
         return log_time_ns < last_ns or frame.epoch != last.epoch or len(self._timed) >= MAX_FRAMES
 
 
-def _packed(timed: Sequence[TimedFrame]) -> bytes | None:
+def _packed(timed: Sequence[TimedFrame], into: HashList) -> bytes | None:
     """None where one of them contradicts itself."""
     try:
-        return pack_bundle(timed)
+        return pack_bundle(timed, into)
     except (ValueError, OverflowError):
         return None

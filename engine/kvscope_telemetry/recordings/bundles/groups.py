@@ -73,6 +73,6 @@ def pack_counts(groups: Groups) -> bytes:
 def unpack_counts(data: bytes, num_frames: int) -> Groups:
     """The groups that `pack_counts` was given."""
     counts = unpack(data, num_frames)
-    if np.any((counts < 0) | (counts > MAX_ROWS)) or counts.sum() > MAX_ROWS:
+    if counts.size and (counts.min() < 0 or counts.max() > MAX_ROWS or counts.sum() > MAX_ROWS):
         raise ProtocolError("a bundle with more rows than are accepted")
     return Groups.counted(counts)

@@ -1,66 +1,159 @@
 """Hashes of blocks and of those before them in their texts: numbers that nothing foretells, so each is told once.
 
-A row's code says where its number comes from: as in the row before of that block, 0, told in full, and for parents
-also the newest hash of the same owner, or one told anywhere in the bundle, by its place. Knows no messages.
+A row's code says where its number comes from: as in the row before of that block, 0, told next, or by its place in the
+list of hashes (`hash_lists`); for parents also the newest hash of the same owner. What is told next is told in that
+list; in bundles of earlier versions it lies beside the codes, and places are among those. Knows no messages.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.recordings.bundles.integers import Ints, pack_deltas, unpack_deltas
+from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack, unpack_deltas
 from kvscope_telemetry.recordings.bundles.keyed import Keyed
 
-_SAME, _ZERO, _TOLD, _OWNERS, _PLACED = range(5)
+_SAME, _ZERO, _TOLD, _OWNERS, _PLACED, _LISTED = range(6)
+_NUM_CODES = 6
 _Codes = npt.NDArray[np.uint8]
 
+_EXPECTED_PARENT = np.array([_SAME, _SAME, _OWNERS, _SAME, _SAME, _PLACED], np.uint8)
+"""By the code of the hash: of a block that was filled just now its owner filled the one before."""
 
-def pack_hashes(hashes: Ints, blocks: Keyed) -> tuple[bytes, bytes]:
-    """Codes, and the hashes told in full."""
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """Of the rows of a bundle."""
+
+    of_rows: Ints
+    codes: _Codes
+    listed: Ints
+    """What places are of."""
+    places: Ints
+    """Of each row's own; what is not told anew is as in the row before."""
+
+    @property
+    def are_told(self) -> npt.NDArray[np.bool_]:
+        """Rows of which the hash is told, not as it was."""
+        found: npt.NDArray[np.bool_] = (self.codes == _TOLD) | (self.codes == _LISTED)
+        return found
+
+
+def pack_hashes(
+    rows: Mapping[str, Ints], blocks: Keyed, into: HashList, log_time_ns: int
+) -> tuple[dict[str, bytes], Hashes]:
+    """Columns; what was not told before is told in `into`."""
+    hashes = rows["hash"]
     codes = _codes(hashes, blocks)
-    return codes.tobytes(), hashes[codes == _TOLD].astype("<i8").tobytes()
+    needed = np.flatnonzero(codes == _TOLD)
+    firsts = np.sort(np.unique(hashes[needed], return_index=True)[1])
+    fresh = needed[firsts[into.places(hashes[needed[firsts]]) < 0]]
+    before = len(into)
+    if fresh.size:
+        into.tell(hashes[fresh], log_time_ns)
+    codes[needed] = _LISTED
+    codes[fresh] = _TOLD
+    places = np.zeros(hashes.size, np.int64)
+    places[needed] = into.places(hashes[needed])
+    back = len(into) - places[codes == _LISTED]
+    where = np.array([into.name, before, len(into)])
+    columns = {"hash": _less(codes, _expected(rows, blocks)), "hash_list": pack(where), "hash_places": pack(back)}
+    return columns, Hashes(hashes, codes, into.hashes, blocks.held(places, codes != _SAME))
 
 
-def unpack_hashes(data: tuple[bytes, bytes], blocks: Keyed, num_rows: int) -> tuple[Ints, _Codes]:
-    """The hashes that `pack_hashes` was given, and their codes."""
-    codes = _checked(data[0], num_rows, _TOLD)
-    return _filled(codes, data[1], np.zeros(num_rows, np.int64), blocks), codes
+def unpack_hashes(packed: Mapping[str, bytes], rows: Mapping[str, Ints], blocks: Keyed, lists: HashesOf) -> Hashes:
+    """The hashes that `pack_hashes` was given, of which it had the other columns too."""
+    num_rows = rows["state"].size
+    if "hash_list" not in packed:
+        return _hashes_beside(packed, blocks, num_rows)
+    codes = _with(_checked(packed["hash"], num_rows, _LISTED), _expected(rows, blocks))
+    name, before, end = unpack(packed["hash_list"], 3).tolist()
+    is_told, is_listed = codes == _TOLD, codes == _LISTED
+    if before + int(is_told.sum()) != end:
+        raise ProtocolError(f"a bundle that tells {end} hashes after {before}")
+    places = np.zeros(num_rows, np.int64)
+    places[is_told] = np.arange(before, end)
+    places[is_listed] = end - unpack(packed["hash_places"], int(is_listed.sum()))
+    listed = lists(name, end) if end else np.zeros(0, np.int64)
+    known = np.zeros(num_rows, np.int64)
+    is_there = is_told | is_listed
+    known[is_there] = listed_at(listed, places[is_there])
+    is_new = codes != _SAME
+    return Hashes(blocks.held(known, is_new), codes, listed, blocks.held(places, is_new))
 
 
-def pack_parents(parents: Ints, hashes: Ints, owners: Keyed, blocks: Keyed) -> tuple[bytes, bytes, bytes]:
-    """Codes, the parents told in full, and the places of others among the hashes that are."""
+def listed_at(listed: Ints, places: Ints) -> Ints:
+    """The hashes at these places. Raises ProtocolError where there are none."""
+    if np.any((places < 0) | (places >= listed.size)):
+        raise ProtocolError("a hash that is told nowhere")
+    found: Ints = listed[places]
+    if not found.all():
+        raise ProtocolError("a hash of a part that cannot be read")
+    return found
+
+
+def pack_parents(parents: Ints, hashes: Hashes, told: HashList, owners: Keyed, blocks: Keyed) -> dict[str, bytes]:
+    """Codes, the parents told in full, and how far before the row's own the places of others are."""
     codes = _codes(parents, blocks)
-    is_told = _codes(hashes, blocks) == _TOLD
-    by_owner = owners.before(owners.held(hashes, is_told))
+    by_owner = owners.before(owners.held(hashes.of_rows, hashes.are_told))
     codes[(codes == _TOLD) & (by_owner == parents)] = _OWNERS
-    told = hashes[is_told]
-    order = np.argsort(told, kind="stable")
     left = np.flatnonzero(codes == _TOLD)
-    places = np.zeros(0, np.int64)
-    if order.size and left.size:
-        at = order[np.minimum(np.searchsorted(told[order], parents[left]), order.size - 1)]
-        is_found = told[at] == parents[left]
-        codes[left[is_found]], places = _PLACED, at[is_found]
-    return codes.tobytes(), parents[codes == _TOLD].astype("<i8").tobytes(), pack_deltas(places)
+    at = told.places(parents[left])
+    codes[left[at >= 0]] = _PLACED
+    back = (hashes.places[left] - at)[at >= 0]
+    in_full = parents[codes == _TOLD].astype("<i8").tobytes()
+    return {"parent": _less(codes, _EXPECTED_PARENT[hashes.codes]), "parents": in_full, "parent_places": pack(back)}
 
 
-def unpack_parents(
-    data: tuple[bytes, bytes, bytes], hashes: Ints, hash_codes: _Codes, owners: Keyed, blocks: Keyed
-) -> Ints:
+def unpack_parents(packed: Mapping[str, bytes], hashes: Hashes, owners: Keyed, blocks: Keyed) -> Ints:
     """The parents that `pack_parents` was given."""
-    codes = _checked(data[0], hashes.size, _PLACED)
-    is_told = hash_codes == _TOLD
-    known = np.zeros(hashes.size, np.int64)
-    of_owner = codes == _OWNERS
-    known[of_owner] = owners.before(owners.held(hashes, is_told))[of_owner]
-    told, is_placed = hashes[is_told], codes == _PLACED
-    places = unpack_deltas(data[2], int(is_placed.sum()))
-    if np.any((places < 0) | (places >= told.size)):
-        raise ProtocolError("a bundle with a hash that is told nowhere")
-    known[is_placed] = told[places]
-    return _filled(codes, data[1], known, blocks)
+    is_listed = "hash_list" in packed
+    codes = _checked(packed["parent"], hashes.codes.size, _LISTED if is_listed else _PLACED)
+    codes = _with(codes, _EXPECTED_PARENT[hashes.codes]) if is_listed else codes
+    known = np.zeros(codes.size, np.int64)
+    of_owner, is_placed = codes == _OWNERS, codes == _PLACED
+    known[of_owner] = owners.before(owners.held(hashes.of_rows, hashes.are_told))[of_owner]
+    count = int(is_placed.sum())
+    if is_listed:
+        places = hashes.places[is_placed] - unpack(packed["parent_places"], count)
+    else:
+        places = unpack_deltas(packed["parent_places"], count)
+    known[is_placed] = listed_at(hashes.listed, places)
+    return _filled(codes, packed["parents"], known, blocks)
+
+
+def _expected(rows: Mapping[str, Ints], blocks: Keyed) -> _Codes:
+    """The code that a row would have of which nothing is known but the other columns: a block has a hash once it is
+    full, and as long as it is."""
+    filled = rows["filled"]
+    before, full = blocks.before(filled), filled.max(initial=1)
+    codes = np.full(filled.size, _SAME, np.uint8)
+    codes[(filled == full) & (before != full)] = _TOLD
+    codes[(filled != full) & (before == full)] = _ZERO
+    return codes
+
+
+def _less(codes: _Codes, expected: _Codes) -> bytes:
+    """0 for each that is as expected."""
+    return ((codes + _NUM_CODES - expected) % _NUM_CODES).astype(np.uint8).tobytes()
+
+
+def _with(told: _Codes, expected: _Codes) -> _Codes:
+    """The codes that `_less` was given."""
+    codes: _Codes = ((told + expected) % _NUM_CODES).astype(np.uint8)
+    return codes
+
+
+def _hashes_beside(packed: Mapping[str, bytes], blocks: Keyed, num_rows: int) -> Hashes:
+    """Of a bundle of an earlier version."""
+    codes = _checked(packed["hash"], num_rows, _TOLD)
+    hashes = _filled(codes, packed["hashes"], np.zeros(num_rows, np.int64), blocks)
+    return Hashes(hashes, codes, hashes[codes == _TOLD], np.zeros(num_rows, np.int64))
 
 
 def _codes(values: Ints, blocks: Keyed) -> _Codes:

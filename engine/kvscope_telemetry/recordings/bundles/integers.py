@@ -5,6 +5,7 @@ Knows no messages. What is read back is checked: ProtocolError where there are m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,8 @@ from kvscope_telemetry.errors import ProtocolError
 
 Ints = npt.NDArray[np.int64]
 _WIDTH: Final = 8
+_FEW: Final = 4
+"""So many bytes are put together one by one."""
 
 
 def pack(values: Ints) -> bytes:
@@ -32,14 +35,25 @@ def unpack(data: bytes, count: int) -> Ints:
     if not data[0]:
         return np.zeros(count, np.int64)
     planes = np.frombuffer(data, np.uint8, offset=1).reshape(data[0], count)
-    if data[0] == 1:
-        small: Ints = planes[0].astype(np.int64)
-        return (small >> 1) ^ -(small & 1)
+    if data[0] <= _FEW:
+        return _few(planes)
     padded = np.zeros((count, _WIDTH), np.uint8)
     padded[:, : data[0]] = planes.T
     folded = padded.view("<u8").ravel()
     unfolded: Ints = (folded >> np.uint64(1)).astype(np.int64) ^ -(folded & np.uint64(1)).astype(np.int64)
     return unfolded
+
+
+def _few(planes: npt.NDArray[np.uint8]) -> Ints:
+    """The integers of up to four planes: half the memory of what they become is gone through."""
+    folded = planes[0].astype(np.uint32)
+    for place, plane in enumerate(planes[1:], 1):
+        folded |= plane.astype(np.uint32) << (8 * place)
+    signs = -(folded & 1)  # all bits of a negative one: unsigned numbers wrap round
+    folded >>= 1
+    folded ^= signs
+    values: Ints = folded.view(np.int32).astype(np.int64)
+    return values
 
 
 def pack_deltas(values: Ints) -> bytes:
@@ -57,6 +71,17 @@ def differences(values: Ints) -> Ints:
 def unpack_deltas(data: bytes, count: int) -> Ints:
     """The `count` integers that `pack_deltas` was given."""
     summed: Ints = np.cumsum(unpack(data, count))
+    return summed
+
+
+def pack_table(columns: Sequence[Ints]) -> bytes:
+    """Columns of the same length, each as `pack_deltas` takes it; to read them together costs little more than one."""
+    return pack(np.concatenate([differences(column) for column in columns]))
+
+
+def unpack_table(data: bytes, num_columns: int, count: int) -> Ints:
+    """The columns that `pack_table` was given, shape (num_columns, count)."""
+    summed: Ints = np.cumsum(unpack(data, num_columns * count).reshape(num_columns, count), axis=1)
     return summed
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvscope_telemetry.recordings.request_index import TimedMessage
 
-MAX_KEPT_BYTES: Final = 32 << 20
+MAX_KEPT_BYTES: Final = 64 << 20
 """Some minutes of 100,000 blocks; a keyframe of a million blocks is larger and read anew each time."""
 
 

@@ -49,9 +49,9 @@ def without_parents(message: Stated) -> bytes:
     """`message` as it is written; as it is where it has no parents."""
     blocks = message.blocks
     if not blocks.parent:
-        return _encoded(message)
+        return encoded(message)
     places, told = pack_parents(hashed(blocks.hash), blocks.parent)
-    bare = _encoded(replace(message, blocks=replace(blocks, parent=b"")))
+    bare = encoded(replace(message, blocks=replace(blocks, parent=b"")))
     return msgspec.msgpack.encode(PlacedParents(bare, places, told))
 
 
@@ -71,7 +71,7 @@ def keyframe_pieces(snapshot: Snapshot, ledger: Ledger) -> Pieces:
 def with_parents(data: bytes) -> bytes:
     """The bytes of the message that `without_parents` was given; any others as they are. Raises ProtocolError."""
     message = stated(data)
-    return data if message is None else _encoded(message)
+    return data if message is None else encoded(message)
 
 
 def stated(data: bytes) -> Stated | None:
@@ -127,5 +127,6 @@ def _parents(packed_places: bytes, told_in_full: bytes, hashes: Ints) -> Ints:
     return parents
 
 
-def _encoded(message: Stated) -> bytes:
+def encoded(message: Stated) -> bytes:
+    """As it came."""
     return encode_leap(message) if isinstance(message, Leap) else encode(message)

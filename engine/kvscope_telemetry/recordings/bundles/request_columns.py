@@ -23,6 +23,8 @@ from kvscope_telemetry.recordings.bundles.references import (
     unpack_ids,
 )
 
+_SIZES: Final = (8, 16, 32, 64, 128)
+"""Of blocks, in tokens: most engines' are among them; for others more is told."""
 _PLAIN: Final = {
     "state": "u1",
     "num_computed_tokens": "<u4",
@@ -30,6 +32,10 @@ _PLAIN: Final = {
     "num_output_tokens": "<u4",
     "num_preemptions": "<u2",
 }
+IF_ANY: Final = ("num_draft_tokens", "num_accepted_tokens")
+"""u32, and empty in a frame in which they are 0 for all."""
+REQUEST_COLUMNS: Final = {"number": "<u4"} | _PLAIN | {"table_start": "<u4", "table_count": "<u4"}
+"""Those with an entry a request, and its form."""
 
 
 def pack_requests(rows: Sequence[RequestRows], changed: Known, blocks: Known) -> dict[str, bytes]:
@@ -39,6 +45,9 @@ def pack_requests(rows: Sequence[RequestRows], changed: Known, blocks: Known) ->
     columns = {
         name: joined_as([getattr(each, name) for each in rows], form, groups.counts) for name, form in _PLAIN.items()
     }
+    for name in IF_ANY:
+        counts_told = [getattr(each, name) or bytes(len(each.number)) for each in rows]
+        columns[name] = joined_as(counts_told, "<u4", groups.counts)
     starts = joined_as([each.table_start for each in rows], "<u4", groups.counts)
     counts = joined_as([each.table_count for each in rows], "<u4", groups.counts)
     tables, table_groups = joined([each.table_blocks for each in rows], "<u4")
@@ -46,7 +55,8 @@ def pack_requests(rows: Sequence[RequestRows], changed: Known, blocks: Known) ->
     packed = {"rows": pack_counts(groups), "table_rows": pack_counts(table_groups)}
     packed |= dict(zip(("number", "new_number"), pack_chained(changed), strict=True))
     packed |= {name: requests.pack(column) for name, column in columns.items()}
-    packed["table_count"] = pack(counts)
+    size, expected = _expected_counts(columns["num_computed_tokens"], requests, counts)
+    packed["block_size"], packed["table_count"] = pack(np.array([size])), pack(counts - expected)
     packed["table_start"] = pack(starts - requests.before(starts + counts))
     return packed | dict(zip(("table", "new_table"), pack_ids(tables, table_groups, blocks), strict=True))
 
@@ -58,13 +68,40 @@ def unpack_requests(
     groups, table_groups = (unpack_counts(packed[name], num_frames) for name in ("rows", "table_rows"))
     numbers = unpack_chained((packed["number"], packed["new_number"]), groups)
     requests = Keyed(numbers)
+    columns = {name: requests.unpack(packed[name]) for name in _PLAIN}
     counts = unpack(packed["table_count"], groups.num_rows)
+    if "block_size" in packed:  # in earlier versions they lie as they are
+        size = int(unpack(packed["block_size"], 1)[0])
+        counts += _new_blocks(columns["num_computed_tokens"], requests, size)
     starts = requests.summed(unpack(packed["table_start"], groups.num_rows) + requests.before(counts))
     tables = unpack_ids((packed["table"], packed["new_table"]), table_groups, ids, id_groups)
     cut = [cut_up(numbers, "<u4", groups)]
-    cut += [cut_up(requests.unpack(packed[name]), form, groups) for name, form in _PLAIN.items()]
+    cut += [cut_up(columns[name], form, groups) for name, form in _PLAIN.items()]
     cut += [cut_up(starts, "<u4", groups), cut_up(counts, "<u4", groups), cut_up(tables, "<u4", table_groups)]
+    for name in IF_ANY:
+        cut.append([told if any(told) else b"" for told in cut_up(requests.unpack(packed[name]), "<u4", groups)])
     return [RequestRows(*each) for each in zip(*cut, strict=True)], numbers, groups
+
+
+def _expected_counts(computed: Ints, requests: Keyed, counts: Ints) -> tuple[int, Ints]:
+    """The size of a block that foretells most of `counts`, and what it does."""
+    best = 0, _new_blocks(computed, requests, 0)
+    for size in _SIZES:
+        expected = _new_blocks(computed, requests, size)
+        if np.count_nonzero(counts - expected) < np.count_nonzero(counts - best[1]):
+            best = size, expected
+    return best
+
+
+def _new_blocks(computed: Ints, requests: Keyed, size: int) -> Ints:
+    """How many blocks of `size` tokens a request has more than in its row before; 0 in its first row."""
+    if size <= 0:
+        return np.zeros(computed.size, np.int64)
+    blocks = -(-computed // size)
+    more = requests.changes(blocks)
+    more[requests.firsts] = 0
+    found: Ints = np.maximum(more, 0)
+    return found
 
 
 def pack_batches(batches: Sequence[Batch], changed: Known) -> dict[str, bytes]:

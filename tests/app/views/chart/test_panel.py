@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
@@ -16,3 +18,27 @@ def test_a_chart_is_few_widgets(qtbot):
     qtbot.addWidget(panel)
     assert panel.plot.getViewBox().menu is None
     assert len(QApplication.allWidgets()) - before < MAX_WIDGETS
+
+
+def test_a_silence_is_no_stretch_of_zeros(qtbot):
+    panel = ChartPanel("Use", [CurveSpec("used", "in use", "accent", filled=True)], str, top=1.0)
+    qtbot.addWidget(panel)
+    x = np.arange(100.0)
+    y = np.where((x > 30) & (x < 60), np.nan, 0.5)
+    panel.show_curve("used", x, y, 0)
+    drawn = panel._items["used"].getData()[1]
+    assert set(drawn[drawn < 0.5]) == {-0.1}, "what joins both sides is below what is seen"
+
+
+def test_enter_goes_to_the_moment_that_is_read(qtbot):
+    panel = ChartPanel("Tokens", [CurveSpec("tokens", "tokens", "accent")], str)
+    qtbot.addWidget(panel)
+    chosen: list[float] = []
+    panel.chosen.connect(chosen.append)
+    panel.hovered.connect(panel.show_cursor)
+    panel.show_time(0.0, 100.0, None)
+    qtbot.keyClick(panel.plot, Qt.Key.Key_Return)
+    assert chosen == [], "nothing is read yet"
+    qtbot.keyClick(panel.plot, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
+    qtbot.keyClick(panel.plot, Qt.Key.Key_Return)
+    assert chosen == [99.0]

@@ -42,11 +42,37 @@ def test_where_columns_leave_no_room_an_event_is_a_card(table, qtbot):
     table.resize(300, 300)
     assert [table.isColumnHidden(column) for column in range(4)] == [True, True, True, False]
     assert not table.horizontalHeader().isVisible()
-    assert table.rowHeight(0) >= 5 * table.fontMetrics().height()
+    line = table.fontMetrics().height()
+    assert table.rowHeight(1) >= 5 * line, "a long reason takes all lines there are"
+    assert 2 * line <= table.rowHeight(0) < 4 * line, "a short one takes what it needs"
     qtbot.waitUntil(lambda: not table.horizontalScrollBar().isVisible())
     table.resize(NARROW + 100, 300)
     assert table.rowHeight(0) == low
     assert not table.isColumnHidden(0)
+
+
+def test_cards_that_come_in_sight_are_as_high_as_they_need(table, log):
+    table.resize(300, 300)
+    log.extend([Event(kind="evicted", time_ns=3 + n, cause=f"{n} cached") for n in range(90)], EPOCH, 0)
+    table.model().follow(log)
+    short = table.rowHeight(0)
+    assert short == table.rowHeight(1) < 4 * table.fontMetrics().height()
+    bar = table.verticalScrollBar()
+    table.updateGeometries()
+    bar.setValue(50)
+    assert table.rowAt(0) == 50
+    assert table.rowHeight(50) == short
+    table.resize(NARROW + 100, 300)
+    assert table.rowHeight(table.rowAt(0)) < short, "in columns a row is a line"
+
+
+def test_larger_text_makes_higher_cards(table):
+    table.resize(300, 300)
+    before = table.rowHeight(1)
+    font = table.font()
+    font.setPointSizeF(2 * font.pointSizeF())
+    table.setFont(font)
+    assert table.rowHeight(1) > 1.5 * before
 
 
 @pytest.mark.parametrize("theme", list(THEMES.values()))
@@ -56,9 +82,12 @@ def test_a_card_fills_its_lines_and_stays_inside(table, theme):
     image = table.viewport().grab().toImage()
     ink = theme.color("text")
     line = table.fontMetrics().height()
-    height = table.rowHeight(1)
+    top, bottom = table.rowViewportPosition(1), table.rowViewportPosition(1) + table.rowHeight(1)
     inked = [
-        (x, y // line) for y in range(height, 2 * height) for x in range(image.width()) if image.pixelColor(x, y) == ink
+        (x, (y - top) // line)
+        for y in range(top, bottom)
+        for x in range(image.width())
+        if image.pixelColor(x, y) == ink
     ]
     assert len({line for _, line in inked}) >= 4
     assert max(x for x, _ in inked) < 294

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from PySide6.QtCore import Qt
@@ -98,6 +99,32 @@ def test_where_attention_fell_is_told_of_blocks_and_of_requests(engine, shared, 
     assert ("Coldest block", "Block 20, 0.02 %") in told(view)
     shared.select_block(6)
     assert "Attention" not in dict(told(view))
+
+
+def test_guesses_are_told_of_a_request_that_has_some(engine, shared, show, poll):
+    view = show(shared)
+    shared.select_request(2)
+    assert "Guessed ahead" not in dict(told(view))
+    standing = shared.mirror.requests.pack(np.array([0]), np.array([2]))
+    guessed = msgspec.structs.replace(standing, num_draft_tokens=b"\x08\0\0\0", num_accepted_tokens=b"\6\0\0\0")
+    engine.frame(requests=(guessed,))
+    poll(shared)
+    view.refresh()
+    assert ("Guessed ahead", "6 of 8 tokens right, 75.0 %") in told(view)
+
+
+def test_how_many_passed_a_block_over_is_told(engine, shared, show, poll):
+    engine.ledger.skipped[[7, 20]] = attention_units(np.array([0.25, 0.0], np.float32))
+    engine.hold([7], owner=2, ref_count=2)
+    engine.hold([20], owner=2, filled=5)
+    poll(shared)
+    view = show(shared)
+    shared.select_block(7)
+    assert ("Passed over", "by 25.0 % of layers and heads that choose") in told(view)
+    shared.select_block(20)
+    assert ("Passed over", "by none") in told(view)
+    shared.select_block(6)
+    assert "Passed over" not in dict(told(view))
 
 
 def test_links_lead_to_blocks_and_requests(shared, show, qtbot):

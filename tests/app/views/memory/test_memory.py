@@ -129,6 +129,11 @@ def test_what_the_allocator_says_is_told_in_detail():
     assert allocator_rows(None) == []
 
 
+def test_weights_on_the_host_are_told_and_take_nothing_of_the_device():
+    memory = MemoryBreakdown(epoch=7, time_ns=1, weights_bytes=3 * MIB, host_weights_bytes=9 * MIB)
+    assert {name: value for name, value, _ in allocator_rows(memory)} == {"Weights on the host": "9.00 MiB"}
+
+
 def test_each_rank_has_its_row():
     ranks = [RankMemory(rank=rank, device="H100", weights_bytes=3 * MIB, kv_bytes=(4 - rank) * MIB) for rank in (0, 1)]
     rows = allocator_rows(MemoryBreakdown(epoch=1, time_ns=0, ranks=tuple(ranks)))

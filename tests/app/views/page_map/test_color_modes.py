@@ -116,3 +116,16 @@ def test_attention_is_told_from_not_measured_and_its_share_ranks(ledger):
     assert modes.COLDEST < result[2] < result[1]
     assert result[3] == modes.COLDEST
     assert result[4] == result[5] == modes.UNMEASURED
+
+
+def test_what_decodes_passed_over_is_told_from_what_they_chose(ledger):
+    """Where attention is measured as well, that is what shades mean; what nobody chose is of one colour in both."""
+    ledger.skipped[1:5] = attention_units(np.array([0.0, 0.75, 1.0, 1.0], np.float32))
+    ledger.attention[4] = attention_units(np.array([0.5], np.float32))[0]
+    result = keys(ColorMode.ATTENTION, ledger, ALL, 16, 100).astype(int)
+    assert result[1] == modes.COLDEST + modes.ATTENTION_STEPS
+    assert result[2] == modes.COLDEST + modes.ATTENTION_STEPS // 4
+    assert result[3] == result[4] == modes.PASSED_OVER
+    assert result[5] == modes.UNMEASURED
+    ledger.attention[2] = attention_units(np.array([1.0], np.float32))[0]
+    assert keys(ColorMode.ATTENTION, ledger, ALL, 16, 100)[2] == modes.COLDEST + modes.ATTENTION_STEPS

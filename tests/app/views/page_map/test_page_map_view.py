@@ -12,7 +12,8 @@ from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import ColorMode
-from kvscope_telemetry.ledger import BlockState
+from kvscope_app.views.page_map.drawing.ink import passed_over, unmeasured
+from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 
@@ -266,6 +267,22 @@ def test_attention_waits_until_an_engine_measures_it(engine, session, show):
     view.set_mode(ColorMode.ATTENTION)
     assert view.mode is ColorMode.STATE
     assert "--page-heat 16" in view.why_not(ColorMode.ATTENTION)
+
+
+def test_choices_of_decodes_are_explained_where_attention_is_not_measured(make_engine, make_session, show, poll):
+    engine = make_engine(capabilities=Capabilities(sparse_decode=True))
+    session = make_session(engine)
+    engine.ledger.skipped[3] = attention_units(np.array([1.0], np.float32))[0]
+    engine.hold(range(10))
+    poll(session)
+    view = show(session)
+    view.set_mode(ColorMode.ATTENTION)
+    assert view.mode is ColorMode.ATTENTION
+    told = view._legend.accessibleName()
+    assert "from chosen by few heads to by all" in told
+    assert "passed over by all" in told
+    assert color_at(view, 3) == passed_over(DARK)
+    assert color_at(view, 4) == unmeasured(DARK)
 
 
 @pytest.mark.parametrize("mode", list(ColorMode))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvscope_app.look.number_text import num_bytes
 from kvscope_app.views.roofline.log_scale import LogScale, bounds, tick_text, with_prefix
 from kvscope_app.views.roofline.points import Kind, points_of
 from kvscope_app.views.roofline.step_facts import how_it_ran, phases_of, work_facts
@@ -87,6 +88,26 @@ def test_what_a_step_did_is_told_with_its_limits():
         "As": "a CUDA graph of 8 requests",
         "Waited": "2 µs",
     }
+
+
+def test_weights_from_host_memory_are_told_with_their_speed():
+    work = Work(flops=800, weights_bytes=150, streamed_bytes=3_000)
+    told = {fact.name: fact.value for fact in work_facts(work, 10**9, DEVICE)}
+    assert told["Streamed"] == f"{num_bytes(3_000)}, 3.00 kB/s"
+    assert told["Moved"] == "150 B", "over the bus, not within the device"
+    assert "Streamed" not in {fact.name for fact in work_facts(Work(flops=1, weights_bytes=1), 10**9, DEVICE)}
+
+
+def test_how_a_step_ran_is_told():
+    def told(device: DeviceInfo, **how: int) -> str:
+        frame = Frame(epoch=1, seq=1, step=1, time_ns=1, work=Work(flops=1, **how))
+        return next(iter(how_it_ran(frame, device))).value
+
+    gpu = DeviceInfo(kind="cuda")
+    assert told(gpu) == "kernel by kernel"
+    assert told(gpu, graph_size=1) == "a CUDA graph of 1 request"
+    assert told(gpu, graph_tokens=64) == "CUDA graphs of 64 tokens, attention kernel by kernel"
+    assert told(DeviceInfo(kind="cpu")) == "eagerly"
 
 
 def test_nothing_is_told_of_an_engine_that_tells_nothing():

@@ -102,9 +102,13 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, told, qtbot):
     qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: session.selected_batch == tuple(numbers.tolist()), timeout=WAIT_MS)
     assert inspector.subject == STEP
-    view.refresh()
-    assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step)
-    assert view.words.text().startswith("Step ")
+
+    def is_told():
+        view.refresh()
+        return view.words.text().startswith("Step ")
+
+    qtbot.waitUntil(is_told, timeout=WAIT_MS)  # steps around it may be read once more
+    assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
     assert "of its memory" in view.words.text()
 
     def facts():

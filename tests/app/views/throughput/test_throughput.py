@@ -13,7 +13,7 @@ from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, Qt
 from kvscope_app.look.theme import THEMES
 from kvscope_app.session.history import BIN_NS
 from kvscope_app.views.throughput.view import ThroughputView
-from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.messages.telemetry import Counters, Event
 from kvscope_telemetry.source import SERIES_FIELDS, Update
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
@@ -61,6 +61,20 @@ def test_values_and_curves(session, view):
     x, y = view.panels["decode"]._items["decode_tokens"].getData()
     assert y[-1] == pytest.approx(300)
     assert 2.5 < x[-1] - x[0] < 3.15
+
+
+def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, view):
+    feed(session)
+    view.refresh()
+    assert not view.panels["drafts"].isVisible()
+    end_ns = feed(session, ago_s=1)
+    for second, (drafts, accepted) in enumerate(((8, 4), (16, 10))):
+        counters = Counters(draft_tokens=drafts, accepted_tokens=accepted)
+        now_ns = end_ns - (2 - second) * SECOND_NS
+        session.history.add(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
+    view.look_back(end_ns / 1e9 - 5, end_ns / 1e9)
+    assert view.panels["drafts"].isVisible()
+    assert view.panels["drafts"].legend.values == {"draft_share": "75.0 %"}
 
 
 def test_every_panel_is_drawn_within_six_refreshes(session, view):

@@ -247,9 +247,59 @@ def test_many_requests_are_scrolled_by_arrival_newest_at_the_bottom(view, timed_
     view.rows.setValue(view.rows.maximum())
     row = view.canvas.shown.num_rows - 1 - view.canvas.shown.first_row
     assert view.canvas.found_at(point(view, 96, row=row)).number == 209
-    for _ in range(3):
-        qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
-    assert view.rows.value() == view.rows.maximum() - 3
+    most = view.rows.maximum()
+    qtbot.keyClick(view.canvas, Qt.Key.Key_PageUp)
+    assert view.rows.value() == most - view.canvas.layout_now.num_rows
+
+
+def test_up_and_down_go_from_request_to_request(view, timed_session, qtbot):
+    view.orders.chosen.emit(1)
+    view.canvas.setFocus()
+    there = [view.canvas.found_at(point(view, at, row=row)).number for row, at in enumerate((8, 20, 70))]
+    assert sorted(there) == [1, 2, 3]
+    timed_session.go_to(START_NS + 50 * SECOND_NS)
+    view.refresh()
+    seen = []
+    for key in (*[Qt.Key.Key_Down] * 4, Qt.Key.Key_Up):
+        qtbot.keyClick(view.canvas, key)
+        seen.append(timed_session.selected_request)
+    assert seen == [*there, there[2], there[1]]
+
+
+def test_from_one_request_to_the_next_the_cursor_stays_where_both_are(view, timed_session, qtbot):
+    view.orders.chosen.emit(1)
+    at_ns = START_NS + 50 * SECOND_NS
+    timed_session.go_to(at_ns)
+    view.refresh()
+    for _ in range(2):
+        qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
+        assert timed_session.cursor_ns == at_ns
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
+    assert timed_session.selected_request == 3
+    assert timed_session.cursor_ns != at_ns  # it was never there at that time
+
+
+def test_up_begins_at_the_last_row_that_is_seen(view, timed_session, qtbot):
+    timed_session.course.extend((), [timed(91 + number / 100, "admitted", number) for number in range(10, 210)])
+    view.refresh()
+    view.orders.chosen.emit(1)
+    timed_session.go_to(START_NS + 99 * SECOND_NS)
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
+    row = view.canvas.layout_now.num_rows - 1
+    assert timed_session.selected_request == view.canvas.found_at(point(view, 96, row=row)).number
+    qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
+    assert view.canvas.shown.first_row == 1, "what is gone to is seen"
+
+
+def test_without_requests_up_and_down_do_nothing(qtbot):
+    session = FakeTimedSession(small_course())
+    session.course.events.forget_before(START_NS + 1_000 * SECOND_NS)
+    empty = TimelineView(session)
+    qtbot.addWidget(empty)
+    empty.refresh()
+    before = session.cursor_ns
+    qtbot.keyClick(empty.canvas, Qt.Key.Key_Down)
+    assert (session.selected_request, session.cursor_ns) == (None, before)
 
 
 def test_a_low_dock_leaves_lanes_out_that_nothing_ever_happened_in(view, timed_session):

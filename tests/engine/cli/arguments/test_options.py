@@ -33,7 +33,8 @@ def test_every_field_has_its_option() -> None:
         *("--num-gpu-blocks-override", "12", "--kv-memory", "1MiB", "--no-enable-prefix-caching"),
         *("--allocator", "paged", "--seed", "5", "--num-threads", "1"),
         *("--kv-host-memory", "2MiB", "--kv-disk", "3MiB", "--kv-disk-path", "kv.bin", "--kv-disk-keep"),
-        *("--preemption", "swap", "--enforce-eager", "--no-async-scheduling", "--page-heat", "8"),
+        *("--preemption", "swap", "--enforce-eager", "--piecewise-graphs", "--no-async-scheduling", "--page-heat", "8"),
+        *("--cpu-offload-gb", "1.5"),
         *("--kv-events-config", '{"topic": "kv"}', "--quantization", "none"),
         *("--speculative-config", '{"num_speculative_tokens": 3}'),
     )
@@ -58,6 +59,8 @@ def test_every_field_has_its_option() -> None:
         keep_disk_kv=True,
         preemption="swap",
         enforce_eager=True,
+        cpu_offload_gb=1.5,
+        piecewise_graphs=True,
         page_heat=8,
         quantization="none",
         async_scheduling=False,
@@ -69,7 +72,7 @@ def test_every_field_has_its_option() -> None:
         for field in dataclasses.fields(EngineConfig)
         if getattr(found, field.name) == getattr(EngineConfig(), field.name)
     ]
-    assert same == ["allocator", "tensor_parallel_size"]  # several ranks have no lower tiers
+    assert same == ["allocator", "sparse_decode", "tensor_parallel_size"]  # what does not go with the others
 
 
 def test_ranks_by_both_names() -> None:
@@ -115,3 +118,8 @@ def test_values_outside_their_range_are_named() -> None:
         config("--max-num-seqs", "0")
     with pytest.raises(BadInput, match="max_model_len=0"):
         config("--max-model-len", "0")
+
+
+def test_a_fraction_of_blocks_is_read() -> None:
+    assert config("--sparse-decode", "0.25").sparse_decode == 0.25
+    assert config().sparse_decode is None

@@ -1,28 +1,25 @@
-"""Weights of 8 bits in a model: nearly the model it was, smaller, counted; and who gets them."""
+"""Weights of 4 and 8 bits in a model: nearly the model it was, smaller, counted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.checks.trial import TrialContext
-from kvscope_engine.model.fetching.names import ModelName
+from kvscope_engine.model.joined import round_linears
 from kvscope_engine.model.joined.fuse import weights_bytes
+from kvscope_engine.model.joined.grouped_linear import GroupedLinear
 from kvscope_engine.model.joined.int8_linear import Int8Linear, can_round
-from kvscope_engine.model.loading import quantization
 from kvscope_engine.model.loading.loader import LoadedModel
-from kvscope_engine.model.loading.quantization import choose_quantization
 from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
 from kvscope_engine.model.memory.weights_by_part import weights_by_part
-from kvscope_telemetry.errors import BadInput
+from kvscope_kernels.grouped import product
+from kvscope_kernels.grouped import weight as grouped_weight
 
 Load = Callable[..., LoadedModel]
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
 needs_library = pytest.mark.skipif(not can_round(), reason="needs a C compiler")
 
 
@@ -58,32 +55,30 @@ def test_plain_weights_are_given_up_and_packed_ones_counted(tiny_loaded: Load) -
     assert make_ready_to_run(module, "int8") is found
 
 
-def chosen(
-    config: EngineConfig, name: ModelName, device: torch.device = CPU, dtype: torch.dtype = torch.bfloat16
-) -> str:
-    return choose_quantization(config, name, device, dtype)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_4_bits_are_nearly_those_of_their_widened_weights(
+    model_type: str, dtype: torch.dtype, tiny_loaded: Load
+) -> None:
+    """The head keeps 8 bits where a CPU has them."""
+    module: Any = tiny_loaded(model_type).module.to(dtype)
+    head = module.get_output_embeddings()
+    for part in module.modules():
+        if type(part) is torch.nn.Linear and part is not head:
+            part.weight.copy_(grouped_weight.rounded(part.weight).widened())
+    expected, before = logits_of(module), weights_bytes(module)
+    found = make_ready_to_run(module, "int4")
+    assert (found.int4, found.int8) == (8, int(can_round()))
+    assert len([part for part in module.modules() if isinstance(part, GroupedLinear)]) == 8
+    assert float((logits_of(module) - expected).norm()) <= 0.1 * float(expected.norm())
+    assert sum(part.num_bytes for part in weights_by_part(module)) == weights_bytes(module) < before
 
 
-def test_automatic_is_for_files_that_were_rounded_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantization, "is_fast", lambda: True)
-    default, folder = ModelName("default", "default"), ModelName("folder", "x", Path("x"))
-    assert chosen(EngineConfig(), default) == "int8"
-    assert chosen(EngineConfig(), folder) == "none"
-    assert chosen(EngineConfig(), default, GPU) == "none"
-    assert chosen(EngineConfig(dtype="bfloat16"), default) == "none"
-    assert chosen(EngineConfig(quantization="none"), default) == "none"
-    monkeypatch.setattr(quantization, "is_fast", lambda: False)
-    assert chosen(EngineConfig(), default) == "none"
-
-
-def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, name = EngineConfig(quantization="int8"), ModelName("default", "default")
-    with pytest.raises(BadInput, match="with a GPU"):
-        chosen(wanted, name, GPU)
-    with pytest.raises(BadInput, match="with float16"):
-        chosen(wanted, name, CPU, torch.float16)
-    monkeypatch.setattr(quantization, "can_round", lambda: False)
-    with pytest.raises(BadInput, match="C compiler"):
-        chosen(wanted, name)
-    with pytest.raises(BadInput, match="quantization='int3'"):
-        EngineConfig(quantization="int3")
+def test_4_bits_without_a_compiler(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tiny_loaded("llama").module
+    expected = logits_of(module)
+    monkeypatch.setattr(product, "library", lambda: None)
+    monkeypatch.setattr(round_linears, "can_round", lambda: False)
+    found = make_ready_to_run(module, "int4")
+    assert (found.int4, found.int8) == (8, 0)
+    assert float((logits_of(module) - expected).norm()) <= 0.3 * float(expected.norm())

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from kvscope_engine.config import EngineConfig
 from kvscope_engine.model.memory.step_memory import (
+    PIECES_BYTES,
     HeadShape,
     StepLimits,
-    graph_logits_bytes,
+    graph_tensor_bytes,
     split_partials_bytes,
     step_buffer_bytes,
+    step_reserves,
 )
-from kvscope_engine.model.running.decode_graphs import captured_lengths, captured_sizes
+from kvscope_engine.model.running.decode_graphs import captured_sizes
 from kvscope_engine.model.running.step_buffer import ALIGNMENT, StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
 from kvscope_engine.model.running.step_tensors import put_inputs
 from kvscope_kernels import paged_decode_attention
+from kvscope_kernels.decode import plan
 
 NUM_MULTIPROCESSORS = 132
 """What the launcher takes a CPU for."""
@@ -45,6 +50,7 @@ def partials_of_a_launch(monkeypatch: pytest.MonkeyPatch, num_seqs: int, length:
 
     monkeypatch.setattr(paged_decode_attention, "_paged_decode_attention_kernel", Kernel())
     monkeypatch.setattr(paged_decode_attention, "merge_splits", lambda *_, **__: None)
+    monkeypatch.setattr(plan, "plan_decode", lambda *_, **__: None)
     monkeypatch.setattr(paged_decode_attention, "require_triton", lambda: None)
     cache = torch.empty(1, 16, HEADS.num_kv_heads, HEADS.head_dim, dtype=torch.bfloat16)
     paged_decode_attention.paged_decode_attention(
@@ -64,15 +70,30 @@ def test_partials_are_those_of_the_largest_launch(
     monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int
 ) -> None:
     most = split_partials_bytes(limits(max_num_seqs, max_request_tokens), HEADS, NUM_MULTIPROCESSORS)
-    sizes, lengths = captured_sizes(max_num_seqs), captured_lengths(max_request_tokens)
-    launches = [partials_of_a_launch(monkeypatch, size, length) for size in sizes for length in lengths]
+    sizes, lengths = {*captured_sizes(max_num_seqs), 65, 66} - {*range(max_num_seqs + 1, 99)}, (64, 2048, 1 << 20)
+    launches = [
+        partials_of_a_launch(monkeypatch, size, min(length, max_request_tokens)) for size in sizes for length in lengths
+    ]
     assert max(launches) == most
-    assert most < 64 << 20
+    assert most < 8 << 20
 
 
-def test_logits_of_graphs_are_those_of_the_largest_batch() -> None:
-    assert graph_logits_bytes(limits(20, 4096), 1000) == 4 * 20 * 1000
-    assert graph_logits_bytes(limits(1000, 4096), 1000) == 4 * 256 * 1000
+def test_tensors_of_graphs_are_those_of_the_largest_batch() -> None:
+    assert graph_tensor_bytes(limits(20, 4096), 1000) == 4 * 20 * (1000 + 4096 // 16)
+    assert graph_tensor_bytes(limits(1000, 4096), 1000) == 4 * 256 * (1000 + 4096 // 16)
+
+
+def test_graphs_around_attention_are_counted_where_they_are_asked_for(tiny_loaded: Callable[..., Any]) -> None:
+    """With what crosses between them and attention: (512, heads, dim) thrice, in float32."""
+    loaded = tiny_loaded("llama")
+
+    def graphs(**options: Any) -> int:
+        config = EngineConfig(model="any", max_num_batched_tokens=8192, **options)
+        return step_reserves(config, loaded, NUM_MULTIPROCESSORS).graphs
+
+    crossing = 3 * 4 * 512 * loaded.num_query_heads * loaded.head_dim
+    assert graphs(piecewise_graphs=True) - graphs() == PIECES_BYTES + crossing
+    assert graphs(piecewise_graphs=True, enforce_eager=True) == graphs(enforce_eager=True)
 
 
 @pytest.mark.parametrize("max_request_tokens", [100, 1 << 16])

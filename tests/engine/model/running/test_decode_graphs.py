@@ -1,19 +1,20 @@
-"""Graphs of decodes: their sizes and lengths, what they share, and what is written for them."""
+"""Graphs of decodes: their sizes, when they are captured, what they share, and what is written for them."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.running.decode_graphs import DecodeGraphs, GraphShape, captured_lengths, captured_sizes
+from kvscope_engine.model.running.decode_graphs import DecodeGraphs, captured_sizes
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import StepInputs
-from kvscope_engine.model.running.step_tensors import StepTensors, put_decodes, table_width
+from kvscope_engine.model.running.step_tensors import StepTensors, table_width
 
 BLOCK_SIZE, VOCABULARY = 16, 50
 
@@ -33,67 +34,94 @@ def decodes(*lengths: int) -> StepInputs:
     )
 
 
+@dataclass
+class Recorded:
+    """A graph is the size that it was captured with; what a replay found in the tables."""
+
+    graphs: DecodeGraphs
+    captured: list[int] = field(default_factory=list)
+    replayed: list[torch.Tensor] = field(default_factory=list)
+
+
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> DecodeGraphs:
-    """Captured, of up to 20 requests of up to 131,072 tokens; a graph here is a name."""
-    graph = SimpleNamespace(pool=lambda: (0, 1), replay=lambda: None)
-    for name, stand_in in {
-        "CUDAGraph": lambda: graph,
-        "graph": lambda *_, **__: nullcontext(),
-        "synchronize": lambda *_: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Of up to 20 requests of up to 131,072 tokens."""
+    inside: list[bool] = []
+
+    @contextmanager
+    def capturing(*_: object, **__: object) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.clear()
 
     def forward(tensors: StepTensors) -> torch.Tensor:
+        if inside:
+            found.captured.append(len(tensors.input_ids))
         return torch.zeros(len(tensors.input_ids), VOCABULARY)
 
-    buffer = StepBuffer(torch.device("cpu"), 0)
-    made = DecodeGraphs(forward, buffer, max_num_seqs=20, max_tokens=1 << 17, block_size=BLOCK_SIZE)
-    for shape in made.shapes:
-        made.capture(shape)
-    return made
+    def replay() -> None:
+        found.replayed.append(found.graphs._tables.clone())
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=lambda: (0, 1), replay=replay))
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    cpu = torch.device("cpu")
+    buffer = StepBuffer(cpu, 0)
+    made = DecodeGraphs(forward, buffer, cpu, max_num_seqs=20, max_tokens=1 << 17, block_size=BLOCK_SIZE)
+    found = Recorded(made)
+    return found
 
 
-def test_sizes_and_lengths_reach_what_can_be_and_no_further() -> None:
+def test_sizes_reach_what_can_be_and_no_further() -> None:
     assert captured_sizes(20) == (1, 2, 4, 8, 16, 20)
     assert captured_sizes(1) == (1,)
+    assert captured_sizes(100) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100)
     assert captured_sizes(1000)[-1] == 256
-    assert captured_lengths(1000) == (1000,)
-    assert captured_lengths(1 << 17) == (2048, 16384, 1 << 17)
+    assert len(captured_sizes(1000)) == 13
 
 
-def test_short_requests_do_not_pay_for_a_long_context(graphs: DecodeGraphs) -> None:
-    assert graphs.shape_of(decodes(6, 700, 30)) == GraphShape(4, 2048)
-    assert graphs.shape_of(decodes(6, 2049)) == GraphShape(2, 16384)
-    assert graphs.shape_of(decodes(1 << 17)) == GraphShape(1, 1 << 17)
-    assert graphs.shape_of(decodes(*[5] * 21)) is None
+def test_a_size_is_captured_when_it_is_wanted_again(recorded: Recorded) -> None:
+    """Whatever the lengths: a graph is of all of them."""
+    graphs = recorded.graphs
+    graphs.capture(graphs.largest)
+    assert recorded.captured == [20]
+    assert graphs.size_of(decodes(6, 700, 30)) is None, "it may not come again"
+    assert graphs.size_of(decodes(6, 700, 1 << 17)) == 4
+    assert recorded.captured == [20, 4]
+    assert graphs.size_of(decodes(1, 2, 3, 4)) == 4
+    assert graphs.size_of(decodes(*[5] * 20)) == 20
+    assert recorded.captured == [20, 4], "once"
+    assert graphs.size_of(decodes(*[5] * 21)) is None
+    assert graphs.size_of(decodes(*[5] * 21)) is None
+    assert recorded.captured == [20, 4], "nor larger than can run together"
 
 
-def test_all_graphs_write_one_tensor_of_logits(graphs: DecodeGraphs) -> None:
+def test_all_graphs_write_one_tensor_of_logits(recorded: Recorded) -> None:
     """As large as the largest batch, not as all of them together."""
-    found = [graphs.replay(shape, shape.size) for shape in graphs.shapes]
+    graphs = recorded.graphs
+    for size in reversed(graphs.sizes):
+        graphs.capture(size)
+    found = [graphs.replay(size, size) for size in graphs.sizes]
     assert {logits.data_ptr() for logits in found} == {found[0].data_ptr()}
-    assert [tuple(logits.shape) for logits in found] == [(shape.size, VOCABULARY) for shape in graphs.shapes]
+    assert [tuple(logits.shape) for logits in found] == [(size, VOCABULARY) for size in graphs.sizes]
     assert found[0].untyped_storage().nbytes() == 4 * 20 * VOCABULARY
 
 
-class Reserved(StepBuffer):
-    """Whose arrays hold a mark where nobody wrote."""
-
-    def reserve(self, shape: tuple[int, ...], dtype: type[np.generic]) -> tuple[Any, torch.Tensor]:
-        array = np.full(shape, -77, dtype)
-        return array, torch.from_numpy(array)
-
-
-def test_a_padded_step_is_written_where_it_is_read() -> None:
-    """The rest of a table, which may be a long context's, is left as it is."""
-    tensors = put_decodes(decodes(6, 40), 4, 16384, BLOCK_SIZE, Reserved(torch.device("cpu"), 0))
+def test_a_replay_reads_the_tables_of_its_step(recorded: Recorded) -> None:
+    """As wide as they are: the rest, which may be a long context's, is neither sent nor written."""
+    graphs = recorded.graphs
+    graphs.capture(graphs.largest)
+    graphs._tables.fill_(-77)
+    tensors = graphs.put(decodes(*[6] * 18, 40), 20)
     assert tensors.decode is not None
-    tables = tensors.decode.block_tables
-    assert tables.shape == (4, table_width(16384, BLOCK_SIZE))
-    assert tables[:2, :3].eq(3).all()
-    assert tables[:, 3:].eq(-77).all()
-    assert tables[2:].eq(-77).all()
-    assert tensors.slot_mapping.tolist() == [0, 16, -1, -1]
-    assert tensors.decode.seq_lens.tolist() == [6, 40, 0, 0]
-    assert tensors.input_ids.tolist() == [0, 1, 0, 0]
+    assert tensors.decode.max_seq_len == 1 << 17
+    assert tensors.decode.block_tables.data_ptr() == graphs._tables.data_ptr()
+    assert tensors.decode.block_tables.shape == (20, table_width(1 << 17, BLOCK_SIZE))
+    graphs.replay(20, 19)
+    (found,) = recorded.replayed
+    assert found[:19, :3].eq(3).all()
+    assert found[:, 3:].eq(-77).all()
+    assert found[19:].eq(-77).all()
+    assert tensors.slot_mapping.tolist() == [*range(0, 19 * BLOCK_SIZE, BLOCK_SIZE), -1]
+    assert tensors.decode.seq_lens.tolist() == [*[6] * 18, 40, 0]
+    assert tensors.input_ids.tolist() == [*range(19), 0]

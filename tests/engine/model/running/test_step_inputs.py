@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvscope_engine.model.running.decode_graphs import captured_lengths, captured_sizes, padded_size
+from kvscope_engine.model.running.decode_graphs import captured_sizes, padded_size
 from kvscope_engine.model.running.step_buffer import StepBuffer
 from kvscope_engine.model.running.step_inputs import TableRows, build_inputs
 from kvscope_engine.model.running.step_tensors import put_decodes
@@ -87,14 +87,17 @@ def test_padding_writes_nowhere_and_attends_to_nothing() -> None:
     requests = [make_request(number, [1] * 9, [5 + number], [number, 3 + number, 6]) for number in (1, 2, 3)]
     plan = StepPlan(tuple(Scheduled(request, 9, 1, True) for request in requests), num_single_token=3)
     inputs = build_inputs(plan, TableRows(4, 3), BLOCK_SIZE)
-    padded = put_decodes(inputs, 8, 20, BLOCK_SIZE, StepBuffer(torch.device("cpu"), 0))
+    tables = torch.full((16, 32), -1, dtype=torch.int32)
+    padded, own_tables = put_decodes(inputs, 8, 20, tables, StepBuffer(torch.device("cpu"), 0))
     assert padded.input_ids.tolist() == [6, 7, 8, 0, 0, 0, 0, 0]
     assert padded.positions.tolist() == [9, 9, 9, 0, 0, 0, 0, 0]
     assert padded.slot_mapping.tolist() == [25, 25, 25, -1, -1, -1, -1, -1]
     assert padded.decode is not None
     assert padded.decode.seq_lens.tolist() == [10, 10, 10, 0, 0, 0, 0, 0]
-    assert padded.decode.block_tables.shape == (8, 16), "a multiple of 16"
-    assert padded.decode.block_tables[1, :3].tolist() == [2, 5, 6]
+    assert padded.decode.block_tables.shape == (8, 32)
+    assert padded.decode.block_tables.data_ptr() == tables.data_ptr()
+    assert own_tables is not None
+    assert own_tables.tolist() == [[1, 4, 6], [2, 5, 6], [3, 6, 6]]
     assert padded.decode.max_seq_len == 20
     assert padded.num_single_token == 8
 
@@ -103,15 +106,7 @@ def test_prefills_are_not_padded() -> None:
     request = make_request(1, [1, 2], [], [0])
     inputs = build_inputs(StepPlan((Scheduled(request, 0, 2, True),), 0), TableRows(1, 4), BLOCK_SIZE)
     with pytest.raises(AssertionError, match="only decodes"):
-        put_decodes(inputs, 8, 16, BLOCK_SIZE, StepBuffer(torch.device("cpu"), 0))
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "lengths"),
-    [(100, (100,)), (2048, (2048,)), (5000, (2048, 5000)), (131072, (2048, 16384, 131072))],
-)
-def test_captured_lengths(max_tokens: int, lengths: tuple[int, ...]) -> None:
-    assert captured_lengths(max_tokens) == lengths
+        put_decodes(inputs, 8, 16, torch.zeros(8, 16, dtype=torch.int32), StepBuffer(torch.device("cpu"), 0))
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,14 @@ def test_positions_are_those_that_attention_sees(decodes: list[int], chunks: lis
     assert work.other_bytes == 30 * num_tokens + 8 * 11 * num_samples
 
 
+def test_decodes_that_choose_read_less_and_prompts_as_ever() -> None:
+    choosing = ModelWork(kinds={FULL._replace(attended=lambda num_tokens: num_tokens // 4): 1}, weights_bytes=0)
+    plain = ModelWork(kinds={FULL: 1}, weights_bytes=0)
+    decode, prompt = plan([39], []), plan([], [(0, 20, True)])
+    assert choosing.of(decode).kv_read_bytes * 4 == plain.of(decode).kv_read_bytes > 0
+    assert choosing.of(prompt) == plain.of(prompt)
+
+
 def test_a_step_of_nothing_is_no_work() -> None:
     assert MODEL.of(StepPlan((), 0)) == Work()
 

@@ -207,6 +207,19 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
     seen = gpu.seen
 
     class FakeGraph:
+        _crossed: tuple[int, int, int] | None = None
+
+        def capture_begin(self, pool: Any = None, capture_error_mode: str = "") -> None:
+            assert pool is not None, "all graphs of a run share memory"
+            if gpu.capture_error:
+                raise gpu.capture_error.pop()
+            self._crossed = seen.uploads, seen.read_backs, seen.waits
+
+        def capture_end(self) -> None:
+            if self._crossed is None:
+                raise RuntimeError("no capture was begun")
+            assert self._crossed == (seen.uploads, seen.read_backs, seen.waits), "a graph waits for nothing"
+
         def pool(self) -> tuple[int, int]:
             return (0, 1)
 
@@ -214,7 +227,7 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
             seen.replays += 1
 
     @contextmanager
-    def capturing(graph: FakeGraph, pool: Any = None) -> Iterator[None]:
+    def capturing(graph: FakeGraph, pool: Any = None, capture_error_mode: str = "") -> Iterator[None]:
         if gpu.capture_error:
             raise gpu.capture_error.pop()
         uploads, read_backs = seen.uploads, seen.read_backs
@@ -238,6 +251,8 @@ def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
         "empty_cache": lambda: None,
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: divmod(CAPABILITY, 10),
+        "Stream": lambda *_: None,
+        "graph_pool_handle": lambda: (0, 2),
         "stream": lambda *_: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -253,7 +268,9 @@ def make_runner(
     kv_dtype: torch.dtype = torch.bfloat16,
     max_model_len: int = 4096,
     enforce_eager: bool = False,
+    piecewise_graphs: bool = False,
     page_heat: int = 0,
+    sparse_decode: float | None = None,
     architecture: str = "llama",
     num_layers: int = 2,
     **config_changes: Any,
@@ -280,7 +297,7 @@ def make_runner(
     monkeypatch.setattr(runner, "make_ready_to_run", join_unproven)
     monkeypatch.setattr(runner, "weights_bytes", lambda _: 0)
     monkeypatch.setattr(fused_mlp, "_activation_kind", lambda *_: SILU)
-    layers = [LayerShape(2, 64)] * num_layers
+    layers = [LayerShape(2, 64, has_bounds=sparse_decode is not None and index >= 2) for index in range(num_layers)]
     storage = KVStorage(num_blocks, 16, layers, kv_dtype, GPU)
     loaded: Any = SimpleNamespace(
         device=GPU,
@@ -297,7 +314,9 @@ def make_runner(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=512,
         enforce_eager=enforce_eager,
+        piecewise_graphs=piecewise_graphs,
         page_heat=page_heat,
+        sparse_decode=sparse_decode,
     )
 
 

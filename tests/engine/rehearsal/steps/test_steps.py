@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvscope_engine.model.sparse.skips import SKIP_STEPS
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -71,6 +72,11 @@ def chunk(number: int, start: int, count: int, samples: bool, **options: Any) ->
     return Scheduled(make_request(number, num_prompt, **options), start, count, samples)
 
 
+def alike(count: int) -> StepPlan:
+    """Decodes of one length."""
+    return StepPlan(tuple(decode(number, 20, temperature=0.0) for number in range(count)), count)
+
+
 def service_plans() -> dict[str, StepPlan]:
     """Whatever service can bring, of sizes that are no multiples of anything."""
     greedy: dict[str, Any] = {"temperature": 0.0}
@@ -104,6 +110,9 @@ def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: b
     runner = fake_gpu.make_runner(enforce_eager=enforce_eager)
     runner.warm_up(lambda _: None)
     assert runner.notes == []
+    for _ in range(2):  # sizes are captured when they are wanted again
+        for count in (1, 3):
+            runner.run(alike(count))
     for name, plan in service_plans().items():
         fake_gpu.seen.clear()
         result = runner.run(plan)
@@ -131,6 +140,32 @@ def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) ->
             assert len(result.block_shares) == plan.num_single_token
             assert fake_gpu.seen.replays == 0, name
         assert set(fake_gpu.seen.compiled) <= known, name
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_decodes_that_choose_their_blocks_read_nothing_back_and_compile_nothing(
+    fake_gpu: Any, enforce_eager: bool
+) -> None:
+    """In graphs too, which are captured when they are wanted again; the step that counts what was passed over reads
+    once more, without its graph."""
+    runner = fake_gpu.make_runner(sparse_decode=0.25, num_layers=3, enforce_eager=enforce_eager)
+    runner.warm_up(lambda _: None)
+    assert runner.notes == []
+    known = set(fake_gpu.seen.compiled)
+    plans = [plan for plan in service_plans().values() if plan.num_single_token]
+    for place, plan in enumerate(plans * 3):
+        is_counted, is_known = place % SKIP_STEPS == 0, place >= 2 * len(plans)
+        fake_gpu.seen.clear()
+        result = runner.run(plan)
+        assert fake_gpu.seen.read_backs == 1 + is_counted
+        assert fake_gpu.seen.uploads == 1 or not is_known, "a capture has one of its own"
+        assert (result.block_skips is not None) == is_counted
+        is_replayed = fake_gpu.seen.replays == 1
+        can_be = not enforce_eager and not is_counted and plan.num_single_token == len(plan.scheduled)
+        assert is_replayed <= can_be
+        assert is_replayed == can_be or not is_known
+        assert (fake_gpu.seen.launches["block_bounds"] == 0) == is_replayed or not is_known
+        assert set(fake_gpu.seen.compiled) <= known
 
 
 @pytest.mark.parametrize("options", EVERYTHING.values(), ids=EVERYTHING)
@@ -175,6 +210,7 @@ def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dt
     known = set(fake_gpu.seen.compiled)
     assert {key.split()[0] for key in known} == {
         "_paged_decode_attention_kernel",
+        "_plan_decode_kernel",
         "_paged_prefill_attention_kernel",
         "_merge_splits_kernel",
         "_rotate_write_kernel",
@@ -197,7 +233,7 @@ def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
     fake_gpu.make_runner().warm_up(heard.append)
     assert {message.stage for message in heard} == {"warm up"}
     assert [message.done for message in heard] == list(range(heard[0].total))
-    assert heard[-1].detail == "CUDA graph of 1 requests of 1024 tokens", "the pool's 64 blocks, not the model's 4096"
+    assert heard[-1].detail == "CUDA graph of 8 requests", "the others follow as they are wanted"
 
 
 def test_without_graphs_it_goes_on_and_says_why(fake_gpu: Any) -> None:
@@ -211,9 +247,43 @@ def test_without_graphs_it_goes_on_and_says_why(fake_gpu: Any) -> None:
     assert fake_gpu.seen.launches == {
         "rms_norm": 5,
         "rotate_write": 2,
+        "plan_decode": 1,
         "paged_decode_attention": 2,
         "gated_activation": 2,
     }
+
+
+def test_a_graph_is_captured_behind_the_first_tokens(fake_gpu: Any) -> None:
+    """The step that captures goes up once more; those around it are as ever, whatever their lengths."""
+    runner = fake_gpu.make_runner()
+    runner.warm_up(lambda _: None)
+    known, found = set(fake_gpu.seen.compiled), []
+    for _ in range(3):
+        fake_gpu.seen.clear()
+        result = runner.run(alike(3))
+        found.append((result.graph_size, fake_gpu.seen.replays, fake_gpu.seen.uploads, fake_gpu.seen.read_backs))
+    assert found == [(0, 0, 1, 1), (4, 1, 2, 1), (4, 1, 1, 1)]
+    assert fake_gpu.seen.launches == {}, "all of it is in the graph"
+    fake_gpu.seen.clear()
+    assert runner.run(StepPlan((decode(1, 1000, temperature=0.0), decode(2, 2), decode(3, 3)), 3)).graph_size == 4
+    assert fake_gpu.seen.compiled == known
+    assert runner.notes == []
+
+
+def test_a_capture_that_fails_in_service_costs_no_request(fake_gpu: Any) -> None:
+    """Also while a step is in flight whose token this one awaits."""
+    runner = fake_gpu.make_runner()
+    runner.warm_up(lambda _: None)
+    runner.run(alike(1))
+    fake_gpu.capture_error.append(torch.OutOfMemoryError("CUDA out of memory"))
+    fake_gpu.seen.clear()
+    request = make_request(1, 20, 1, temperature=0.0)
+    first = runner.launch(StepPlan((Scheduled(request, 20, 1, True),), 1))
+    second = runner.launch(StepPlan((Scheduled(request, 21, 1, True),), 1), first)
+    assert [len(step.result().token_ids) for step in (first, second)] == [1, 1]
+    assert fake_gpu.seen.replays == 0
+    assert len(runner.notes) == 1
+    assert "without them (slower): OutOfMemoryError: CUDA out of memory" in runner.notes[0]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
@@ -229,6 +299,23 @@ def test_a_layer_is_ten_launches(fake_gpu: Any, operations: Any, architecture: s
         counts.append(len(seen.names) + sum(fake_gpu.seen.launches.values()))
         print(architecture, num_layers, "layers:", counts[-1], "launches", dict(fake_gpu.seen.launches), seen.names)
     assert counts[1] - counts[0] == 2 * 10
+
+
+def test_a_step_tells_what_it_was_launched_in(fake_gpu: Any) -> None:
+    """Counted at the first step of its kind; a graph is one launch."""
+    told = []
+    for num_layers in (2, 4):
+        runner = fake_gpu.make_runner(num_layers=num_layers, enforce_eager=True)
+        plan = StepPlan((decode(1, 1000, temperature=0.0),), 1)
+        told.append([runner.run(plan).launches for _ in range(2)])
+    assert told[0][0] == told[0][1] > 0
+    assert told[1][0] - told[0][0] == 2 * 10
+    captured = fake_gpu.make_runner()
+    captured.warm_up(lambda _: None)
+    captured.run(plan)  # a graph of this size is captured when it is wanted again
+    assert captured.run(plan).launches == 1
+    mixed = StepPlan((decode(1, 20, temperature=0.0), chunk(2, 0, 30, True, temperature=0.0)), 1)
+    assert captured.run(mixed).launches > 1
 
 
 def test_a_form_is_one_launch_more_and_nothing_up_or_down(fake_gpu: Any) -> None:

@@ -16,6 +16,15 @@ Ranks = npt.NDArray[np.uint16]
 _NO_IDS = np.empty(0, np.uint32)
 
 
+def distinct(ids: Ids) -> Ids:
+    """Each of `ids` once, ascending. In each frame: np.unique takes several times as long."""
+    ordered = np.sort(ids)
+    is_first = np.empty(ids.size, np.bool_)
+    is_first[:1] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered[is_first]
+
+
 class Cells:
     """Ranks of `grid`'s cells; those without a block, at the ends of sections and in headings, stay 0.
 

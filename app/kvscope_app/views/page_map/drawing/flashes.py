@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.views.page_map.drawing.cells import Ids
+from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
 
 MAX_AT_ONCE: Final = 4096
@@ -44,7 +44,7 @@ class Flashes:
 
     def move(self, kind: FlashKind, ids: Ids, now_ns: int) -> LitCells:
         """Blocks `ids` (oldest first, an id perhaps several times) went through `kind`; what to draw."""
-        newest = np.unique(ids[-MAX_MOVES_AT_ONCE:])
+        newest = distinct(ids[-MAX_MOVES_AT_ONCE:])
         return [(self._light(newest, kind, now_ns), newest)] if newest.size else []
 
     def fade(self, now_ns: int) -> LitCells:

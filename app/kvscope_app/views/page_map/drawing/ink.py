@@ -113,6 +113,11 @@ def unmeasured(theme: Theme) -> str:
     return mix(theme.muted, theme.block_free, 0.7)
 
 
+def passed_over(theme: Theme) -> str:
+    """A block that nobody chose to read."""
+    return mix(attention_stops(theme)[0], theme.block_free, 0.6)
+
+
 def lower_cached(color: str, theme: Theme) -> str:
     """A cached block of a lower tier whose needed blocks have `color`."""
     return mix(color, theme.block_free, 0.6)
@@ -154,6 +159,7 @@ def _age(colors: list[str], theme: Theme) -> None:
 
 def _attention(colors: list[str], theme: Theme) -> None:
     colors[modes.UNMEASURED] = unmeasured(theme)
+    colors[modes.PASSED_OVER] = passed_over(theme)
     for index in range(modes.ATTENTION_STEPS + 1):
         colors[modes.COLDEST + index] = gradient(attention_stops(theme), index / modes.ATTENTION_STEPS)
 

@@ -23,6 +23,7 @@ from transformers import core_model_loading
 from kvscope_engine import Engine, EngineConfig
 from kvscope_engine.model.checks import eager_check, trial
 from kvscope_engine.model.checks.agreement import Difference
+from kvscope_engine.model.host_weights import streaming
 from kvscope_engine.model.loading import loader
 from kvscope_engine.model.running import memory, step_buffer
 from kvscope_engine.model.tiers import build
@@ -193,8 +194,8 @@ def lanes(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
         launch(kernel, *args, **kwargs)
 
     @contextmanager
-    def capturing(graph: Any, pool: Any = None) -> Iterator[None]:
-        with capture(graph, pool=pool), lanes.captured():
+    def capturing(graph: Any, **options: Any) -> Iterator[None]:
+        with capture(graph, **options), lanes.captured():
             yield
 
     def pinned(num_bytes: int) -> tuple[torch.Tensor, Any]:
@@ -221,7 +222,10 @@ def lanes(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
 def start(
     fake_gpu: Any, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Callable[..., Engine]]:
-    """Starts an engine from a folder of weights. Proofs compare nothing, since nothing is computed."""
+    """Starts an engine from a folder of weights, every graph of which has been wanted before.
+
+    Proofs compare nothing, since nothing is computed.
+    """
     engines: list[Engine] = []
     gpu = torch.device("cuda:0")
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would know nothing of this mode
@@ -232,12 +236,17 @@ def start(
     monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
     monkeypatch.setattr(trial, "share_of_spread", lambda *_: 0.0)
     monkeypatch.setattr(build, "HostSlab", partial(HostRows, lanes))
+    monkeypatch.setattr(streaming, "HostSlab", partial(HostRows, lanes))
     monkeypatch.setattr(core_model_loading, "_materialize_copy", read_shape)
     folder = checkpoint(tmp_path)
 
     def make(**options: Any) -> Engine:
         small = {"num_gpu_blocks_override": 64, "max_num_batched_tokens": 256, "max_num_seqs": 8}
         engines.append(Engine(EngineConfig(**({"model": str(folder), "device": "cuda"} | small | options))))
+        graphs = engines[-1]._parts.runner._graphs
+        with torch.inference_mode():
+            for size in graphs.sizes[:-1] if graphs is not None else ():
+                graphs.capture(size)
         return engines[-1]
 
     make.folder = folder  # type: ignore[attr-defined]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig
+from kvscope_engine.model.host_weights import streaming
 from kvscope_engine.model.loading.loader import load_model
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -32,12 +34,12 @@ class Step:
     waits: int
 
 
-def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1) -> Iterator[Step]:
+def serve(engine: Engine, lanes: Any, fake_gpu: Any, rounds: int = 1, num_tokens: int = 40) -> Iterator[Step]:
     """Three requests together, step by step; and again, with other prompts.
 
     Steps overlap: the first call launches two, and the last none.
     """
-    sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     for number in range(3 * rounds):
         prompt = tuple(range(3 + 40 * number, 40 + 40 * number))
         engine.submit(Submit(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling))
@@ -82,7 +84,7 @@ def test_steps_take_turns_when_asked_to(start: Start, lanes: Any, fake_gpu: Any)
     assert engine.overlaps.overlapped == 0
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", pytest.param("fp8", marks=pytest.mark.storm)])
 def test_graphs_read_nothing_that_moves(start: Start, lanes: Any, kv_cache_dtype: str) -> None:
     """What a graph did not make itself is there as long as it is, at the same place."""
     engine = start(kv_cache_dtype=kv_cache_dtype)
@@ -90,7 +92,7 @@ def test_graphs_read_nothing_that_moves(start: Start, lanes: Any, kv_cache_dtype
     runner, module = parts.runner, parts.loaded.module
     kept = [*held(module), *module.parameters(), *module.buffers()]
     kept += [*parts.storage.block_tensors, *parts.storage.rows[1:3]]
-    kept += [runner._buffer._on_device, runner._graphs._logits]
+    kept += [runner._buffer._on_device, runner._graphs._logits, runner._graphs._tables]
     known = {tensor.untyped_storage()._cdata for tensor in kept}
     assert lanes.read_by_graphs, "something was captured"
     assert lanes.read_by_graphs <= known, len(lanes.read_by_graphs - known)
@@ -128,7 +130,7 @@ def held(module: torch.nn.Module) -> Iterator[torch.Tensor]:
             yield from (tensor for tensor in (value, *inner) if isinstance(tensor, torch.Tensor))
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", pytest.param("int8", marks=pytest.mark.storm), "fp8"])
 def test_swaps_go_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
     """On a stream of their own, from and to pinned memory: nobody waits, and nothing but block numbers goes up."""
     engine = start(kv_cache_dtype=kv_cache_dtype, **SWAPPING)
@@ -165,3 +167,23 @@ def test_only_the_disk_waits_for_a_copy(start: Start, lanes: Any, fake_gpu: Any)
     assert stats.sunk_bytes > 0
     assert sum(waits) > 0
     assert max(waits) <= 1
+
+
+def test_weights_come_from_the_host_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any, tmp_path: Path) -> None:
+    """On the stream of copies, from pinned memory, each layer once a step: nobody waits, nothing else goes up."""
+    from transformers import AutoConfig
+
+    sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 5}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": 2}
+    AutoConfig.for_model("llama", **sizes, **heads).to_json_file(tmp_path / "config.json", use_diff=False)
+    layer_bytes = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 512)
+    engine = start(model=f"dummy:{tmp_path}/config.json", cpu_offload_gb=3.5 * layer_bytes / (1 << 30))
+    assert [note for note in engine.notes if "CUDA graphs" in note] == [streaming.EAGER_NOTE]
+    assert engine.memory().host_weights_bytes == 4 * layer_bytes
+    known = set(fake_gpu.seen.compiled)
+    steps = list(serve(engine, lanes, fake_gpu, num_tokens=6))
+    assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
+    assert [(step.up, step.down) for step in steps] == [(2, 2), *[(1, 1)] * (len(steps) - 2), (0, 0)]
+    assert [step.tier_up for step in steps] == [8, *[4] * (len(steps) - 2), 0]
+    assert [(step.num_waited, step.waits) for step in steps] == [(0, 1)] * len(steps), "one result a step"
+    assert sum(step.replays for step in steps) == 0

@@ -1,0 +1,141 @@
+"""The options of `bench kernels`, and the run: measuring, or tuning. Prints; knows no kernel."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from kvscope_engine.bench.kernels.report import text
+from kvscope_engine.bench.serving.machine import machine
+from kvscope_engine.cli.parser import whole_number
+from kvscope_engine.config import DEVICES, DTYPES
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvscope_kernels.benchmark.side_by_side.contest import Contest
+
+KERNELS: Final = ("decode", "prefill", "write", "layer", "copy", "forms", "heat")
+Tell = Callable[[str], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="where the operations run")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="auto", help="of queries and of caches that are not of 8 bits"
+    )
+    parser.add_argument("--only", action="append", choices=KERNELS, help="one of them; repeatable (without it: all)")
+    parser.add_argument(
+        "--rounds", type=whole_number, default=9, metavar="N", help="times each is timed; medians count"
+    )
+    parser.add_argument(
+        "--num-threads", type=whole_number, metavar="N", help="CPU threads (without it: torch's choice)"
+    )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="instead of measuring: try tile sizes, warps and stages of the attention kernels on this GPU, and keep "
+        "the fastest in a table that the engine reads from then on",
+    )
+    parser.add_argument("--table", metavar="FILE", help="with --tune: write the table there instead of the user's own")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure or tune, and print; 0 when all ran."""
+    if args.rounds < 1:
+        raise BadInput(f"--rounds {args.rounds} is not accepted: 1 or more")
+    if args.table is not None and not args.tune:
+        raise BadInput("--table goes with --tune")
+    import torch
+
+    from kvscope_engine.model.loading.device import choose_device, choose_dtype
+
+    device = choose_device(args.device)
+    if args.num_threads is not None:
+        if args.num_threads < 1:
+            raise BadInput(f"--num-threads {args.num_threads} is not accepted: 1 or more")
+        torch.set_num_threads(args.num_threads)
+    if args.tune:
+        from kvscope_engine.bench.kernels.tuning import tune
+
+        return tune(device.type, args, _tell(args))
+    report = _measure(device.type, choose_dtype(args.dtype, device), args)
+    print(json.dumps(report) if args.json else text(report))
+    return 0
+
+
+def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[str, Any]:
+    from kvscope_engine.model.loading.device import dtype_name
+    from kvscope_kernels import ops_for
+    from kvscope_kernels.benchmark.side_by_side.contests import KERNELS as MAKERS
+    from kvscope_kernels.benchmark.side_by_side.peers import peer_versions
+
+    tell = _tell(args)
+    rows: list[dict[str, Any]] = []
+    absent: list[dict[str, str]] = []
+    copies: list[float] = []
+    for name in args.only or KERNELS:
+        for contest in MAKERS[name](ops_for(device), device, dtype):
+            tell(f"{contest.kernel}, {contest.case}")
+            _add(contest, device, args.rounds, rows, absent, copies)
+    facts = machine()
+    facts["versions"] |= peer_versions()
+    return {
+        **facts,
+        "driver": _driver(),
+        "on": device,
+        "dtype": dtype_name(dtype),
+        "threads": _threads() if device == "cpu" else None,
+        "rounds": args.rounds,
+        "copy_gb_per_s": sorted(copies)[len(copies) // 2],
+        "rows": rows,
+        "absent": absent,
+    }
+
+
+def _add(
+    contest: Contest,
+    device: str,
+    rounds: int,
+    rows: list[dict[str, Any]],
+    absent: list[dict[str, str]],
+    copies: list[float],
+) -> None:
+    from kvscope_kernels.benchmark.side_by_side.contest import measured
+    from kvscope_kernels.benchmark.side_by_side.samplers import copying_on, sampler_on
+
+    result = measured(contest, partial(sampler_on, device), copying_on(device), rounds)
+    rows += [asdict(row) for row in result.rows]
+    case = {"kernel": contest.kernel, "case": contest.case}
+    absent += [{**case, "contender": name, "why": why} for name, why in result.absent.items()]
+    copies.append(result.copy_gb_per_s)
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _driver() -> str | None:
+    """NVIDIA's, None where there is none."""
+    try:
+        pynvml: Any = importlib.import_module("pynvml")
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # not installed, no driver, a driver that does not answer: NVML has an error for each
+        return None
+
+
+def _tell(args: argparse.Namespace) -> Tell:
+    if args.json or not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,58 @@
+"""The result of `bench kernels` as a table for a terminal. Knows its JSON alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kvscope_engine.bench.table import table
+
+HEADER: Final = ("operation", "case", "by", "us", "MB", "GB/s", "of a copy", "TFLOP/s", "ours against it")
+OURS: Final = "kvscope"
+
+
+def text(report: dict[str, Any]) -> str:
+    """Where, when, what; the table; who is not in it."""
+    lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report), ""]
+    lines.append(table(HEADER, [cells(row) for row in report["rows"]], words=(0, 1, 2)))
+    lines += ["", *absences(report["absent"])]
+    return "\n".join(lines).rstrip()
+
+
+def headline(report: dict[str, Any]) -> str:
+    """The machine and what a copy moves there."""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    threads = f"{report['threads']} thread" + "s" * (report["threads"] != 1)
+    where = report["device"] if report["on"] == "cuda" else f"CPU, {threads}"
+    driver = f"driver {report['driver']}, " if report["driver"] else ""
+    return (
+        f"{where}, {driver}{versions}; {report['date']}\n"
+        f"{report['dtype']}, heads 32/8/128 and blocks of 16 unless named otherwise; medians of {report['rounds']} "
+        f"rounds; a copy reads and writes {report['copy_gb_per_s']:.1f} GB/s"
+    )
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """One row in the order of the header."""
+    flops = "" if row["tflop_per_s"] is None else f"{row['tflop_per_s']:.3g}"
+    return [
+        row["kernel"],
+        row["case"],
+        row["contender"],
+        f"{row['time_us']:.1f}",
+        f"{row['num_bytes'] / 1e6:.3g}",
+        f"{row['gb_per_s']:.1f}",
+        f"{row['share_of_copy']:.0%}",
+        flops,
+        "" if row["contender"] == OURS else f"{row['ours_over_it']:.2f} x",
+    ]
+
+
+def absences(absent: list[dict[str, str]]) -> Iterator[str]:
+    """A line for each that is absent and why, with the cases that it is absent from."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for each in absent:
+        cases.setdefault((each["contender"], each["why"]), []).append(f"{each['kernel']} {each['case']}")
+    for (name, why), found in cases.items():
+        yield f"skipped: {name}: {why} ({len(found)} case{'s' * (len(found) > 1)}, first {found[0]})"

@@ -1,0 +1,1 @@
+"""Decoding behind long contexts: contenders are filled once, and then measured by turns."""

@@ -1,0 +1,120 @@
+"""Graphs of steps with prefills in them, by how many tokens they compute: padded to the next size and replayed.
+
+Owns the sizes, when each is captured (when it is wanted the second time, behind the first tokens) and what all of
+them share. A step is padded with tokens that write to slot -1 and attend to nothing. Attention runs eagerly, since
+its launches are shaped by the step's lengths, and the head, since it runs on the sampled rows alone. Steps of more
+tokens than the largest size run eagerly: there the device has more to do in a launch than the host in handing it over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from kvscope_engine.model.running.attention import PagedContext
+from kvscope_engine.model.running.decode_graphs import padded_size
+from kvscope_engine.model.running.forward import Forward
+from kvscope_engine.model.running.kv_storage import KVStorage
+from kvscope_engine.model.running.pieces.recorder import Attend, Crossings, CutContext, Pieces, Recorder
+from kvscope_engine.model.running.step_buffer import StepBuffer
+from kvscope_engine.model.running.step_inputs import StepInputs
+from kvscope_engine.model.running.step_tensors import StepTensors, put_inputs, put_padded
+from kvscope_kernels import Ops
+
+SIZES: Final = (16, 32, 64, 128, 256, 512)
+"""Tokens: below the first a product's tile is padded anyway."""
+
+
+def mixed_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """Token counts that get graphs, up to what a step can have."""
+    largest = min(max_num_batched_tokens, SIZES[-1])
+    return (*(size for size in SIZES if size < largest), largest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    pieces: Pieces
+    hidden: torch.Tensor
+    """(size, hidden), what the last of them leaves."""
+    input_ids: torch.Tensor
+
+
+class MixedGraphs:
+    """Replays steps with prefills: `size_of`, `put` as the first of a step's buffer, `replay` once that was sent."""
+
+    def __init__(
+        self, forward: Forward, storage: KVStorage, ops: Ops, buffer: StepBuffer, *, max_num_batched_tokens: int
+    ) -> None:
+        self.sizes = mixed_sizes(max_num_batched_tokens)
+        self._forward = forward
+        self._storage = storage
+        self._ops = ops
+        self._buffer = buffer
+        self._crossings = Crossings(self.sizes[-1])
+        self._captured: dict[int, _Captured] = {}
+        self._wanted: set[int] = set()
+        self._pool: Any = None
+        self._stream: Any = None
+        self._step: tuple[StepTensors, int] | None = None
+
+    def size_of(self, inputs: StepInputs) -> int | None:
+        """The smallest that holds a step with prefills, captured here if need be; None: there is none yet.
+
+        Before anything of the step is in the buffer. Raises what `capture` raises.
+        """
+        if inputs.num_single_token == inputs.num_tokens:
+            return None
+        size = padded_size(self.sizes, inputs.num_tokens)
+        if size is None or size in self._captured:
+            return size
+        if size not in self._wanted:
+            self._wanted.add(size)
+            return None
+        self.capture(size)
+        return size
+
+    def capture(self, size: int) -> None:
+        """Raises what CUDA or the model raise. Waits for all that the device was given, and uses the buffer."""
+        self._buffer.begin()
+        ids, positions, slots = put_padded(None, size, self._buffer)
+        self._buffer.send()
+        found: list[torch.Tensor] = []
+
+        def run(attends: Attend) -> None:
+            context = CutContext(self._storage, self._ops, slots, 0, None, None, attends=attends)
+            hidden = self._forward.hidden(ids, positions, context)
+            found[:] = [self._crossings.rows("hidden", hidden)]
+            found[0].copy_(hidden)
+
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        pieces = Recorder(self._crossings, self._pool, self._stream).record(run)
+        self._captured[size] = _Captured(pieces, found[0], ids)
+
+    def num_graphs(self, size: int) -> int:
+        """That a step of this size replays."""
+        return len(self._captured[size].pieces.graphs)
+
+    def put(self, inputs: StepInputs, size: int) -> StepTensors:
+        """A step into the buffer, where its graphs read it: the first thing that is put there."""
+        tensors = put_inputs(inputs, self._buffer, size)
+        captured = self._captured[size].input_ids
+        assert tensors.input_ids.data_ptr() == captured.data_ptr(), "graphs read fixed addresses"
+        self._step = tensors, inputs.num_tokens
+        return tensors
+
+    def replay(self, size: int, num_rows: int) -> torch.Tensor | None:
+        """Logits (num_rows, vocabulary) of the step that was put; None where nothing is sampled."""
+        assert self._step is not None, "nothing was put"
+        (tensors, num_tokens), self._step = self._step, None
+        captured = self._captured[size]
+        count, decode, prefill = tensors.num_single_token, tensors.decode, tensors.prefill
+        context = PagedContext(self._storage, self._ops, tensors.slot_mapping, count, decode, prefill)
+        captured.pieces.replay(context, num_tokens)
+        if not num_rows:
+            return None
+        assert tensors.sample_rows is not None, "a padded step says which rows are sampled"
+        return self._forward.logits_of(captured.hidden, tensors.sample_rows)

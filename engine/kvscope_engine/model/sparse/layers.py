@@ -1,0 +1,35 @@
+"""Which layers of a model choose among their blocks. Knows neither queries nor blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from kvscope_engine.model.checks.hook_check import LayerCall, check_hook
+from kvscope_engine.model.running.kv_storage import LayerShape
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from kvscope_engine.model.loading.loader import LoadedModel
+
+NUM_FULL_LAYERS: Final = 2
+"""The first layers, whose attention is spread over all of the text (Quest, arXiv 2406.10774, section 3.1)."""
+
+
+def layer_shapes(loaded: LoadedModel, sparse_decode: float | None) -> list[LayerShape]:
+    """The shape of each attention layer, with bounds where it is to choose. Raises BadInput where none may."""
+    calls = check_hook(loaded.module)
+    if sparse_decode is None:
+        return [call.shape for call in calls]
+    shapes = [replace(call.shape, has_bounds=may_choose(index, call)) for index, call in enumerate(calls)]
+    if not any(shape.has_bounds for shape in shapes):
+        raise BadInput(
+            f"sparse_decode={sparse_decode!r} is not accepted with {loaded.info.name}: behind its first"
+            f" {NUM_FULL_LAYERS} layers, which attend in full, none is without a sliding window and attention sinks"
+        )
+    return shapes
+
+
+def may_choose(index: int, call: LayerCall) -> bool:
+    """A window reads little as it is. Sinks are a number a query head, and what is chosen runs a KV head at a time."""
+    return index >= NUM_FULL_LAYERS and call.options.sliding_window is None and call.options.sinks is None

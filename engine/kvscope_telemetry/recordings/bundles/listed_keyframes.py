@@ -1,0 +1,177 @@
+"""Keyframes whose blocks lie column by column, those of an owner side by side: neighbours are alike.
+
+Such a keyframe lies in a recording without its blocks; beside it their columns. Owners lie in the order of the blocks,
+all else in the order of owners, which follows from them. A hash is a place in the lists of hashes (`hash_lists`) that
+it names, one after another, where it was told in one; parents lie as in `placed_parents`. Knows no files; what is read
+is checked for what this needs, the keyframe where it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows, Ledger
+from kvscope_telemetry.messages.pieces import Pieces
+from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, Hello, Snapshot
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.bundles.hash_lists import MAX_EARLIER_LISTS, HashesOf, ToldList, places_among
+from kvscope_telemetry.recordings.bundles.hashes import listed_at
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack_deltas, unpack_deltas
+from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, pack_parents, unpack_parents
+
+MAX_LISTED_ROWS: Final = 1 << 18
+"""Of a keyframe that lies so: more rows would hold other threads up for too long."""
+_NO_HASH, _IN_FULL, _LISTED = range(3)
+_BY_OWNER: Final = tuple(name for name in DENSE if name not in ("owner", "hash"))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeState:
+    """What a keyframe says."""
+
+    snapshot: Snapshot
+    """Its own blocks are not looked at."""
+    ledger: Ledger
+    """Every row; it must not change before it is written."""
+
+
+class ListedKeyframe(msgspec.Struct, frozen=True, tag=True):
+    """As it lies in a recording."""
+
+    message: bytes
+    """A snapshot without blocks, but for what only some engines measure of them."""
+    num_rows: int
+    lists: tuple[tuple[int, int], ...]
+    """Name, and how many hashes of it are meant."""
+    columns: dict[str, bytes]
+
+
+_BEGIN: Final = msgspec.msgpack.encode(ListedKeyframe(b"", 0, (), {}))[:21]
+"""Map of five, and the tag: no other message begins so."""
+_LISTED_KEYFRAMES: Final = msgspec.msgpack.Decoder(ListedKeyframe)
+_SNAPSHOTS: Final = msgspec.msgpack.Decoder(Snapshot)
+
+
+def whole_pieces(state: WholeState, told: Sequence[ToldList]) -> Pieces:
+    """`state` as it is written behind the lists `told`: in one piece, or, of more rows than `MAX_LISTED_ROWS`, without
+    them, as views of its ledger."""
+    if not 0 < state.ledger.num_blocks <= MAX_LISTED_ROWS:
+        return keyframe_pieces(state.snapshot, state.ledger)
+    blocks = state.ledger.pack_all()
+    rows = {name: np.frombuffer(getattr(blocks, name), COLUMNS[name]).astype(np.int64) for name in DENSE}
+    order = np.argsort(rows["owner"], kind="stable")
+    columns = {"owner": pack_deltas(rows["owner"])}
+    columns |= {name: pack_deltas(rows[name][order]) for name in _BY_OWNER}
+    parents = np.zeros(order.size, np.int64)
+    if blocks.parent:
+        parents[rows["hash"] != 0] = np.frombuffer(blocks.parent, "<i8")
+    hashes = rows["hash"][order]
+    is_hashed = hashes != 0
+    columns |= _pack_hashes(hashes, told)
+    in_order = parents[order][is_hashed].tobytes() if blocks.parent else b""
+    columns["parents"], columns["parents_in_full"] = pack_parents(hashes[is_hashed], in_order)
+    measured = BlockRows(**{name: getattr(blocks, name) for name in MEASURED})
+    bare = encode(replace(state.snapshot, blocks=measured))
+    lists = tuple((each.name, int(each.hashes.size)) for each in told)
+    return [msgspec.msgpack.encode(ListedKeyframe(bare, order.size, lists, columns))]
+
+
+def listed_keyframe(data: bytes, lists: HashesOf) -> Snapshot | None:
+    """The whole state that `whole_pieces` was given, not checked; None for what lies otherwise. Raises
+    ProtocolError."""
+    lies = _decoded(data)
+    if lies is None:
+        return None
+    try:
+        return _unpacked(lies, _SNAPSHOTS.decode(lies.message), lists)
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"a keyframe that cannot be read: {str(error).splitlines()[0]}") from None
+    except KeyError as error:
+        raise ProtocolError(f"a keyframe without its column {error}") from None
+
+
+def hello_of(data: bytes) -> Hello | None:
+    """Of a keyframe that lies so, without its blocks and not checked; None for what lies otherwise. Raises
+    ProtocolError."""
+    lies = _decoded(data)
+    if lies is None:
+        return None
+    try:
+        return _SNAPSHOTS.decode(lies.message).hello
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"a keyframe that cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _decoded(data: bytes) -> ListedKeyframe | None:
+    if not data.startswith(_BEGIN):
+        return None
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a keyframe of {len(data)} bytes is refused: at most {MAX_MESSAGE_BYTES} are accepted")
+    try:
+        lies = _LISTED_KEYFRAMES.decode(data)
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"a keyframe that cannot be read: {str(error).splitlines()[0]}") from None
+    if not 0 < lies.num_rows <= MAX_LISTED_ROWS:
+        raise ProtocolError(f"a keyframe of {lies.num_rows} rows: 1 to {MAX_LISTED_ROWS} are accepted")
+    if len(lies.lists) > 1 + MAX_EARLIER_LISTS:
+        raise ProtocolError(f"a keyframe of {len(lies.lists)} lists: at most {1 + MAX_EARLIER_LISTS} are accepted")
+    return lies
+
+
+def _unpacked(lies: ListedKeyframe, bare: Snapshot, lists: HashesOf) -> Snapshot:
+    packed, count = lies.columns, lies.num_rows
+    owners = unpack_deltas(packed["owner"], count)
+    order = np.argsort(owners, kind="stable")
+    told = {"owner": owners.astype(COLUMNS["owner"]).tobytes()}
+    for name in _BY_OWNER:
+        told[name] = _back(unpack_deltas(packed[name], count).astype(COLUMNS[name]), order)
+    hashes = _unpack_hashes(lies, lists)
+    is_hashed = hashes != 0
+    told["hash"] = _back(hashes, order)
+    if packed["parents"]:
+        parents = np.zeros(count, np.int64)
+        in_order = unpack_parents(packed["parents"], packed["parents_in_full"], hashes[is_hashed])
+        parents[order[is_hashed]] = np.frombuffer(in_order, "<i8")
+        told["parent"] = parents[np.frombuffer(told["hash"], "<i8") != 0].tobytes()
+    return replace(bare, blocks=replace(bare.blocks, **told))
+
+
+def _pack_hashes(hashes: Ints, told: Sequence[ToldList]) -> dict[str, bytes]:
+    """Where each is from, those that were told by their places, and the others."""
+    among = np.concatenate([np.zeros(0, np.int64), *(each.hashes for each in told)])
+    places = places_among(among, np.argsort(among, kind="stable"), hashes)
+    codes = np.where(places >= 0, _LISTED, _IN_FULL).astype(np.uint8)
+    codes[hashes == 0] = _NO_HASH
+    return {
+        "codes": codes.tobytes(),
+        "places": pack_deltas(places[codes == _LISTED]),
+        "hashes": hashes[codes == _IN_FULL].tobytes(),
+    }
+
+
+def _unpack_hashes(lies: ListedKeyframe, lists: HashesOf) -> Ints:
+    """Of every row, in the order of owners."""
+    codes = np.frombuffer(lies.columns["codes"], np.uint8)
+    is_told, is_listed = codes == _IN_FULL, codes == _LISTED
+    told = np.frombuffer(lies.columns["hashes"], "<i8")
+    if codes.size != lies.num_rows or np.any(codes > _LISTED) or told.size != int(is_told.sum()) or not told.all():
+        raise ProtocolError("a keyframe with hashes that are told nowhere")
+    among = np.concatenate([np.zeros(0, np.int64), *(lists(name, count) for name, count in lies.lists)])
+    hashes = np.zeros(codes.size, np.int64)
+    hashes[is_told] = told
+    hashes[is_listed] = listed_at(among, unpack_deltas(lies.columns["places"], int(is_listed.sum())))
+    return hashes
+
+
+def _back(in_order: np.ndarray[tuple[int, ...], np.dtype[np.generic]], order: Ints) -> bytes:
+    """In the order of the blocks."""
+    values = np.empty_like(in_order)
+    values[order] = in_order
+    return values.tobytes()

@@ -1,0 +1,76 @@
+"""All blocks of a snapshot, unpacked, checked and counted: what a mirror's new beginning takes time for in a large one.
+
+It is made on the thread that reads, so that the one that draws has it ready. Owns what rows must hold, and how they
+are counted. Must not know the mirror.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Column, Ledger, Tier, unpack
+from kvscope_telemetry.messages.telemetry import Snapshot
+
+COUNTS_SHAPE: Final = (len(Tier), len(BlockState))
+_LAST_STATE: Final = np.uint8(len(BlockState) - 1)
+_LAST_TIER: Final = np.uint8(len(Tier) - 1)
+
+
+class WholeBlocks:
+    """Those of `snapshot`. Raises ProtocolError for rows that contradict themselves."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot: Final = snapshot
+        """That they are of."""
+        self.columns: Final = unpack([snapshot.blocks])
+        """Each ledger column, shape (num_rows,)."""
+        check_rows(self.columns, snapshot.hello.cache.block_size)
+        self.counts: Final = count_kinds(self.columns["tier"], self.columns["state"])
+        """As `count_kinds`."""
+        self._ledger: Ledger | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Of the pool and the lower tiers."""
+        return len(self.columns["state"])
+
+    def make_ledger(self) -> None:
+        """Have one ready for `take_ledger`: memory that is touched first costs most of it."""
+        self._ledger = self._made()
+
+    def take_ledger(self) -> Ledger:
+        """One that is the caller's alone."""
+        ledger, self._ledger = self._ledger, None
+        return self._made() if ledger is None else ledger
+
+    def write_to(self, ledger: Ledger) -> None:
+        """Into a ledger of as many rows."""
+        for name, column in self.columns.items():
+            getattr(ledger, name)[:] = column
+
+    def _made(self) -> Ledger:
+        ledger = Ledger(self.num_rows)
+        self.write_to(ledger)
+        return ledger
+
+
+def count_kinds(tiers: Column, states: Column) -> npt.NDArray[np.int64]:
+    """How many rows are in each tier and state, shape `COUNTS_SHAPE`; unknown ones come last, whatever their value."""
+    tier, state = np.minimum(tiers.view(np.uint8), _LAST_TIER), np.minimum(states.view(np.uint8), _LAST_STATE)
+    kind = tier * np.uint8(len(BlockState)) + state
+    counts: npt.NDArray[np.int64] = np.bincount(kind, minlength=len(Tier) * len(BlockState)).astype(np.int64)
+    return counts.reshape(COUNTS_SHAPE)
+
+
+def check_rows(columns: Mapping[str, Column], block_size: int) -> None:
+    """Raise ProtocolError for rows that no pool can have."""
+    ref_count = columns["ref_count"].view("<i4")
+    if ref_count.min(initial=0) < 0 or columns["owner"].view("<i4").min(initial=0) < NO_OWNER:
+        raise ProtocolError("a block has a negative reference count or owner")
+    if columns["filled"].view("<u2").max(initial=0) > block_size:
+        raise ProtocolError(f"a block has more than {block_size} slots filled")

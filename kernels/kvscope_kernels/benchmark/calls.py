@@ -1,0 +1,93 @@
+"""One call of each operation on a pool, or on random rows: what is timed. Knows no timer."""
+
+from functools import partial
+from typing import Final
+
+import torch
+
+from kvscope_kernels.benchmark.timing import Call
+from kvscope_kernels.benchmark.workload import Pool, Workload, make_pool
+from kvscope_kernels.decode.plan import DecodePlans
+from kvscope_kernels.dispatch import Ops
+from kvscope_kernels.gated_activation import SILU
+from kvscope_kernels.kv_write import kv_write_torch
+from kvscope_kernels.rotate_write import Rotation, Turn, rotate_torch
+
+_CYCLE_BYTES: Final = 512 << 20  # several times any L2
+
+
+def pools_of(work: Workload, device: str) -> list[Pool]:
+    """At least two, and enough that reading them all leaves nothing of the first in L2."""
+    count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
+    return [make_pool(work, device) for _ in range(count)]
+
+
+def decode_call(ops: Ops, pool: Pool) -> Call:
+    """Writes and returns the pool's `out`."""
+    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.seq_lens
+    return partial(
+        ops.decode,
+        *arguments,
+        scale=pool.scale,
+        k_scale=pool.k_scale,
+        v_scale=pool.v_scale,
+        max_seq_len=pool.max_seq_len,
+        out=pool.out,
+        plans=DecodePlans(),  # cut at the first call, as by the first layer of a step
+    )
+
+
+def prefill_call(ops: Ops, pool: Pool) -> Call:
+    """Writes and returns the pool's `out`."""
+    arguments = pool.query, pool.k_cache, pool.v_cache, pool.block_tables, pool.query_start, pool.seq_lens
+    return partial(
+        ops.prefill,
+        *arguments,
+        max_query_len=pool.max_query_len,
+        scale=pool.scale,
+        k_scale=pool.k_scale,
+        v_scale=pool.v_scale,
+        out=pool.out,
+    )
+
+
+def write_call(ops: Ops, pool: Pool) -> Call:
+    """Random keys and values, to the last slots."""
+    key, value = (torch.randn_like(pool.query[:, : pool.storage.shape[2]]) for _ in range(2))
+    caches = pool.k_cache, pool.v_cache, pool.last_slots(), pool.k_scale, pool.v_scale
+    return partial(ops.kv_write, key, value, *caches)
+
+
+def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, tuple[Call, int]]:
+    """Calls by name, with the bytes that each has to read and write."""
+    x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
+    weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)
+    both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
+    heads = torch.randn(count, 48, 128, device=device, dtype=dtype)
+    turn = Turn(*torch.randn(2, count, 1, 128, device=device, dtype=dtype))
+    rotation = Rotation(32, None, turn)
+    storage = torch.empty(-(-count // 16), 2, 8, 16, 128, device=device, dtype=dtype)
+    caches = storage[:, 0].transpose(1, 2), storage[:, 1].transpose(1, 2), torch.arange(count, device=device)
+    if ops.kv_write is kv_write_torch and device != "cpu":  # it looks for padding on the host, which no graph can
+        rotate = partial(_rotate_scatter, heads, rotation, *caches)
+    else:
+        rotate = partial(ops.rotate_write, heads, rotation, *caches)
+    return {
+        "add_rms_norm": (
+            partial(ops.add_rms_norm, x, delta, weight, eps, dtype),
+            count * 4096 * 2 * (4 + dtype.itemsize),
+        ),
+        "rotate_write": (rotate, 2 * heads.nbytes + 2 * turn.cos.nbytes),
+        "gated_activation": (partial(ops.gated_activation, both, SILU), both.nbytes * 3 // 2),
+    }
+
+
+def _rotate_scatter(
+    heads: torch.Tensor, rotation: Rotation, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
+) -> torch.Tensor:
+    """`rotate_write` in torch's operations, without padding."""
+    query, key, value = rotate_torch(heads, rotation)
+    where = (slots // 16, slots % 16)
+    k_cache.index_put_(where, key)
+    v_cache.index_put_(where, value)
+    return query

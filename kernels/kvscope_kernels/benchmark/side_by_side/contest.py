@@ -1,0 +1,159 @@
+"""One operation in one case, by several contenders: checked against each other, timed in the same rounds."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from kvscope_kernels.benchmark.timing import Call
+
+OURS: Final = "kvscope"
+REFERENCE: Final = "torch reference"
+COPY: Final = "copy"
+_TOLERANCE: Final = 0.05
+"""Of the largest number: far above what types round, far below what another answer would be."""
+
+Sampler = Callable[[], float]
+"""Times all calls of a contender once; seconds of one."""
+
+
+class Absent(Exception):
+    """Why a contender does not take part, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Who does it."""
+
+    calls: Sequence[Call]
+    """A cycle of the same call on other memory. Each returns what it computed, or None where it is not compared."""
+    in_graph: bool = True
+    """Whether a CUDA graph can hold it: what looks at lengths on the host cannot be."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Contest:
+    """One operation in one case."""
+
+    kernel: str
+    case: str
+    num_bytes: int
+    """That have to be read and written once."""
+    flops: int = 0
+    """0: none to speak of."""
+    contenders: dict[str, Contender]
+    """`OURS` first."""
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One contender's result."""
+
+    kernel: str
+    case: str
+    contender: str
+    time_us: float
+    num_bytes: int
+    gb_per_s: float
+    share_of_copy: float
+    """Of the bytes a second, read and written, that a plain copy moved in the same rounds."""
+    tflop_per_s: float | None
+    ours_over_it: float
+    """Above 1: ours is faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one contest."""
+
+    rows: list[Row]
+    absent: Mapping[str, str]
+    copy_gb_per_s: float
+
+
+def measured(
+    contest: Contest,
+    make_sampler: Callable[[Contender], Sampler],
+    copying: tuple[Sampler, int],
+    rounds: int,
+) -> Result:
+    """Time all that do the same as ours; `copying` is how a copy is timed and the bytes that it moves.
+
+    Raises what ours raises. Others that fail, or compute something else, are absent with the reason.
+    """
+    samplers, absent = {}, dict(contest.absent)
+    for name, contender in _agreeing(contest, absent):
+        try:
+            samplers[name] = make_sampler(contender)
+        except Exception as error:  # other people's libraries: whatever they raise is why they are absent
+            if name == OURS:
+                raise
+            absent[name] = first_line(error)
+    times = _medians({**samplers, COPY: copying[0]}, rounds)
+    copied = copying[1] / times.pop(COPY)
+    rows = [_row(contest, name, seconds, times[OURS], copied) for name, seconds in times.items()]
+    return Result(rows, absent, copied / 1e9)
+
+
+def first_line(error: Exception) -> str:
+    """An error in a few words."""
+    text = str(error) or type(error).__name__
+    return text if isinstance(error, Absent) else f"{type(error).__name__}: {text.splitlines()[0]:.120}"
+
+
+def _agreeing(contest: Contest, absent: dict[str, str]) -> Iterator[tuple[str, Contender]]:
+    """Those whose result is ours, one by one; why others are not goes to `absent`."""
+    expected: torch.Tensor | None = None
+    for name, contender in contest.contenders.items():
+        try:
+            found = contender.calls[0]()
+            if name == OURS:
+                expected = found.clone() if isinstance(found, torch.Tensor) else None
+            elif not _agrees(found, expected):
+                absent[name] = "computes something else"
+                continue
+        except Exception as error:
+            if name == OURS:
+                raise
+            absent[name] = first_line(error)
+            continue
+        yield name, contender
+
+
+def _agrees(found: object, expected: torch.Tensor | None) -> bool:
+    if expected is None or not isinstance(found, torch.Tensor):
+        return True
+    if found.shape != expected.shape:
+        return False
+    largest = expected.float().abs().max()
+    return bool((found.float() - expected.float()).abs().max() <= _TOLERANCE * largest)
+
+
+def _medians(samplers: Mapping[str, Sampler], rounds: int) -> dict[str, float]:
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    for _ in range(rounds):
+        for name, sample in samplers.items():
+            samples[name].append(sample())
+    return {name: _median(found) for name, found in samples.items()}
+
+
+def _median(found: Iterable[float]) -> float:
+    ordered = sorted(found)
+    return ordered[len(ordered) // 2]
+
+
+def _row(contest: Contest, name: str, seconds: float, ours: float, copied: float) -> Row:
+    rate = contest.num_bytes / seconds
+    return Row(
+        kernel=contest.kernel,
+        case=contest.case,
+        contender=name,
+        time_us=seconds * 1e6,
+        num_bytes=contest.num_bytes,
+        gb_per_s=rate / 1e9,
+        share_of_copy=rate / copied,
+        tflop_per_s=contest.flops / seconds / 1e12 if contest.flops else None,
+        ours_over_it=seconds / ours,
+    )

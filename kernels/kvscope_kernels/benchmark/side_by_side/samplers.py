@@ -1,0 +1,46 @@
+"""How one contender is timed: by replays of a CUDA graph, or by the host's clock."""
+
+import time
+from functools import partial
+
+import torch
+
+from kvscope_kernels.benchmark.side_by_side.contest import Contender, Sampler
+from kvscope_kernels.benchmark.timing import capture, replay_s
+
+_LEAST_S = 2e-3
+"""A sample takes this long at least, so that the clock's own steps are nothing beside it."""
+_COPY_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
+
+
+def sampler_on(device: str, contender: Contender) -> Sampler:
+    """Prepare one contender. Raises what it raises."""
+    if device == "cuda" and contender.in_graph:
+        graph, count = capture(contender.calls), len(contender.calls)
+        return lambda: replay_s(graph) / count
+    seconds = _host_seconds(contender, device, 1)  # what is made at the first call is made now
+    seconds = min(seconds, _host_seconds(contender, device, 1))
+    return partial(_host_seconds, contender, device, max(1, round(_LEAST_S / max(seconds, 1e-9))))
+
+
+def copying_on(device: str) -> tuple[Sampler, int]:
+    """A plain copy by torch: how it is timed, and the bytes read and written."""
+    source = torch.ones(_COPY_BYTES[device], dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    return sampler_on(device, Contender([partial(target.copy_, source)])), 2 * source.nbytes
+
+
+def _host_seconds(contender: Contender, device: str, cycles: int) -> float:
+    """Of one call, all of the cycle in turn."""
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(cycles):
+        for call in contender.calls:
+            call()
+    _wait(device)
+    return (time.perf_counter() - start) / (cycles * len(contender.calls))
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,72 @@
+"""How a step's decodes are cut, planned once for all layers, and the room for what their parts find.
+
+Owns the tensors of the plan; what they mean is `plan_kernel`'s.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.decode.bounds import PartBounds, part_bounds
+from kvscope_kernels.decode.plan_kernel import PART_FIELDS, plan_decode
+from kvscope_kernels.launch import num_multiprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """The parts of one batch; see `plan_decode`. On the device, and written there."""
+
+    bounds: PartBounds
+    parts: Tensor
+    ranges: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the parts of requests that are cut leave to be merged: overwritten by each layer."""
+
+    partial: Tensor
+    """(num_parts, num_heads, value_dim) float32: each part's own softmax over values."""
+    lse: Tensor
+    """(num_parts, num_heads) float32: log2 of its sum of exponentials."""
+
+
+class DecodePlans:
+    """Of one step, or of one graph: a plan is launched where it is first asked for.
+
+    One more for each other window, tile and number of KV heads, of which a model has one or two.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[int, ...], tuple[Tensor, DecodePlan]] = {}
+        self._rooms: dict[tuple[int, ...], Room] = {}
+
+    def plan(
+        self, seq_lens: Tensor, max_visible: int, window: int, num_kv_heads: int, tile_n: int, num_warps: int
+    ) -> DecodePlan:
+        """How to cut requests of `seq_lens` (batch,) int32, of each of which up to `max_visible` tokens are seen."""
+        key = (id(seq_lens), max_visible, window, num_kv_heads, tile_n, num_warps)
+        known = self._plans.get(key)
+        if known is None:
+            processors = num_multiprocessors(seq_lens.device)
+            bounds = part_bounds(len(seq_lens), max_visible, num_kv_heads, tile_n, processors, num_warps)
+            # The lengths are kept, so that their id is not given to another tensor.
+            known = self._plans[key] = seq_lens, _planned(seq_lens, bounds, window, tile_n)
+        return known[1]
+
+    def room(self, plan: DecodePlan, num_heads: int, value_dim: int) -> Room:
+        """For the parts of a plan; layers follow one another, so one is enough for all of a shape."""
+        num_parts = plan.bounds.num_parts if plan.bounds.num_cuts else 0
+        key = (num_parts, num_heads, value_dim)
+        if key not in self._rooms:
+            partial, lse = (plan.parts.new_empty(shape, dtype=torch.float32) for shape in (key, key[:2]))
+            self._rooms[key] = Room(partial, lse)
+        return self._rooms[key]
+
+
+def _planned(seq_lens: Tensor, bounds: PartBounds, window: int, tile_n: int) -> DecodePlan:
+    parts = seq_lens.new_empty(bounds.num_parts, PART_FIELDS)
+    plan = DecodePlan(bounds, parts, seq_lens.new_empty(len(seq_lens), 2))
+    plan_decode(seq_lens, plan.parts, plan.ranges, bounds, window=window, tile_n=tile_n)
+    return plan

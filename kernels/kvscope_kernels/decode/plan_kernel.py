@@ -1,0 +1,114 @@
+"""Cutting a batch of decodes by the lengths that it has, on the device: one launch for all layers of a step."""
+
+from torch import Tensor
+
+from kvscope_kernels.decode.bounds import LONGEST_PART, PartBounds
+from kvscope_kernels.triton_language import jit, jit_varying, require_triton, tl
+
+PART_FIELDS = 4
+"""Of a part: its request, the first position, the one past the last, and which of the request's parts it is."""
+FIRST, ONLY = 1, 2
+"""Bits of the last field: the request's first part, and its only one."""
+TILE_B = 256  # requests, or a request's parts, looked at at once
+_FIRST = tl.constexpr(FIRST)
+_ONLY = tl.constexpr(ONLY)
+_FIELDS = tl.constexpr(PART_FIELDS)
+
+
+def plan_decode(
+    seq_lens: Tensor, parts: Tensor, ranges: Tensor, bounds: PartBounds, *, window: int, tile_n: int
+) -> None:
+    """Cut each request's visible tokens into parts of nearly equal length.
+
+    With v_b = min(seq_lens[b], window), T their sum, and ceilings everywhere:
+        S   = max(min_tokens, T / num_cuts, min(T / num_wanted, LONGEST_PART));  no bound with num_cuts 0
+        n_b = max(1, v_b / (v_b / (v_b / S) rounded up to a multiple of tile_n))
+    so that the sum of n_b is at most batch + num_cuts whatever the lengths are. A request of no tokens is one part.
+
+    seq_lens  (batch,) int32
+    parts     (bounds.num_parts, 4) int32, contiguous: see `PART_FIELDS`; those that are not needed have request -1
+    ranges    (batch, 2) int32, contiguous: each request's first part and how many it has
+    """
+    require_triton()
+    _plan_decode_kernel[(len(seq_lens),)](
+        seq_lens,
+        parts,
+        ranges,
+        len(seq_lens),
+        window,
+        bounds.num_parts,
+        bounds.num_cuts,
+        bounds.num_wanted,
+        bounds.min_tokens,
+        tile_n,
+        LONGEST=LONGEST_PART,
+        TILE_B=TILE_B,
+        num_warps=4,
+    )
+
+
+@jit
+def _cut(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor:
+    """Number of parts of a request and the length of all but its last; int32 everywhere without overflow."""
+    visible = tl.maximum(visible, 1)
+    num_parts = (visible - 1) // longest + 1
+    size = ((visible - 1) // num_parts // tile_n + 1) * tile_n
+    return (visible - 1) // size + 1, size
+
+
+@jit_varying(
+    numbers=("batch", "window", "max_parts", "num_cuts", "num_wanted", "min_tokens", "tile_n"),
+    pointers=("seq_lens", "parts", "ranges"),
+)
+def _plan_decode_kernel(
+    seq_lens: tl.tensor,
+    parts: tl.tensor,
+    ranges: tl.tensor,
+    batch: tl.tensor,
+    window: tl.tensor,
+    max_parts: tl.tensor,
+    num_cuts: tl.tensor,
+    num_wanted: tl.tensor,
+    min_tokens: tl.tensor,
+    tile_n: tl.tensor,
+    LONGEST: tl.constexpr,
+    TILE_B: tl.constexpr,
+) -> None:
+    """One program: one request. Each looks at all lengths, to know the total and what comes before its own."""
+    request = tl.program_id(0)
+    lane = tl.arange(0, TILE_B)
+    sums = tl.zeros([TILE_B], tl.int64)
+    for start in range(0, batch, TILE_B):
+        lengths = tl.load(seq_lens + start + lane, mask=start + lane < batch, other=0)
+        sums += tl.minimum(lengths, window).to(tl.int64)
+    total = tl.sum(sums, 0)
+    filling = tl.minimum((total + num_wanted - 1) // num_wanted, LONGEST)
+    fitting = (total + num_cuts - 1) // tl.maximum(num_cuts, 1)
+    longest = tl.maximum(tl.maximum(filling, fitting), min_tokens)
+    longest = tl.where(num_cuts > 0, tl.minimum(longest, 2147483647), 2147483647).to(tl.int32)
+
+    before = tl.zeros([TILE_B], tl.int32)
+    for start in range(0, request, TILE_B):
+        lengths = tl.load(seq_lens + start + lane, mask=start + lane < request, other=0)
+        num_parts, _ = _cut(tl.minimum(lengths, window), longest, tile_n)
+        before += tl.where(start + lane < request, num_parts, 0)
+    base = tl.sum(before, 0)
+
+    seq_len = tl.load(seq_lens + request)
+    visible = tl.minimum(seq_len, window)
+    num_parts, size = _cut(visible, longest, tile_n)
+    tl.store(ranges + 2 * request, base)
+    tl.store(ranges + 2 * request + 1, num_parts)
+    if request == batch - 1:
+        for start in range(base + num_parts, max_parts, TILE_B):
+            tl.store(parts + (start + lane) * _FIELDS, -1, mask=start + lane < max_parts)
+    for start in range(0, num_parts, TILE_B):
+        part = start + lane
+        at = parts + (base + part) * _FIELDS
+        begin = seq_len - visible + part * size
+        end = tl.minimum(begin + size, seq_len)
+        which = tl.where(part == 0, _FIRST, 0) + tl.where(num_parts == 1, _ONLY, 0)
+        tl.store(at, request, mask=part < num_parts)
+        tl.store(at + 1, begin, mask=part < num_parts)
+        tl.store(at + 2, end, mask=part < num_parts)
+        tl.store(at + 3, which, mask=part < num_parts)

@@ -1,0 +1,118 @@
+"""A weight in whole numbers of 4 or 8 bits, with a scale and a lowest number for each group of inputs.
+
+Owns what such a weight is, how one is made of plain numbers, and how several become one. Knows no layout that a
+product reads, and none of the files that hold such weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvscope_kernels.checks import require
+
+CHUNK: Final = 32
+"""Groups are multiples of this many inputs."""
+_SHRINKS: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
+"""Of a group's range. Numbers beyond it are cut, the others lie closer: what errs least is taken, group by group."""
+_NUMBERS_AT_ONCE: Final = 1 << 22
+
+
+@dataclass(frozen=True)
+class GroupedWeight:
+    """weight[n, k] = scale[n, g] * codes[n, k] + low[n, g], in float32, with g = k // group."""
+
+    codes: Tensor
+    """(outputs, inputs) uint8, each below 2^bits."""
+    scale: Tensor
+    """(outputs, groups) float16, or float32 where float16 does not hold it or `low`; groups = ceil(inputs / group)."""
+    low: Tensor
+    """As `scale`."""
+    bits: int
+    group: int
+    """Inputs, a multiple of CHUNK; the last group of a row may be shorter."""
+
+    def __post_init__(self) -> None:
+        codes, groups = self.codes, -(-self.codes.shape[-1] // self.group)
+        if codes.dim() != 2 or not codes.numel() or codes.dtype != torch.uint8:
+            require(False, "codes", codes, "(outputs, inputs) uint8, neither of them 0,")
+        if self.bits not in (4, 8) or self.group < CHUNK or self.group % CHUNK:
+            require(False, "bits and group", (self.bits, self.group), f"4 or 8, and a multiple of {CHUNK}")
+        for name, facts in (("scale", self.scale), ("low", self.low)):
+            if facts.shape != (len(codes), groups) or facts.dtype not in (torch.float16, torch.float32):
+                require(False, name, facts, f"{(len(codes), groups)} float16 or float32")
+
+    def widened(self) -> Tensor:
+        """(outputs, inputs) float32."""
+        scale, low = (x.float().repeat_interleave(self.group, 1)[:, : self.codes.shape[1]] for x in self.facts)
+        return scale * self.codes + low
+
+    @property
+    def facts(self) -> tuple[Tensor, Tensor]:
+        """Scales and lows."""
+        return self.scale, self.low
+
+    def rows(self, order: Tensor) -> GroupedWeight:
+        """The same outputs in another order, or some of them."""
+        return GroupedWeight(self.codes[order], self.scale[order], self.low[order], self.bits, self.group)
+
+
+def grouped(codes: Tensor, scale: Tensor, low: Tensor, bits: int, group: int) -> GroupedWeight:
+    """With `scale` and `low`, float32, in float16 if that holds them exactly."""
+    narrow = scale.half(), low.half()
+    is_held = torch.equal(narrow[0].float(), scale) and torch.equal(narrow[1].float(), low)
+    return GroupedWeight(codes, *(narrow if is_held else (scale, low)), bits, group)
+
+
+def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
+    """One weight with the outputs of all, one after the other; None if their bits, groups or inputs differ."""
+    first = weights[0]
+    if len({(weight.bits, weight.group, weight.codes.shape[1]) for weight in weights}) > 1:
+        return None
+    codes = torch.cat([weight.codes for weight in weights])
+    scale, low = (torch.cat([weight.facts[i].float() for weight in weights]) for i in range(2))
+    return grouped(codes, scale, low, first.bits, first.group)
+
+
+def rounded(weight: Tensor, bits: int = 4, group: int = CHUNK) -> GroupedWeight:
+    """`weight` (outputs, inputs) rounded to the nearest of 2^bits numbers that lie evenly over each group's range.
+
+    Raises ValueError for a weight that is not two-dimensional, is empty or is not finite.
+    """
+    require(weight.dim() == 2 and weight.numel() > 0, "weight", weight, "(outputs, inputs), neither of them 0,")
+    rows_at_once = max(1, _NUMBERS_AT_ONCE // weight.shape[1])
+    parts = [_rounded(rows.detach().float(), bits, group) for rows in torch.split(weight, rows_at_once)]
+    codes, scale, low = (torch.cat([part[i] for part in parts]) for i in range(3))
+    if not bool(torch.isfinite(scale).all() & torch.isfinite(low).all()):
+        require(False, "weight", weight, "finite numbers that float16 holds")
+    return GroupedWeight(codes, scale, low, bits, group)
+
+
+def _rounded(rows: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = rows.shape[1]
+    wide = pad(rows[:, None], (0, -inputs % group), mode="replicate").view(len(rows), -1, group)
+    most = float(2**bits - 1)
+    lowest, highest = wide.aminmax(dim=-1, keepdim=True)
+    best: tuple[Tensor, ...] = ()
+    found: tuple[Tensor, ...]
+    for shrink in _SHRINKS if bits == 4 else _SHRINKS[:1]:
+        found = _fitted(wide, lowest * shrink, highest * shrink, most)
+        if best:
+            is_better = found[-1] < best[-1]
+            found = tuple(torch.where(is_better, one, other) for one, other in zip(found, best, strict=True))
+        best = found
+    codes, scale, low = best[:3]
+    return codes.flatten(1)[:, :inputs].to(torch.uint8), scale[..., 0].half(), low[..., 0].half()
+
+
+def _fitted(wide: Tensor, lowest: Tensor, highest: Tensor, most: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes, scale, low and the error of them, with scale and low as float16 has them."""
+    low = lowest.half().float()
+    scale = ((highest - lowest) / most).half().float()
+    codes = ((wide - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0.0, most)
+    return codes, scale, low, (scale * codes + low - wide).square_().sum(-1, keepdim=True)

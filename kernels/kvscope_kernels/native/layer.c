@@ -1,0 +1,108 @@
+/* A decoder layer over a batch of decodes in one call: the operations of linear.c, attention.c and layers.c in the
+ * order in which they are called one by one, on the same numbers, so with the same result to the last bit. */
+#include "decode.h"
+#include "numbers.h"
+
+typedef int product_function(const void *parts, const void *x, int64_t m, void *out, const void *add, int flags,
+                             int threads);
+
+typedef struct {
+    const void *parts;
+    product_function *call;
+} product;
+
+typedef struct {
+    const float *weight; /* (hidden,), or NULL for no norm */
+    float eps;
+    int32_t unused;
+} norm;
+
+/* What a layer is, as long as it lives. */
+typedef struct {
+    product qkv, o, gate_up, down;
+    norm before_attention, before_mlp, of_next;
+    int64_t hidden, size, activation, is_f32, sum_is_f32; /* is_f32: of the numbers between; sum_is_f32: of x and out */
+    attention attention;                                  /* all but query, out and what a step brings */
+} layer;
+
+/* What a step brings. */
+typedef struct {
+    const void *x, *normed; /* (tokens, hidden); normed: NULL where `before_attention` is still to be taken */
+    void *out, *out_normed; /* alike; out_normed: with `of_next` */
+    const void *cos, *sin;  /* (tokens, head_dim) with one stride */
+    const int64_t *slots;
+    const int32_t *tables, *seq_lens;
+    int64_t tokens, turn_stride, table_stride, threads;
+} step;
+
+enum { X_F32 = 1, OUT_F32 = 2, ADD_F32 = 4 };
+
+int kvscope_decode(const attention *a);
+int kvscope_rms_norm(const void *x, const float *weight, float eps, void *out, int64_t rows, int64_t size, int x_f32,
+                     int out_f32);
+int kvscope_gate(const void *both, void *out, int64_t rows, int64_t size, int kind, int is_f32);
+int kvscope_rotate_write(const void *heads, const void *cos, const void *sin, void *k_cache, void *v_cache,
+                         const int64_t *slots, void *query, int64_t tokens, int64_t num_heads, int64_t kv_heads,
+                         int64_t dim, int64_t turn_stride, int64_t block_size, int64_t k_stride_b, int64_t k_stride_s,
+                         int64_t k_stride_h, int64_t v_stride_b, int64_t v_stride_s, int64_t v_stride_h, int is_f32);
+
+INLINE void take_norm(const layer *l, const norm *n, const step *s, const void *x, void *out) {
+    kvscope_rms_norm(x, n->weight, n->eps, out, s->tokens, l->hidden, (int)l->sum_is_f32, (int)l->is_f32);
+}
+
+INLINE int multiply(const layer *l, const product *p, const step *s, const void *x, void *out) {
+    return p->call(p->parts, x, s->tokens, out, NULL, l->is_f32 ? X_F32 + OUT_F32 : 0, (int)s->threads);
+}
+
+/* out = add + x @ weight.T; add may be out. */
+INLINE int add_product(const layer *l, const product *p, const step *s, const void *x, const void *add, void *out) {
+    int flags = (l->is_f32 ? X_F32 : 0) + (l->sum_is_f32 ? OUT_F32 + ADD_F32 : 0);
+    return p->call(p->parts, x, s->tokens, out, add, flags, (int)s->threads);
+}
+
+INLINE int attend(const layer *l, const step *s, const void *heads, void *query, void *attended) {
+    attention a = l->attention;
+    kvscope_rotate_write(heads, s->cos, s->sin, (void *)a.k_cache, (void *)a.v_cache, s->slots, query, s->tokens,
+                         a.heads, a.kv_heads, a.head_dim, s->turn_stride, a.block_size, a.k_stride_b, a.k_stride_s,
+                         a.k_stride_h, a.v_stride_b, a.v_stride_s, a.v_stride_h, (int)l->is_f32);
+    a.query = query;
+    a.out = attended;
+    a.tables = s->tables;
+    a.seq_lens = s->seq_lens;
+    a.table_stride = s->table_stride;
+    a.batch = s->tokens;
+    a.threads = (int32_t)s->threads;
+    return kvscope_decode(&a);
+}
+
+/* room: what `kvscope_layer` measures out below. */
+INLINE int run(const layer *l, const step *s, char *normed, char *wide, char *query, char *attended) {
+    const void *first = s->normed;
+    if (!first) {
+        take_norm(l, &l->before_attention, s, s->x, normed);
+        first = normed;
+    }
+    if (multiply(l, &l->qkv, s, first, wide) || attend(l, s, wide, query, attended)) return 1;
+    if (add_product(l, &l->o, s, attended, s->x, s->out)) return 1;
+    take_norm(l, &l->before_mlp, s, s->out, normed);
+    if (multiply(l, &l->gate_up, s, normed, wide)) return 1;
+    kvscope_gate(wide, query, s->tokens, l->size, (int)l->activation, (int)l->is_f32);
+    if (add_product(l, &l->down, s, query, s->out, s->out)) return 1;
+    if (l->of_next.weight) take_norm(l, &l->of_next, s, s->out, s->out_normed);
+    return 0;
+}
+
+INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Not 0: no memory. */
+API int kvscope_layer(const layer *l, const step *s) {
+    int64_t each = s->tokens * (l->is_f32 ? 4 : 2), attended = l->attention.heads * l->attention.head_dim;
+    int64_t joined = attended + 2 * l->attention.kv_heads * l->attention.head_dim;
+    int64_t wide = larger(joined, 2 * l->size), narrow = larger(attended, l->size);
+    char *room = malloc((size_t)(each * (l->hidden + wide + narrow + attended)) + 1);
+    if (!room) return 1;
+    char *behind_normed = room + each * l->hidden, *behind_wide = behind_normed + each * wide;
+    int failed = run(l, s, room, behind_normed, behind_wide, behind_wide + each * narrow);
+    free(room);
+    return failed;
+}

@@ -1,0 +1,53 @@
+"""How Python multiplies with a weight of a compiled product, however the weight lies. Owns the checks and the call."""
+
+from ctypes import CDLL, Structure, addressof
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.checks import require
+
+_X_F32, _OUT_F32, _ADD_F32 = 1, 2, 4
+_DTYPES: Final = (torch.bfloat16, torch.float32)
+
+
+class NativeProduct:
+    """Of a weight (outputs, inputs) whose `function` in the library takes it, rows, a sum and flags alike."""
+
+    function: ClassVar[str]
+    """Of the library: the one that multiplies with it."""
+    outputs: int
+    inputs: int
+
+    def _is_held(self, found: CDLL, parts: Structure, *tensors: Tensor | None) -> None:
+        """`parts` is what `function` reads the weight by; `tensors` are all that they point to."""
+        self._call = getattr(found, self.function)
+        self._parts = parts
+        self.address = addressof(parts)
+        """Of what `function` reads."""
+        self.tensors = tuple(tensor for tensor in tensors if tensor is not None)
+        """All that is kept in memory."""
+
+    def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """x (..., inputs), bfloat16 or float32, to (..., outputs) of `dtype`, or of `add`, or of x.
+
+        add  (..., outputs), bfloat16 or float32: added before the result is rounded to its type
+        """
+        out_dtype = dtype or (x.dtype if add is None else add.dtype)
+        if x.shape[-1] != self.inputs or x.dtype not in _DTYPES or out_dtype not in _DTYPES:
+            require(False, "x", x, f"(..., {self.inputs}) bfloat16 or float32")
+        x = x.contiguous()
+        out = torch.empty((*x.shape[:-1], self.outputs), dtype=out_dtype)
+        flags = _X_F32 * (x.dtype == torch.float32) + _OUT_F32 * (out_dtype == torch.float32)
+        pointer = None
+        if add is not None:
+            if add.shape != out.shape or add.dtype not in _DTYPES:
+                require(False, "add", add, f"{tuple(out.shape)} bfloat16 or float32")
+            add = add.contiguous()
+            flags += _ADD_F32 * (add.dtype == torch.float32)
+            pointer = add.data_ptr()
+        count = x.numel() // self.inputs
+        if self._call(self.address, x.data_ptr(), count, out.data_ptr(), pointer, flags, torch.get_num_threads()):
+            raise MemoryError("no memory for a product's rounded activations")
+        return out

@@ -1,0 +1,130 @@
+"""Bounds of each block's keys, brought up to date behind the writing of new ones."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kvscope_kernels.checks import FLOAT_DTYPES, require
+from kvscope_kernels.triton_language import jit_varying, next_power_of_2, require_triton, tl
+
+_MAX_TILE_ELEMENTS = 4096
+
+
+def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None:
+    """For each block that this step wrote to: the smallest and the largest key of the slots written so far, in place.
+
+    With o the highest offset among the step's slots of block b, channel by channel:
+        bounds[b, 0] = min over j <= o of k_cache[b, j],     bounds[b, 1] = max over j <= o of k_cache[b, j]
+    They are computed anew from the cache, so they are right whatever was in the block before, a copy among it, and
+    they are never wider than its keys.
+
+    k_cache       (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis; written
+    bounds        (num_blocks, 2, num_kv_heads, head_dim) of the dtype of k_cache, contiguous
+    slot_mapping  (num_tokens,) int64; -1 writes nothing. Slots of one block are neighbours, in ascending order.
+
+    float32, bfloat16 or float16. Reads no device data on the host. Raises ValueError. Source: Quest, arXiv 2406.10774.
+    """
+    _check(k_cache, bounds, slot_mapping)
+    require_triton()
+    num_tokens = len(slot_mapping)
+    if num_tokens == 0:
+        return
+    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    _block_bounds_kernel[(num_tokens, num_kv_heads)](
+        k_cache,
+        bounds,
+        slot_mapping,
+        num_tokens,
+        *k_cache.stride()[:3],
+        NUM_KV_HEADS=num_kv_heads,
+        **bounds_constants(head_dim, block_size),
+        num_warps=4,
+    )
+
+
+def bounds_constants(head_dim: int, block_size: int) -> dict[str, int]:
+    """The kernel's constants that follow from the shapes."""
+    tile_d = next_power_of_2(head_dim)
+    return {
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "TILE_S": min(next_power_of_2(block_size), max(1, _MAX_TILE_ELEMENTS // tile_d)),
+        "TILE_D": tile_d,
+    }
+
+
+@jit_varying(numbers=("num_tokens",), pointers=("slot_mapping",))
+def _block_bounds_kernel(
+    k_cache: tl.tensor,
+    bounds: tl.tensor,
+    slot_mapping: tl.tensor,
+    num_tokens: tl.tensor,
+    k_stride_b: tl.tensor,
+    k_stride_s: tl.tensor,
+    k_stride_h: tl.tensor,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_S: tl.constexpr,
+    TILE_D: tl.constexpr,
+) -> None:
+    """One program: one token and KV head; it does the token's block if no later token of the step lies there."""
+    token = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    slot = tl.load(slot_mapping + token)
+    if slot < 0:
+        return
+    block = slot // BLOCK_SIZE
+    offset = slot % BLOCK_SIZE
+    following = tl.load(slot_mapping + token + 1, mask=token + 1 < num_tokens, other=-1)
+    if (following == slot + 1) & (offset != BLOCK_SIZE - 1):
+        return
+    dim = tl.arange(0, TILE_D)
+    in_dim = dim < HEAD_DIM
+    low = tl.full([TILE_D], float("inf"), tl.float32)
+    high = tl.full([TILE_D], float("-inf"), tl.float32)
+    rows = k_cache + block * k_stride_b + kv_head * k_stride_h
+    for start in range(0, BLOCK_SIZE, TILE_S):
+        place = start + tl.arange(0, TILE_S)
+        inside = (place <= offset)[:, None] & in_dim[None, :]
+        key = tl.load(rows + place[:, None] * k_stride_s + dim[None, :], mask=inside, other=0.0).to(tl.float32)
+        low = tl.minimum(low, tl.min(tl.where(inside, key, float("inf")), 0))
+        high = tl.maximum(high, tl.max(tl.where(inside, key, float("-inf")), 0))
+    to = bounds + (block * (2 * NUM_KV_HEADS) + kv_head) * HEAD_DIM + dim
+    tl.store(to, low.to(bounds.dtype.element_ty), mask=in_dim)
+    tl.store(to + NUM_KV_HEADS * HEAD_DIM, high.to(bounds.dtype.element_ty), mask=in_dim)
+
+
+def block_bounds_torch(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None:
+    """Reference of `block_bounds`, and the CPU's own path."""
+    _check(k_cache, bounds, slot_mapping)
+    block_size = k_cache.shape[1]
+    is_last = slot_mapping >= 0
+    goes_on = (slot_mapping[1:] == slot_mapping[:-1] + 1) & (slot_mapping[1:] % block_size != 0)
+    is_last[:-1] &= ~goes_on
+    ends = slot_mapping[is_last]
+    blocks, newest = ends // block_size, ends % block_size
+    keys = k_cache.index_select(0, blocks)
+    outside = torch.arange(block_size, device=k_cache.device) > newest[:, None]
+    for side, fill, extreme in ((0, math.inf, torch.amin), (1, -math.inf, torch.amax)):
+        bounds[:, side].index_copy_(0, blocks, extreme(keys.masked_fill(outside[..., None, None], fill), 1))
+
+
+def _check(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None:
+    if k_cache.dim() != 4 or k_cache.stride(3) != 1 or k_cache.dtype not in FLOAT_DTYPES:
+        needed = "(num_blocks, block_size, num_kv_heads, head_dim), floating, with contiguous head_dim"
+        require(False, "k_cache", k_cache, needed)
+    check_bounds(bounds, k_cache.shape[0], k_cache)
+    if tuple(bounds.shape[2:]) != tuple(k_cache.shape[2:]):
+        require(False, "bounds", bounds, f"the heads and head_dim of k_cache, {tuple(k_cache.shape[2:])},")
+    if slot_mapping.dim() != 1 or slot_mapping.dtype != torch.int64 or not slot_mapping.is_contiguous():
+        require(False, "slot_mapping", slot_mapping, "(num_tokens,) int64, contiguous,")
+
+
+def check_bounds(bounds: Tensor, num_blocks: int, like: Tensor) -> None:
+    """(num_blocks, 2, num_kv_heads, head_dim) of the dtype and device of `like`."""
+    accepted = bounds.dim() == 4 and tuple(bounds.shape[:2]) == (num_blocks, 2) and bounds.is_contiguous()
+    if not accepted or bounds.dtype != like.dtype or bounds.device != like.device:
+        dtype = str(like.dtype).removeprefix("torch.")
+        require(False, "bounds", bounds, f"({num_blocks}, 2, num_kv_heads, head_dim) {dtype}, contiguous,")

@@ -1,0 +1,56 @@
+"""`bench kernels` from end to end on a CPU, and its table. No speed is claimed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvscope_engine.bench.kernels import command
+from kvscope_engine.bench.kernels.report import HEADER, text
+from kvscope_engine.cli.main import main
+
+SHORT = ["bench", "kernels", "--device", "cpu", "--dtype", "float32", "--only", "forms", "--rounds", "1"]
+
+
+def test_measures_and_tells_where_and_when(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SHORT, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["on"] == "cpu"
+    assert report["dtype"] == "float32"
+    assert {"date", "device", "driver", "threads", "rounds"} <= report.keys()
+    assert "torch" in report["versions"]
+    assert report["copy_gb_per_s"] > 0
+    assert [row["kernel"] for row in report["rows"]] == ["allow tokens"]
+    assert all(row["time_us"] > 0 and row["share_of_copy"] > 0 for row in report["rows"])
+    printed = text(report)
+    assert all(word in printed for word in HEADER)
+    assert "skipped: torch reference: is ours on this device (1 case, first allow tokens 8 requests)" in printed
+
+
+def test_knows_every_operation_that_can_be_asked_for() -> None:
+    from kvscope_kernels.benchmark.side_by_side.contests import KERNELS
+
+    assert tuple(KERNELS) == command.KERNELS
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rounds", "0"], "--rounds 0 is not accepted"),
+        (["--num-threads", "0"], "--num-threads 0 is not accepted"),
+        (["--table", "x.json"], "--table goes with --tune"),
+        (["--only", "sampling"], "invalid choice: 'sampling'"),
+    ],
+)
+def test_bad_options_are_named(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SHORT[:4], *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_tuning_needs_a_gpu_and_says_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernels", "--device", "cpu", "--tune"]) == 2
+    said = capsys.readouterr().err
+    assert "--tune needs a CUDA device" in said
+    assert said.count("\n") == 1

@@ -1,0 +1,122 @@
+"""Layers in one call: what they give part by part, in a whole model; used where all is known, and only there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_engine.model.checks.check_script import (
+    NUM_BLOCKS,
+    CheckStep,
+    Piece,
+    check_block_size,
+    check_context,
+    check_sequences,
+)
+from kvscope_engine.model.joined.compiled_layer import WholeLayer
+from kvscope_engine.model.joined.fused_layer import FusedLayer
+from kvscope_engine.model.joined.int8_linear import can_round
+from kvscope_engine.model.loading.loader import LoadedModel
+from kvscope_engine.model.loading.ready_to_run import make_ready_to_run
+from kvscope_engine.model.running.block_shares import BlockShares
+from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
+from kvscope_kernels import ops_for
+from kvscope_kernels.dispatch import torch_ops
+
+Load = Callable[..., LoadedModel]
+CPU, DECODES = torch.device("cpu"), 3
+pytestmark = pytest.mark.skipif(not can_round(), reason="needs a C compiler")
+
+
+class Counted:
+    """A layer in one call that keeps whether it was taken."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+        self.taken: list[bool] = []
+
+    def run(self, *args: Any) -> Any:
+        done = self.whole.run(*args)
+        self.taken.append(done is not None)
+        return done
+
+
+def counted_layers(module: Any) -> list[Counted]:
+    """Those of the model that have one, each with a count."""
+    layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
+    wholes = [layer for layer in layers if isinstance(layer, FusedLayer) and isinstance(layer.whole, WholeLayer)]
+    for layer in wholes:
+        layer.whole = Counted(layer.whole)
+    return [layer.whole for layer in wholes if isinstance(layer.whole, Counted)]
+
+
+def without_them(module: Any) -> None:
+    for part in module.modules():
+        layer = getattr(part, "kvscope_fused", None)
+        if isinstance(layer, FusedLayer):
+            layer.whole = None
+
+
+def logits_of(module: Any, cache: torch.dtype | None = None, **changes: Any) -> torch.Tensor:
+    """Of a step that fills, and of decodes after it."""
+    config, dtype = module.config, next(module.parameters()).dtype
+    shapes = [LayerShape(config.num_key_value_heads, config.head_dim)] * config.num_hidden_layers
+    storage = KVStorage(NUM_BLOCKS, check_block_size(CPU), shapes, cache or dtype, CPU)
+    sequences = check_sequences(config, CPU)[:2]
+    firsts = [sequence.length - DECODES for sequence in sequences]
+    steps = [CheckStep(tuple(Piece(s, 0, first) for s, first in zip(sequences, firsts, strict=True)))]
+    for number in range(DECODES):
+        places = [first + number for first in firsts]
+        steps.append(CheckStep(tuple(Piece(s, at, at + 1) for s, at in zip(sequences, places, strict=True))))
+    found = []
+    with torch.inference_mode():
+        for step in steps:
+            context = check_context(step, storage, ops_for("cpu"))
+            context = replace(context, **changes) if context.prefill is None else context
+            ids, positions = step.gather("ids")[None], step.gather("positions")[None]
+            found.append(module(input_ids=ids, position_ids=positions, use_cache=False, paged=context).logits[0])
+    storage.close()
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("model_type", "quantization"), [("llama", "int8"), ("llama", "int4"), ("mistral", "int8")])
+def test_a_model_gives_the_same(model_type: str, quantization: str, dtype: torch.dtype, tiny_loaded: Load) -> None:
+    module = tiny_loaded(model_type).module.to(dtype)
+    make_ready_to_run(module, quantization)
+    layers = counted_layers(module)
+    found = logits_of(module)
+    assert [layer.taken for layer in layers] == [[False, *[True] * DECODES]] * 2
+    again = logits_of(module)  # over another storage, perhaps where the last one was
+    without_them(module)
+    expected = logits_of(module)
+    assert torch.equal(found, expected)
+    assert torch.equal(again, expected)
+
+
+def test_steps_that_ask_for_more_go_part_by_part(tiny_loaded: Load) -> None:
+    module = tiny_loaded("llama").module
+    make_ready_to_run(module, "int8")
+    layers = counted_layers(module)
+    logits_of(module, torch.int8)
+    logits_of(module, ops=torch_ops())
+    logits_of(module, shares=BlockShares(ops_for("cpu")))
+    assert len(layers) == 2
+    assert not any(taken for layer in layers for taken in layer.taken)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma2"])
+def test_layers_with_other_parts_have_none(model_type: str, tiny_loaded: Load) -> None:
+    module = tiny_loaded(model_type).module
+    make_ready_to_run(module, "int8")
+    assert not counted_layers(module)
+
+
+def test_weights_as_they_came_have_none(tiny_loaded: Load) -> None:
+    module = tiny_loaded("llama").module
+    make_ready_to_run(module)
+    assert not counted_layers(module)

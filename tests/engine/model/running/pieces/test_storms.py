@@ -1,0 +1,81 @@
+"""Engines whose steps with prefills run in graphs, under storms: nothing is lost and the tokens are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.engine.test_speculation import knowing
+from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
+
+from kvscope_engine import Engine
+from kvscope_telemetry.messages.commands import Submit
+
+Make = Callable[..., Engine]
+Said = list[tuple[list[int], str | None, Any]]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Submit]:
+    return jobs_of(14)
+
+
+@pytest.fixture(scope="module")
+def expected(make_small: Make, jobs: list[Submit]) -> Said:
+    """Without graphs, with room for all."""
+    with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
+        return said_by(engine, jobs)
+
+
+def numbers(said: Said) -> Said:
+    """As `close_to` has them."""
+    return [(ids, reason, [(one.token_id, one.logprob) for one in logprobs]) for ids, reason, logprobs in said]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 19, "max_num_seqs": 6},
+        {"num_gpu_blocks_override": 24, "preemption": "swap", "host_kv_memory_bytes": 1 << 20},
+        {"enable_prefix_caching": False, "max_num_seqs": 3},
+    ],
+    ids=["chunks, too few blocks", "swaps", "no prefix cache"],
+)
+def test_tokens_are_the_same(
+    make_engine: Make, jobs: list[Submit], expected: Said, options: dict[str, Any], cpu_graphs: Any
+) -> None:
+    """Greedy and drawn, a step ahead of the last one's tokens."""
+    engine = make_engine(async_scheduling=True, **options)
+    for _ in range(2):
+        assert numbers(said_by(engine, jobs)) == close_to(expected)
+    assert cpu_graphs.replays > 0
+    assert engine.notes == ()
+
+
+def test_guessed_tokens_are_verified_in_graphs(
+    make_engine: Make, jobs: list[Submit], expected: Said, cpu_graphs: Any
+) -> None:
+    """Every row of a step that verifies is sampled."""
+    engine = knowing(make_engine, jobs, expected)
+    assert numbers(said_by(engine, jobs)) == close_to(expected)
+    assert engine._parts.scheduler.totals.accepted_tokens > 0
+    assert cpu_graphs.replays > 0
+
+
+def test_nothing_is_lost_whatever_happens_in_between(
+    make_engine: Make, jobs: list[Submit], expected: Said, cpu_graphs: Any, storm: Callable[[int, int], int]
+) -> None:
+    """Aborts, preemptions and steps ahead of others at random."""
+    run = Storm(make_engine, jobs, 0)
+    run.run(storm(80, 1000))
+    completions = iter(expected)
+    wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]
+    for (name, index), reason in run.reasons.items():
+        tokens, end, _ = wanted[run.job_of[name]][index]
+        said = run.said.get((name, index), [])
+        assert said == tokens[: len(said)]
+        assert reason == "abort" or (len(said), reason) == (len(tokens), end)
+    assert set(run.reasons) == {(name, i) for name, job in run.job_of.items() for i in range(jobs[job].sampling.n)}
+    assert cpu_graphs.replays > 0
+    assert not any(run.engine.snapshot().blocks.ref_count)

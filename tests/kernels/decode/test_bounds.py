@@ -1,0 +1,65 @@
+"""What a launch of decodes may hold: enough parts to fill the device, and a bounded room for what they find."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvscope_kernels.decode.bounds import LONGEST_PART, part_bounds, partial_bytes
+
+H100 = 132
+TILE_N = 32
+
+
+def cut(lengths: list[int], num_kv_heads: int, max_visible: int = 0) -> list[int]:
+    """Parts of each request, by the formula of `plan_decode`."""
+    bounds = part_bounds(len(lengths), max_visible or max(lengths), num_kv_heads, TILE_N, H100)
+    if not bounds.num_cuts:
+        return [1] * len(lengths)
+    total = sum(lengths)
+    filling = min(-(-total // bounds.num_wanted), LONGEST_PART)
+    longest = max(bounds.min_tokens, -(-total // bounds.num_cuts), filling)
+    parts = [-(-max(length, 1) // longest) for length in lengths]
+    sizes = [-(-max(length, 1) // (n * TILE_N)) * TILE_N for length, n in zip(lengths, parts, strict=True)]
+    return [-(-max(length, 1) // size) for length, size in zip(lengths, sizes, strict=True)]
+
+
+@given(st.lists(st.integers(0, 1 << 17), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 1 << 17))
+def test_parts_fit_whatever_the_lengths_are(lengths: list[int], num_kv_heads: int, beyond: int) -> None:
+    most = max(lengths) + beyond
+    bounds = part_bounds(len(lengths), most, num_kv_heads, TILE_N, H100)
+    assert sum(cut(lengths, num_kv_heads, most)) <= bounds.num_parts
+    assert bounds.min_tokens % TILE_N == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_kv_heads", "at_least", "at_most"),
+    [
+        ([32768], 8, 1.5 * H100, 4 * H100),  # one request fills the device
+        ([4096] * 8, 8, 1.5 * H100, 4 * H100),
+        ([4096] * 64, 8, 8 * H100, 16 * H100),
+        ([131072] + [100] * 255, 8, 8 * (255 + 64), 8 * (255 + 132)),  # a long one among short ones is cut small
+        ([100] * 64, 8, 8 * 64, 8 * 64),  # whole: nothing to merge
+        ([100], 3, 3 * 2, 3 * 2),  # none is shorter than two tiles, but the last
+    ],
+)
+def test_programs_that_work(lengths: list[int], num_kv_heads: int, at_least: float, at_most: float) -> None:
+    assert at_least <= sum(cut(lengths, num_kv_heads)) * num_kv_heads <= at_most
+
+
+def test_a_graph_for_any_length_is_no_larger_than_the_device_and_its_batch() -> None:
+    """Of 256 requests of up to 131,072 tokens: programs launched, and bytes kept."""
+    bounds = part_bounds(256, 1 << 17, 8, TILE_N, H100)
+    programs, kept = bounds.num_parts * 8, partial_bytes(bounds, 32, 128)
+    print(f"{programs} programs, {kept} bytes; cut for the longest: {256 * 8 * 64} and {256 * 32 * 64 * 129 * 4}")
+    assert programs <= 256 * 8 + 8 * H100 + 8
+    assert kept <= 8 << 20
+    one = part_bounds(1, 1 << 17, 8, TILE_N, H100)
+    assert one.num_parts * 8 <= 4 * H100 + 8 + 8, "a graph of one request launches few that leave at once"
+
+
+def test_what_is_not_cut_keeps_nothing() -> None:
+    assert partial_bytes(part_bounds(64, 1024, 8, TILE_N, H100), 32, 128) == 0
+    assert partial_bytes(part_bounds(1, 64, 8, TILE_N, H100), 32, 128) == 0
+    assert partial_bytes(part_bounds(1, 65, 8, TILE_N, H100), 32, 128) > 0

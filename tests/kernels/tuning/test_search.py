@@ -1,0 +1,77 @@
+"""The search for tiles, with a kernel and a clock that are made up; and real kernels, the same in other tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvscope_kernels.benchmark.side_by_side.contest import Contender
+from kvscope_kernels.benchmark.workload import Workload, make_pool
+from kvscope_kernels.launch import DotTiles, decode_tiles, prefill_tiles
+from kvscope_kernels.tuning.search import CASES, candidates, kernel_of, reckoned, search
+from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, forcing, from_entry, tuned
+
+WORK = Workload(name="w", seq_lens=(20, 20), num_heads=8, num_kv_heads=2, head_dim=64)
+GIVEN = decode_tiles(64, 64, 4, 2)
+
+
+def taken() -> DotTiles:
+    return tuned(DECODE, GIVEN, 4, 2, torch.device("cpu"), is_quantized=False)
+
+
+def searched(seconds: Callable[[DotTiles], float], refuses: Callable[[DotTiles], bool] = lambda _: False) -> Any:
+    def decode(query: torch.Tensor, *_: Any, out: torch.Tensor, **__: Any) -> torch.Tensor:
+        if refuses(taken()):
+            raise RuntimeError("out of resource: shared memory")
+        return out.fill_(2.0 if taken().num_stages == 3 else 1.0)
+
+    def sampler(contender: Contender) -> Callable[[], float]:
+        return lambda: seconds(taken())
+
+    ops: Any = SimpleNamespace(decode=decode)
+    return search(WORK, [make_pool(WORK, "cpu")], ops, sampler, lambda line: None)
+
+
+def test_the_fastest_of_those_that_are_right_wins() -> None:
+    found = searched(lambda tiles: 1.0 / tiles.tile_n / tiles.num_warps, refuses=lambda tiles: tiles.num_warps == 8)
+    assert (found.best.tile_n, found.best.num_warps) == (128, 4)
+    assert found.best.num_stages != 3, "three stages compute something else"
+    assert found.is_worth_it
+    assert found.num_refused > found.num_tried // 3
+    assert from_entry(found.entry(), GIVEN, 4) == found.best
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    found = searched(lambda tiles: 1.0 if tiles == GIVEN else 0.99)
+    assert not found.is_worth_it
+
+
+def test_what_is_reckoned_must_run() -> None:
+    with pytest.raises(RuntimeError, match="out of resource"):
+        searched(lambda tiles: 1.0, refuses=lambda tiles: True)
+
+
+def test_candidates_fit_their_shapes_and_are_named_once() -> None:
+    for work in CASES:
+        group, given = work.num_heads // work.num_kv_heads, reckoned(work, torch.device("cpu"))
+        found = list(candidates(kernel_of(work), given, group))
+        assert found[0] == given
+        assert len(set(found)) == len(found) <= 60
+        assert all(tiles.tile_m >= group for tiles in found)
+
+
+@pytest.mark.parametrize(("tile_m", "tile_n"), [(16, 16), (32, 64)])
+def test_kernels_give_the_same_in_other_tiles(
+    tile_m: int, tile_n: int, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    given = prefill_tiles(64, 64, 3, 4, 40, 90)._replace(tile_m=tile_m, tile_n=tile_n)
+    batch = build(shape(seq_lens=[40, 17], query_lens=[21, 17]), runner.device)
+    with forcing(PREFILL, given):
+        assert_close(batch.prefill(runner.ops), reference(batch))
+    alone = build(shape(seq_lens=[40, 17]), runner.device)
+    with forcing(DECODE, given):
+        assert_close(alone.decode(runner.ops), reference(alone))
