@@ -62,7 +62,8 @@ class BinRing:
             inside = bin_numbers == number
             if inside.any():
                 slot = number % self.num_bins
-                before = np.nan_to_num(self._data[rows, slot])
+                before = self._data[rows, slot]
+                before[np.isnan(before)] = 0.0
                 self._data[rows, slot] = before + columns[:, inside].sum(axis=1)
 
     def put(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:

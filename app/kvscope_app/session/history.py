@@ -291,7 +291,10 @@ class History:
         """Steps of a total since the frame before; a total seen for the first time counts as none."""
         before = self._totals.get(name, int(totals[0]))
         self._totals[name] = int(totals[-1])
-        return np.maximum(np.diff(totals, prepend=before), 0)
+        steps = np.empty_like(totals)
+        steps[0] = totals[0] - before
+        np.subtract(totals[1:], totals[:-1], out=steps[1:])
+        return np.maximum(steps, 0, out=steps)
 
     def _add_latencies(self, update: Update, now_ns: int) -> None:
         queued = [e.data.waited_ns for e in update.events if e.data is not None and e.data.kind == "started"]

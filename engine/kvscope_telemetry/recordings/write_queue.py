@@ -27,6 +27,7 @@ class Queued(msgspec.Struct, frozen=True, gc=False):
     """A message and, where the caller had them, its bytes."""
 
     message: TelemetryMessage | Texts
+    """`()` where the bytes alone are wanted."""
     data: bytes | None
     num_bytes: int
     log_time_ns: int | None
@@ -57,6 +58,10 @@ class RecordingQueue:
         """Append; False when it was not taken. `wait` waits for room. Where little waits any size is taken."""
         num_bytes = approximate_bytes(message) if data is None else len(data)
         return self._put(Queued(message, data, num_bytes, log_time_ns), wait=wait)
+
+    def put_bytes(self, data: bytes, *, wait: bool) -> bool:
+        """The same of a message of which the bytes alone are wanted: decoded it takes as much again, and more."""
+        return self._put(Queued((), data, len(data), None), wait=wait)
 
     def put_texts(self, texts: Texts, *, wait: bool) -> bool:
         """The same of texts of blocks."""

@@ -164,20 +164,20 @@ class Mirror:
         if not ids.size:
             return
         last = self._last_rows(ids)
-        at = ids[last]
+        at = ids[last].astype(np.intp)  # numpy would make it anew for each column
         before = self._counts(at)
         for name in COLUMNS:
             getattr(self.ledger, name)[at] = columns[name][last]
         self._num_by_state += self._counts(at) - before
 
-    def _counts(self, at: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    def _counts(self, at: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
         return count_kinds(self.ledger.tier[at], self.ledger.state[at])
 
-    def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
-        """Which of the rows is the last of its block, shape of `ids`: the later row wins."""
-        order = np.arange(len(ids), dtype=np.int32)
-        self._order[ids] = order
-        last: npt.NDArray[np.bool_] = self._order[ids] == order
+    def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
+        """Places of the rows that are the last of their block, ascending: the later row wins."""
+        at, order = ids.astype(np.intp), np.arange(len(ids), dtype=np.int32)
+        self._order[at] = order
+        last: npt.NDArray[np.intp] = (self._order[at] == order).nonzero()[0]
         return last
 
     def _take_over(self, blocks: WholeBlocks) -> None:

@@ -26,6 +26,8 @@ from kvscope_telemetry.state.mirror import Mirror
 VIRTUAL: Final = "virtual"
 RESERVING: Final = frozenset({"contiguous", "buddy", "oracle"})
 """Allocators under which a request holds blocks that are not in its table yet."""
+_PIECE: Final = 1 << 16
+"""Blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +71,28 @@ def pool_use(mirror: Mirror) -> PoolUse:
     if mirror.hello is None:
         return PoolUse()
     ledger, pool, size = mirror.ledger, slice(mirror.num_blocks), mirror.hello.cache.block_size
-    active = ledger.state[pool] == BlockState.ACTIVE
-    used = int((ledger.filled[pool] * active).sum(dtype=np.int64))  # a mask costs ten times as much
+    state = ledger.state[pool]
+    used = _sum_of_active(ledger.filled[pool], state)
     if mirror.hello.cache.allocator == VIRTUAL:
         return _of_pages(mirror, mirror.hello, used)
     empty = mirror.num_active * size - used
-    wasted = _beyond_limits(mirror, active, size) if mirror.hello.cache.allocator in RESERVING else empty
-    wasted = min(wasted, empty)
+    reserves = mirror.hello.cache.allocator in RESERVING
+    wasted = min(_beyond_limits(mirror, state == BlockState.ACTIVE, size) if reserves else empty, empty)
     return PoolUse(
         num_used=used,
         num_reserved=empty - wasted,
         num_wasted=wasted,
         num_cached=mirror.num_cached * size,
         num_free=mirror.num_free * size,
-        largest_free_run=_longest_run(ledger.state[pool] == BlockState.FREE) * size,
+        largest_free_run=_longest_run(state == BlockState.FREE) * size,
     )
+
+
+def _sum_of_active(filled: npt.NDArray[np.uint16], state: npt.NDArray[np.uint8]) -> int:
+    """A piece at a time: what is made of all of them would be new memory from the system, each time."""
+    starts = range(0, filled.size, _PIECE)
+    pieces = ((filled[at : at + _PIECE], state[at : at + _PIECE] == BlockState.ACTIVE) for at in starts)
+    return sum(int((some * active).sum(dtype=np.int64)) for some, active in pieces)  # a mask costs ten times as much
 
 
 def _of_pages(mirror: Mirror, hello: Hello, used: int) -> PoolUse:
@@ -125,5 +134,8 @@ def _beyond_limits(mirror: Mirror, active: npt.NDArray[np.bool_], block_size: in
 
 def _longest_run(mask: npt.NDArray[np.bool_]) -> int:
     """The most True in a row."""
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-    return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0
+    if not mask.size:
+        return 0
+    edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
+    ends = np.concatenate(([0] if mask[0] else [], edges, [mask.size] if mask[-1] else [])).astype(np.int64)
+    return int((ends[1::2] - ends[::2]).max()) if ends.size else 0

@@ -81,7 +81,8 @@ def _lengths_before(
     at: npt.NDArray[np.intp], end: npt.NDArray[np.int64], num_blocks: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
     """Length of each table before its change: that after the request's previous change, or the present."""
-    order = np.argsort(at, kind="stable")
+    # Of short integers it takes a tenth of the time: they are sorted by their digits.
+    order = np.argsort(at.astype(np.uint16) if len(num_blocks) <= 1 << 16 else at, kind="stable")
     sorted_rows = at[order]
     lengths = num_blocks[sorted_rows].astype(np.int64)
     again = np.flatnonzero(sorted_rows[1:] == sorted_rows[:-1])

@@ -219,16 +219,16 @@ class SyntheticEngine:
 
     def _fill_queue(self) -> None:
         while len(self._waiting) < NUM_WAITING:
-            prompt, output = (int(n) for n in self._rng.integers((8, 16), (129, 257)))
+            prompt, output = int(self._rng.integers(8, 129)), int(self._rng.integers(16, 257))
             self._waiting.append(self._new_request("", prompt, output))
 
     def _decode(self) -> None:
         slots, size = self._slots, self._pool.block_size
-        for slot in np.flatnonzero(slots.left == 0)[::-1].tolist():
+        for slot in (slots.left == 0).nonzero()[0][::-1].tolist():
             self._end(slots.remove(slot), "finished")
         counts = np.zeros(len(slots), np.int64)
         blocks: list[int] = []
-        for slot in np.flatnonzero(slots.filled == size).tolist():
+        for slot in (slots.filled == size).nonzero()[0].tolist():
             taken = self._pool.take(1, int(slots.number[slot]), self.step, int(slots.last[slot]))
             if taken is None:  # the pool ran dry: this request waits a step, its row says nothing new
                 slots.left[slot] += 1
@@ -237,13 +237,15 @@ class SyntheticEngine:
             slots.requests[slot].table.append(int(taken[0]))
             blocks.append(int(taken[0]))
         runs = slots.filled < size
-        for column, change in ((slots.filled, 1), (slots.computed, 1), (slots.output, 1)):
-            column[runs] += change
-        slots.left[:] -= 1
-        self._pool.write(slots.last[runs], slots.filled[runs], self.step)
+        num_run = int(np.count_nonzero(runs))
+        for column in (slots.filled, slots.computed, slots.output):
+            column += runs
+        np.subtract(slots.left, 1, out=slots.left)
+        written = (slots.last, slots.filled) if num_run == len(slots) else (slots.last[runs], slots.filled[runs])
+        self._pool.write(*written, self.step)
         self._now.rows.append(slots.rows(counts, np.array(blocks, np.int64)))
-        slots.table_start[:] += counts
-        self._totals["generation_tokens"] += int(runs.sum())
+        np.add(slots.table_start, counts, out=slots.table_start)
+        self._totals["generation_tokens"] += num_run
         self._tell_watchers()
 
     def _tell_watchers(self) -> None:
@@ -365,19 +367,21 @@ class SyntheticEngine:
             ids = np.array(request.table, np.int64)
             lower = ids >= self._pool.num_blocks
             self._pool.release(ids[~lower], self.step)
-            self._tiers.give_up(ids[lower], self.step)
+            if self._tiers.exist:
+                self._tiers.give_up(ids[lower], self.step)
         request.table, request.computed = [], 0
 
     def _frame(self, started_ns: int) -> Frame:
         self.seq += 1
         now, self._now = self._now, _Step()
-        prefilled = now.prefilled
-        numbers = [*self._slots.number.tolist()]
+        prefilled, numbers = now.prefilled, self._slots.number
         times = dict(prefilled)
-        tokens = [times.get(number, 1) for number in numbers]
+        tokens = np.ones(numbers.size, "<u4")
+        for number, count in prefilled:
+            tokens[numbers == number] = count
         ended_ns = self._clock()
         work = self._work(times)
-        forward_ns = synthetic_forward_ns(work, self.step) if numbers else 0
+        forward_ns = synthetic_forward_ns(work, self.step) if numbers.size else 0
         return Frame(
             epoch=self.hello.epoch,
             seq=self.seq,
@@ -387,17 +391,17 @@ class SyntheticEngine:
             new_requests=tuple(now.new),
             requests=join_request_rows(now.rows),
             batch=Batch(
-                number=np.array(numbers, "<u4").tobytes(),
-                num_tokens=np.array(tokens, "<u4").tobytes(),
+                number=numbers.astype("<u4").tobytes(),
+                num_tokens=tokens.tobytes(),
                 num_prefill_tokens=sum(count for _, count in prefilled),
-                num_decode_tokens=len(numbers) - len(prefilled),
+                num_decode_tokens=numbers.size - len(prefilled),
             ),
             timings=Timings(run_ns=max(0, ended_ns - started_ns, forward_ns), forward_ns=forward_ns),
             counters=self._counters(),
             events=tuple(now.events),
             moves=self._tiers.take_moves(),
             first_token_ns=np.full(now.first_tokens, 1_000_000, "<u8").tobytes(),
-            inter_token_ns=np.full(len(numbers) - len(prefilled), 200_000, "<u8").tobytes(),
+            inter_token_ns=np.full(numbers.size - len(prefilled), 200_000, "<u8").tobytes(),
             work=work,
         )
 

@@ -16,6 +16,7 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger
 
 Ids = npt.NDArray[np.int64]
 _PREFIX_HITS_LIMIT = (1 << 16) - 1
+_HASHES_AHEAD = 4096
 _TEXT_BLOCKS = 100
 """Of the cached texts that it begins with; every other one goes on from the middle of the one before."""
 
@@ -33,6 +34,7 @@ class SyntheticPool:
         self.block_size = block_size
         self.num_evicted = 0
         self._rng = rng
+        self._fresh = np.empty(0, np.uint64)  # hashes that nobody has yet: to draw a few costs as much as hundreds
         self._touched: list[Ids] = []
         self._before = np.full(num_blocks, -1)  # the block before each in its text, -1 for the first
         num_cached = int(num_blocks * cached_share)
@@ -153,4 +155,7 @@ class SyntheticPool:
         ledger.parent[first[1::2]] = ledger.hash[first[1::2] - _TEXT_BLOCKS // 2]
 
     def _hashes(self, count: int) -> npt.NDArray[np.uint64]:
-        return self._rng.integers(1, 1 << 63, count, np.uint64)
+        if count > self._fresh.size:
+            self._fresh = self._rng.integers(1, 1 << 63, max(count, _HASHES_AHEAD), np.uint64)
+        hashes, self._fresh = self._fresh[:count], self._fresh[count:]
+        return hashes

@@ -131,7 +131,9 @@ class DistantRing:
 
     def write(self, message: TelemetryMessage, data: bytes | None = None, *, wait: bool = False) -> bool:
         """As `Ring.write`: never blocks without `wait`, never raises. False: it is not in the ring."""
-        return not self.failure and self._queue.put(message, data, wait=wait)
+        if self.failure:
+            return False
+        return self._queue.put(message, None, wait=wait) if data is None else self._queue.put_bytes(data, wait=wait)
 
     def mark(self, bookmark: Bookmark) -> bool:
         """Write what is said of a bookmark, among the messages."""
@@ -207,12 +209,12 @@ class DistantRing:
                 yield packet(Kind.MARK, encoded(self._num_marks))
             elif isinstance(each, Bookmark):
                 yield packet(Kind.BOOKMARK, encode_bookmark(each))
+            elif each.data is not None:
+                yield from _message_parts(each.data)
             elif isinstance(each.message, tuple):
                 yield packet(Kind.TEXTS, encoded(each.message))
-            else:  # not joined: to copy a snapshot of a large pool holds up whoever draws
-                data = encode(each.message) if each.data is None else each.data
-                yield head(Kind.MESSAGE, len(data))
-                yield data
+            else:
+                yield from _message_parts(encode(each.message))
 
     def _hear(self, process: subprocess.Popen[bytes]) -> None:
         """The thread that listens, until the other end is gone."""
@@ -253,6 +255,11 @@ class DistantRing:
             lock = hold(self.folder)
             delete_ring(self.folder)
             os.close(lock)
+
+
+def _message_parts(data: bytes) -> tuple[bytes, bytes]:
+    """Not joined: to copy a snapshot of a large pool holds up whoever draws."""
+    return head(Kind.MESSAGE, len(data)), data
 
 
 def _limits(bounds: Bounds) -> Limits:

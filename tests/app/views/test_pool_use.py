@@ -11,6 +11,7 @@ from kvscope_app.views.page_map.view import summaries
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
 from kvscope_telemetry.source import Update
+from kvscope_telemetry.state import pool_use as pool_use_module
 from kvscope_telemetry.state.pool_use import pool_use
 
 BLOCK = 368_640
@@ -44,6 +45,15 @@ def test_paged_wastes_the_ends_of_last_blocks(engine, make_mirror):
     assert use.internal_fragmentation == pytest.approx(12 / 64)
     assert use.largest_free_run == 54 * 16
     assert use.external_fragmentation == pytest.approx(1 - 54 / 58)
+
+
+@pytest.mark.parametrize("held", [range(60, 64), (*range(4), *range(60, 64))])
+def test_runs_at_the_ends_count_and_slots_are_summed_a_piece_at_a_time(engine, make_mirror, monkeypatch, held):
+    monkeypatch.setattr(pool_use_module, "_PIECE", 7)
+    engine.hold(held, filled=3)
+    use = pool_use(make_mirror())
+    assert use.num_used == 3 * len(held)
+    assert use.largest_free_run == 16 * (64 - len(held))
 
 
 def test_a_reservation_is_split_where_its_request_must_end(engine, make_mirror):

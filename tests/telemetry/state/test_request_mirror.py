@@ -14,6 +14,7 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.request_words import RequestState
 from kvscope_telemetry.messages.telemetry import RequestInfo, RequestRows
 from kvscope_telemetry.state.coalesce import join_request_rows
+from kvscope_telemetry.state.request_changes import read_changes
 from kvscope_telemetry.state.request_mirror import RequestMirror, equal_requests
 
 NO_ROWS = RequestRows()
@@ -140,3 +141,11 @@ def test_who_holds_a_block_is_found_without_copying_tables(monkeypatch: pytest.M
     monkeypatch.setattr(mirror, "_held", noted)
     assert mirror.holders(2 * length, limit=1, first=2) == [2]
     assert looked_at == [mirror.row_of(2)], "its owner is asked first"
+
+
+def test_tables_of_more_requests_than_short_integers_count_are_changed_in_order() -> None:
+    numbers = np.arange(1, (1 << 16) + 3)
+    rows = [_row(number, RequestState.RUNNING, start, [number]) for number in (1, 65_537) for start in (0, 1)]
+    changes = read_changes(join_request_rows(rows), numbers, np.zeros(numbers.size, np.int32))
+    assert changes.rows.tolist() == [0, 0, 65_536, 65_536]
+    assert changes.table_end.tolist() == [1, 2, 1, 2]

@@ -15,6 +15,7 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.messages.wire import encode
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.bookmark import new_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
@@ -60,6 +61,17 @@ def test_it_holds_what_was_given(
     ring.close()
     assert not ring.folder.exists()
     assert not ring.failure
+
+
+def test_of_what_waits_it_holds_the_bytes_alone(ring: DistantRing, make_session: MakeSession) -> None:
+    """Decoded, what waits for a slow disk would take more than twice as much."""
+    session = make_session(ring)
+    session.go_on(1)
+    assert ring.flush(WAIT_S)
+    frame = session.frames[-1]
+    num_held = sys.getrefcount(frame)
+    assert ring.write(frame, encode(frame))
+    assert sys.getrefcount(frame) == num_held
 
 
 def test_after_a_flush_it_has_told_how_it_stands(ring: DistantRing, make_session: MakeSession) -> None:

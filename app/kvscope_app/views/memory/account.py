@@ -109,11 +109,12 @@ def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail
     """Of the pool alone, read from the ledger, O(blocks)."""
     cache = mirror.hello.cache if mirror.hello else CacheInfo(num_blocks=0, block_size=0)
     ref_count = mirror.ledger.ref_count[: mirror.num_blocks]
+    shared = ref_count[(ref_count > 1).nonzero()[0]]
     return KVDetail(
         block_size=cache.block_size,
         block_bytes=cache.block_bytes,
         use=pool_use(mirror),
-        num_saved_blocks=int(ref_count.sum(dtype=np.int64)) - int(np.count_nonzero(ref_count)),
+        num_saved_blocks=int(shared.sum(dtype=np.int64)) - shared.size,
         resident_bytes=_known(memory.kv_resident_bytes) if memory else None,
         dtype=cache.dtype,
         allocator=cache.allocator,

@@ -99,7 +99,7 @@ class Canvas(QWidget):
         if span is not None:
             ratio = self.devicePixelRatioF()
             top = int(span[0] / ratio)
-            self.update(0, top, self.width(), int((span[1] - span[0]) / ratio) + 2)
+            self.update(self._gutter, top, self.width() - self._gutter, int((span[1] - span[0]) / ratio) + 2)
         if self.scene.is_fading and not self._fader.isActive():
             self._fader.start()
 
@@ -189,7 +189,7 @@ class Canvas(QWidget):
             target.height() * ratio,
         )
         painter.drawImage(target, self._image, source)
-        if self._gutter:
+        if dirty.x() < self._gutter:
             painter.fillRect(QRect(0, dirty.y(), self._gutter, dirty.height()), self.theme.color("base"))
             draw_gutter(painter, self.scene, self.theme, self._gutter, ratio, dirty)
         painter.setFont(sans(0.82))

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.views.page_map import PageMapView
+from kvscope_app.views.page_map import canvas as canvas_module
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.page_map.drawing.ink import passed_over, unmeasured
@@ -332,6 +333,25 @@ def test_facts_of_a_cached_block_nobody_holds(engine, session, poll):
     assert facts.holders == ()
     assert facts.owner == 8
     assert "1 step ago" in facts.sentence
+
+
+def test_numbers_beside_the_cells_are_drawn_when_they_may_have_changed(engine, session, show, poll, monkeypatch):
+    view = show(session)
+    assert view.canvas._gutter
+    drawn = []
+    monkeypatch.setattr(canvas_module, "draw_gutter", lambda *rest: drawn.append(1))
+    QApplication.processEvents()
+    drawn.clear()
+    engine.hold([0, 63])
+    poll(session)
+    view.refresh()
+    QApplication.processEvents()
+    assert not drawn
+    assert color_at(view, 0) == DARK.block_active
+    drawn.clear()
+    view.canvas.zoom(2.0)
+    QApplication.processEvents()
+    assert drawn
 
 
 def test_frames_at_a_million_blocks_cost_little(make_engine, make_session, show, poll):
