@@ -75,6 +75,8 @@ class FittingLabel(ElidedLabel):
 
 _SPACING = 1
 """Between the buttons of `Segments`."""
+_LEAST = 34
+"""Of a button that gives way."""
 
 
 class Segments(QFrame):
@@ -83,7 +85,10 @@ class Segments(QFrame):
     chosen = Signal(int)
     """Index of the button the person pressed."""
 
-    def __init__(self, labels: Sequence[str], name: str, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, labels: Sequence[str], name: str, parent: QWidget | None = None, *, gives_way: bool = False
+    ) -> None:
+        """`gives_way`: words are cut short before they widen what the row is in."""
         super().__init__(parent)
         self.setAccessibleName(name)
         self.setProperty("look", "segments")
@@ -96,6 +101,9 @@ class Segments(QFrame):
             button.setText(label)
             button.setCheckable(True)
             button.setAccessibleName(f"{name}: {label}")
+            if gives_way:
+                button.setMinimumWidth(_LEAST)
+                button.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
             self._group.addButton(button, index)
             row.addWidget(button)
         self._group.button(0).setChecked(True)
