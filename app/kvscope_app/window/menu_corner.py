@@ -26,12 +26,14 @@ _AT_END: Final = 8
 class Corner(QWidget):
     """Live state and a few buttons."""
 
+    _bar: QMenuBar | None = None
+    """Qt asks for sizes before all is built."""
+
     def __init__(self, session: Session, live: QAction | None, buttons: list[QAction], parent: QWidget) -> None:
         super().__init__(parent)
         self._session = session
         self._theme = DARK
         self._color = ""
-        self._bar: QMenuBar | None = None
         self._state = PlainLabel()
         self._state.setAccessibleName("What the window shows")
         row = QHBoxLayout(self)
