@@ -75,6 +75,9 @@ class FittingLabel(ElidedLabel):
 
 _SPACING = 1
 """Between the buttons of `Segments`."""
+_LEAST = 10
+"""Beside the word of a button that gives way."""
+_CLOSE = "padding-left: 3px; padding-right: 3px;"
 
 
 class Segments(QFrame):
@@ -83,11 +86,15 @@ class Segments(QFrame):
     chosen = Signal(int)
     """Index of the button the person pressed."""
 
-    def __init__(self, labels: Sequence[str], name: str, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, labels: Sequence[str], name: str, parent: QWidget | None = None, *, gives_way: bool = False
+    ) -> None:
+        """`gives_way`: words stand closer together before they widen what the row is in."""
         super().__init__(parent)
         self.setAccessibleName(name)
         self.setProperty("look", "segments")
         self._group = QButtonGroup(self)
+        self._gives_way, self._saved = gives_way, 0
         row = QHBoxLayout(self)
         row.setContentsMargins(2, 2, 2, 2)
         row.setSpacing(_SPACING)
@@ -96,10 +103,28 @@ class Segments(QFrame):
             button.setText(label)
             button.setCheckable(True)
             button.setAccessibleName(f"{name}: {label}")
+            if gives_way:
+                button.setMinimumWidth(button.fontMetrics().horizontalAdvance(label) + _LEAST)
+                button.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
             self._group.addButton(button, index)
             row.addWidget(button)
         self._group.button(0).setChecked(True)
         self._group.idClicked.connect(self.chosen)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if self._gives_way and (event.size().width() < self._words() + self._saved) is not bool(self._saved):
+            self._stand_close(not self._saved)
+
+    def _words(self) -> int:
+        """What the buttons take as they are."""
+        return sum(button.sizeHint().width() + _SPACING for button in self._group.buttons())
+
+    def _stand_close(self, is_close: bool) -> None:
+        before = self._words()
+        for button in self._group.buttons():
+            button.setStyleSheet(_CLOSE if is_close else "")
+        self._saved = before - self._words() if is_close else 0
 
     def set_current(self, index: int) -> None:
         """Press the button without telling."""

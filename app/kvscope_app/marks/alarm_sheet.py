@@ -16,9 +16,8 @@ from kvscope_app.look.makers import inset, label
 from kvscope_app.marks.alarm_watch import AlarmWatch
 from kvscope_app.views.told import why_not_measured
 from kvscope_app.window.sheets.help_sheets import Sheet
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, FRAMES_LOST, KINDS, PREEMPTIONS, SECONDS, Rule
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, KINDS, SECONDS, Rule
 
-_BEFORE_SECONDS = {PREEMPTIONS: "on average over", FRAMES_LOST: "within"}
 _WIDTH = 780
 _NOTE = (
     "Each rings once for a trouble, drops a bookmark and shows a notice. In a recording they are marked where they"
@@ -105,7 +104,7 @@ def _row(grid: QGridLayout, place: int, rule: Rule, why_not: str) -> _Row:
     grid.addWidget(label(words, "muted", wraps=True), place, 1)
     grid.addWidget(threshold, place, 2)
     if seconds is not None:
-        grid.addWidget(label(_BEFORE_SECONDS.get(rule.kind, "for"), "muted"), place, 3)
+        grid.addWidget(label(kind.before_seconds, "muted"), place, 3)
         grid.addWidget(seconds, place, 4)
     for widget in (threshold, seconds):
         if widget is not None:

@@ -42,13 +42,15 @@ class VideoDialog(QDialog):
         around, origin_ns = window.session.timeline_range_ns, window.session.origin_ns
         assert around is not None, "nothing to make a video of"
         assert origin_ns is not None, "a time to go to has an origin"
-        begin_s, end_s = ((at - origin_ns) / 1e9 for at in around)
-        cursor_s = min(max((window.session.cursor_ns - origin_ns) / 1e9, begin_s), end_s)
+        self._begin_s = (around[0] - origin_ns) / 1e9
+        """Where the slider begins to count."""
+        length_s = (around[1] - around[0]) / 1e9
+        cursor_s = min(max((window.session.cursor_ns - around[0]) / 1e9, 0.0), length_s)
         self.setWindowTitle("Save a video")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.view = choice(list(_VIEWS), "View")
-        self.first = seconds_box(begin_s, end_s, max(begin_s, cursor_s - _FIRST_S), "From")
-        self.last = seconds_box(begin_s, end_s, max(cursor_s, min(begin_s + _FIRST_S, end_s)), "Until")
+        self.first = seconds_box(0.0, length_s, max(0.0, cursor_s - _FIRST_S), "From")
+        self.last = seconds_box(0.0, length_s, max(cursor_s, min(_FIRST_S, length_s)), "Until")
         self.speed = choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
         self.fps = choice([f"{fps} a second" for fps in _FPS], "Frames")
         self.form = choice([suffix + ("" if is_there(suffix) else _MISSING[suffix]) for suffix in VIDEOS], "Format")
@@ -73,8 +75,8 @@ class VideoDialog(QDialog):
             path if path.suffix.lower() == suffix else path.with_name(path.name + suffix),
             suffix,
             _VIEWS[self.view.currentText()],
-            from_s=self.first.value(),
-            until_s=self.last.value(),
+            from_s=self._begin_s + self.first.value(),
+            until_s=self._begin_s + self.last.value(),
             speed=_SPEEDS[self.speed.currentIndex()],
             fps=float(_FPS[self.fps.currentIndex()]),
             theme="dark" if self._body.themes.theme.is_dark else "light",

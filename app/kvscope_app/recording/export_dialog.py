@@ -52,10 +52,9 @@ class ExportDialog(QDialog):
     def __init__(self, window: WindowBody) -> None:
         super().__init__(window)
         session = window.session
-        around, origin_ns = session.timeline_range_ns, session.origin_ns
+        around = session.timeline_range_ns
         assert around is not None, "nothing to export"
-        assert origin_ns is not None, "a time to go to has an origin"
-        self._body, self._around_ns, self._origin_ns = window, around, origin_ns
+        self._body, self._around_ns = window, around
         begin_s, end_s = (self._seconds(at) for at in around)
         first_s, last_s = (self._seconds(at) for at in session.loop.range_ns or around)
         self.setWindowTitle("Export")
@@ -97,10 +96,11 @@ class ExportDialog(QDialog):
         return None if is_first else self._time_ns(first_s), None if is_last else self._time_ns(last_s)
 
     def _seconds(self, time_ns: int) -> float:
-        return (time_ns - self._origin_ns) / 1e9
+        """From the begin of what there is, as the slider counts."""
+        return (time_ns - self._around_ns[0]) / 1e9
 
     def _time_ns(self, seconds: float) -> int:
-        return self._origin_ns + round(seconds * 1e9)
+        return self._around_ns[0] + round(seconds * 1e9)
 
     def _show_told(self) -> None:
         form = _FORMS[self.what.currentIndex()]

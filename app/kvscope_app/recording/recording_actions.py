@@ -29,6 +29,12 @@ _PATIENCE_MS: Final = 500
 NOT_KEPT: Final = "The session goes on. Time ▸ Record from now on… writes to where there is room."
 _NOT_SAVED: Final = "The last minutes could not be kept"
 _NOTICE_MS: Final = 8000
+_MINUTES: Final = 2.0
+"""Offered at first; more where what is shown is further back."""
+_MINUTES_BEFORE: Final = 0.5
+"""Offered before what is shown."""
+_LITTLE: Final = 0.05
+"""Minutes that nobody need be told of."""
 _STEPS: Final = 1000
 
 
@@ -73,22 +79,41 @@ def _ask_minutes(window: WindowBody) -> None:
     if kept.failure and not kept.ring.num_bytes:
         window.banner.tell(not_kept_text(kept.failure, has_some=False), NOT_KEPT)
         return
-    there = max((around[1] - around[0]) / 60e9, 0.1)
+    there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - window.session.cursor_ns) / 60e9, 0.0)
+    asked_s = time.monotonic()
     dialog = QInputDialog(window)
     dialog.setWindowTitle("Keep the last minutes")
-    dialog.setLabelText(f"Minutes to keep, of the {there:.1f} that are there:")
+    dialog.setLabelText(minutes_question(there, ago))
     dialog.setInputMode(QInputDialog.InputMode.DoubleInput)
     dialog.setDoubleDecimals(1)
     dialog.setDoubleRange(0.1, max(there, 0.1))
-    dialog.setDoubleValue(min(2.0, there))
+    dialog.setDoubleValue(minutes_offered(there, ago))
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    dialog.doubleValueSelected.connect(lambda minutes: _ask_path(window, partial(keep_last, window, minutes * 60.0)))
+    dialog.doubleValueSelected.connect(
+        lambda minutes: _ask_path(window, lambda path: keep_since(window, asked_s - minutes * 60.0, path))
+    )
     dialog.open()
+
+
+def minutes_offered(there: float, ago: float) -> float:
+    """Of `there` minutes that are kept, enough to hold what is shown, which was `ago` minutes before."""
+    return min(max(_MINUTES, ago + _MINUTES_BEFORE), there)
+
+
+def minutes_question(there: float, ago: float) -> str:
+    """What is asked, with both in minutes."""
+    question = f"Minutes to keep up to now, of the {there:.1f} that are there:"
+    return f"What is shown was {ago:.1f} minutes ago.\n{question}" if ago >= _LITTLE else question
 
 
 def ask_recording(window: WindowBody) -> None:
     """Where to; at first, whether with texts."""
     ask_once(window, lambda: _ask_path(window, partial(record, window)))
+
+
+def keep_since(window: WindowBody, since_s: float, path: str) -> Task | None:
+    """Save all since that time of the monotonic clock: choosing where to takes a while."""
+    return keep_last(window, time.monotonic() - since_s, path)
 
 
 def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:

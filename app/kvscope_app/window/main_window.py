@@ -157,7 +157,7 @@ class MainWindow(WindowBody):
         names = ("play", "palette", "theme_toggle", "shortcuts")
         live = None if self.session.is_file else actions["to_end"]
         corner = Corner(self.session, live, [actions[name] for name in names], self)
-        self.menuBar().setCornerWidget(corner, Qt.Corner.TopRightCorner)
+        corner.lie_in(self.menuBar())
         return corner
 
     def _build_playback(self) -> PlaybackBar:

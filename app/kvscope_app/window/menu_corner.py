@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from PySide6.QtCore import QSize, Qt, QTimer
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
 from PySide6.QtGui import QAction, QFont, QFontMetrics
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QMenuBar, QPushButton, QToolButton, QWidget
 
 from kvscope_app.look.plain_text import PlainLabel
 from kvscope_app.look.theme import DARK, Theme
@@ -19,10 +19,15 @@ _LOOK_MS: Final = 100
 _LATER_MS: Final = 1000
 """How often the time behind moves on once nobody reads its tenths any more."""
 _TENTHS_S: Final = 10.0
+_SPACING: Final = 2
+_AT_END: Final = 8
 
 
 class Corner(QWidget):
     """Live state and a few buttons."""
+
+    _bar: QMenuBar | None = None
+    """Qt asks for sizes before all is built."""
 
     def __init__(self, session: Session, live: QAction | None, buttons: list[QAction], parent: QWidget) -> None:
         super().__init__(parent)
@@ -32,12 +37,8 @@ class Corner(QWidget):
         self._state = PlainLabel()
         self._state.setAccessibleName("What the window shows")
         row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 8, 0)
-        row.setSpacing(2)
-        # The menu bar does not follow a corner that grows: room for the widest state is kept.
-        bold = self.font()
-        bold.setWeight(QFont.Weight.Bold)
-        self._state.setFixedWidth(QFontMetrics(bold).horizontalAdvance("PLAYING  88.8 s behind") + 24)
+        row.setContentsMargins(0, 0, _AT_END, 0)
+        row.setSpacing(_SPACING)
         self._state.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
         self._live = QPushButton("Go live")
         if live is not None:
@@ -49,23 +50,45 @@ class Corner(QWidget):
         self._live.hide()
         row.addWidget(self._live)
         row.addWidget(self._state)
-        for action in buttons:
-            row.addWidget(_button(action))
+        self._buttons = [_button(action) for action in buttons]
+        for button in self._buttons:
+            row.addWidget(button)
+        self._is_narrow = False
+        self._state.setFixedWidth(self._state_width())
         self._clock = QTimer(self, interval=_LOOK_MS)
         self._clock.timeout.connect(self.refresh)
         session.paused_changed.connect(self._paused_changed)
         session.status_changed.connect(self.refresh)
 
+    def lie_in(self, bar: QMenuBar) -> None:
+        """At the end of `bar`, and give way to its menus."""
+        self._bar = bar
+        bar.setCornerWidget(self, Qt.Corner.TopRightCorner)
+        bar.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Resize:
+            self._fit()
+        return False
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange:
+            self._fit()
+
     def apply_theme(self, theme: Theme) -> None:
         """Take the colours of `theme`."""
         self._theme = theme
+        self._fit()
         self.refresh()
 
     def refresh(self) -> None:
         """Show how far behind the present the window is."""
         if self._session.paused:
             word = "PLAYING" if self._session.is_playing else "PAUSED"
-            self._show(f"{word}  {_behind(self._session.behind_seconds)}", self._theme.warn)
+            behind = _behind(self._session.behind_seconds)
+            self._show(word if self._is_narrow else f"{word}  {behind}", self._theme.warn)
+            self._state.setToolTip(behind if self._is_narrow else "")
             self._keep_pace()
         elif self._session.status.state is SourceState.LIVE:
             self._show("LIVE", self._theme.good)
@@ -75,6 +98,30 @@ class Corner(QWidget):
             self._show("PLAYBACK", self._theme.accent)
         else:
             self._show("", self._theme.muted)
+
+    def _fit(self) -> None:
+        """Without the buttons, all of which are in the menus, and with a short state, where menus need the room."""
+        if self._bar is None:
+            return
+        menus = self._bar.sizeHint().width() - self.sizeHint().width()
+        others = [self._live, *self._buttons]
+        wide = self._state_width() + sum(other.sizeHint().width() + _SPACING for other in others) + _AT_END
+        is_narrow, before = menus + wide > self._bar.width(), self._state.width()
+        self._state.setFixedWidth(self._state_width(is_narrow))
+        if is_narrow is not self._is_narrow:
+            self._is_narrow = is_narrow
+            for button in self._buttons:
+                button.setVisible(not is_narrow)
+            self.refresh()
+        elif before == self._state.width():
+            return
+        self._bar.setCornerWidget(self, Qt.Corner.TopRightCorner)  # it does not follow a corner that grows
+
+    def _state_width(self, is_narrow: bool = False) -> int:
+        """Of the widest there is, so that nothing moves."""
+        bold = self.font()
+        bold.setWeight(QFont.Weight.Bold)
+        return QFontMetrics(bold).horizontalAdvance("ENGINE HELD" if is_narrow else "PLAYING  88.8 s behind") + 24
 
     def _keep_pace(self) -> None:
         is_calm = not self._session.is_playing and self._session.behind_seconds >= _TENTHS_S

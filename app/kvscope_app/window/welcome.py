@@ -33,6 +33,7 @@ _TOLD: Final = (
     ("requests", "Requests", "each one's state, tokens, blocks and speed; select one to see it everywhere"),
 )
 _STAGES: Final = {
+    "compile": "Compiling for this processor (once; the next start is fast)",
     "download": "Downloading the model",
     "convert": "Converting the model (once; the next start is fast)",
     "load": "Loading the model",

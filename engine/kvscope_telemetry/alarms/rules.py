@@ -44,6 +44,8 @@ class Kind:
     seconds: float = 0.0
     has_seconds: bool = True
     """Whether a person sets them."""
+    before_seconds: str = "for"
+    """What stands between threshold and seconds."""
     is_below: bool = False
     """It rings below the threshold and not above."""
     clears_at: float = 1.0
@@ -61,11 +63,21 @@ KINDS: Final = {
     kind.name: kind
     for kind in (
         Kind(KV_USAGE, "KV usage high", "KV usage over", "%", 95.0, (1.0, 99.9), 5.0, clears_at=0.95, calm_s=10.0),
-        Kind(PREEMPTIONS, "Many preemptions", "Preemptions over", "/s", 1.0, (0.01, 1e4), 5.0, clears_at=0.5),
+        Kind(
+            PREEMPTIONS,
+            "Many preemptions",
+            "Preemptions over",
+            "/s",
+            1.0,
+            (0.01, 1e4),
+            5.0,
+            before_seconds="on average over",
+            clears_at=0.5,
+        ),
         Kind(
             WAITING,
             "Request waits long",
-            "A request waits for its first step over",
+            "A request waits for its first step for over",
             "s",
             10.0,
             (0.5, 3600.0),
@@ -85,7 +97,17 @@ KINDS: Final = {
             calm_s=10.0,
         ),
         Kind(HOT, "Device hot", "Temperature over", "°C", 85.0, (20.0, 150.0), 10.0, clears_at=0.95, calm_s=10.0),
-        Kind(FRAMES_LOST, "Frames lost", "Frames lost, more than", "", 0.0, (0.0, 1e6), 10.0, calm_s=20.0),
+        Kind(
+            FRAMES_LOST,
+            "Frames lost",
+            "More frames lost than",
+            "",
+            0.0,
+            (0.0, 1e6),
+            10.0,
+            before_seconds="within",
+            calm_s=20.0,
+        ),
         Kind(
             STUCK,
             "Engine stuck",

@@ -38,8 +38,11 @@ def title_of(kind: str) -> str:
 def rule_text(rule: Rule) -> str:
     """`KV usage over 95 % for 5 s`."""
     kind = KINDS[rule.kind]
+    over = f" {kind.before_seconds} {rule.seconds:g} s" if kind.has_seconds and rule.seconds else ""
+    if rule.kind == FRAMES_LOST and not rule.threshold:
+        return f"Any frame lost{over}"
     limit = f"{rule.threshold:g}{'' if kind.unit.startswith('/') or not kind.unit else ' '}{kind.unit}"
-    return f"{kind.condition} {limit}" + (f" for {rule.seconds:g} s" if kind.has_seconds and rule.seconds else "")
+    return f"{kind.condition} {limit}{over}"
 
 
 def alarm_text(alarm: Alarm) -> str:

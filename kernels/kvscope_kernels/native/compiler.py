@@ -36,21 +36,38 @@ _TRIAL: Final = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).kvscope_t
 
 def built_library() -> Path | None:
     """The compiled operations; built when there are none for this CPU. None where that cannot be."""
-    if os.environ.get(SWITCH) == "0" or sys.platform != "linux":
+    compiler = _compiler()
+    if compiler is None:
         return None
     try:
-        return _found_or_built()
+        name = _name(compiler)
+        return _found(name) or _built(compiler, next(_folders()) / name)
     except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: nobody's home
         return None
 
 
-def _found_or_built() -> Path | None:
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
+def must_build() -> bool:
+    """Whether `built_library` compiles before it answers: a person waits for that."""
+    compiler = _compiler()
+    try:
+        return compiler is not None and _found(_name(compiler)) is None
+    except (OSError, RuntimeError):
+        return False
+
+
+def _compiler() -> str | None:
+    if os.environ.get(SWITCH) == "0" or sys.platform != "linux":
         return None
-    name = f"kvscope-{_key(compiler)}.so"
-    found = [folder / name for folder in _folders() if (folder / name).exists() and _is_ours(folder)]
-    return found[0] if found else _built(compiler, next(_folders()) / name)
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def _name(compiler: str) -> str:
+    return f"kvscope-{_key(compiler)}.so"
+
+
+def _found(name: str) -> Path | None:
+    found = (folder / name for folder in _folders() if (folder / name).exists() and _is_ours(folder))
+    return next(found, None)
 
 
 def _built(compiler: str, library: Path) -> Path | None:

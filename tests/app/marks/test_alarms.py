@@ -99,7 +99,7 @@ def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session
     strip = scripted.alarm_strip
     tell(session, [second(at, used=97, longest_wait_s=15.0 if at > 10 else 0.0) for at in range(20)])
     assert strip.kinds == ["kv_usage", "waiting"]
-    assert strip.text.startswith("A request waits for its first step over 10 s")
+    assert strip.text.startswith("A request waits for its first step for over 10 s")
     assert strip._more.text() == "and 1 more"
     strip.dismiss.click()
     assert strip.kinds == ["kv_usage"]
@@ -215,7 +215,7 @@ def test_a_recording_shows_where_they_would_have_rung(play, settings, tmp_path, 
 def test_a_rule_that_has_no_room_beside_its_time_goes_on_below(qtbot):
     line = AlarmLine()
     qtbot.addWidget(line)
-    line.tell("A request waits for its first step over 10 s", "over after 25.0 s, up to 97.0 %; from 12:00:00.000")
+    line.tell("A request waits for its first step for over 10 s", "over after 25.0 s, up to 97.0 %; from 12:00:00.000")
     line.resize(2_000, 40)
     line.show()
     assert not line.is_narrow

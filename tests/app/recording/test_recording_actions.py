@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QDialog, QFileDialog, QInputDialog, QLabel
 from kvscope_app.playback.playback_actions import EVENT_KINDS
 from kvscope_app.recording.kept_dialog import KeptDialog
 from kvscope_app.recording.left_rings import LeftRings
-from kvscope_app.recording.recording_actions import free_path, keep_last, record
+from kvscope_app.recording.recording_actions import free_path, keep_last, minutes_offered, minutes_question, record
 from kvscope_app.session.kept.kept_timeline import KeptTimeline
 from kvscope_app.session.kept.rings import kept_bounds, make_ring, rings_folder
 from kvscope_telemetry.recordings.reader import Recording
@@ -121,7 +121,7 @@ def test_a_place_that_will_not_do_is_told(window, qtbot, tmp_path):
 def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
     window.actions_by_name["keep_last"].trigger()
     dialog = window.findChild(QInputDialog)
-    assert "that are there" in dialog.labelText()
+    assert dialog.labelText().startswith("Minutes to keep up to now, of the ")
     dialog.accept()
     files = window.findChild(QFileDialog)
     assert files.selectedFiles()[0].endswith(".mcap")
@@ -129,6 +129,12 @@ def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
     keep_last(window, 1.0, str(tmp_path / "kept.mcap"))
     qtbot.waitUntil(lambda: "kept.mcap" in window.statusBar().currentMessage(), timeout=WAIT_MS)
     assert 0.5 < Recording.open(tmp_path / "kept.mcap").info.duration_s < 1.6
+
+
+def test_the_minutes_offered_reach_back_to_what_is_shown():
+    assert [minutes_offered(10.0, ago) for ago in (0.0, 5.0, 9.9)] == [2.0, 5.5, 10.0]
+    assert minutes_offered(0.4, 0.0) == 0.4
+    assert minutes_question(10.0, 5.0).startswith("What is shown was 5.0 minutes ago.\nMinutes to keep")
 
 
 def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch):

@@ -100,3 +100,18 @@ def test_notices_do_not_make_a_small_window_larger(make_window, session, qtbot):
         window.layout().activate()
         assert window.minimumSizeHint().height() <= 700
         assert window.height() == 700
+
+
+def test_at_twice_the_size_a_window_has_all_its_menus(make_window, session, qtbot):
+    window = make_window(session, with_views=True, size=(1800, 1000))
+    window.show_map()
+    try:
+        for _ in range(10):
+            window.themes.zoom(1)
+        qtbot.waitUntil(lambda: not window._corner._buttons[0].isVisible())
+        bar = window.menuBar()
+        assert window.page_map.minimumSizeHint().width() < window.width() // 3
+        assert all(bar.actionGeometry(action).right() <= window._corner.x() for action in bar.actions())
+    finally:
+        window.themes.zoom(0)
+    qtbot.waitUntil(window._corner._buttons[0].isVisible)

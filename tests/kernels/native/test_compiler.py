@@ -13,12 +13,12 @@ from kvscope_kernels.native.library import library
 PROGRAM = """
 from kvscope_kernels.native import compiler
 compiler.TIMEOUT_SECONDS = 600.0  # however busy the machine is
-print(compiler.built_library())
+print(compiler.must_build(), compiler.built_library())
 """
 
 
 def built(cache: Path, **changes: str) -> str:
-    """What a process with these variables has for a library."""
+    """What a process with these variables has for a library, and whether it knew that it had to build it."""
     environment = {name: value for name, value in os.environ.items() if name not in (SWITCH, "XDG_CACHE_HOME")}
     environment |= {"KVSCOPE_CACHE": str(cache), "HOME": str(cache / "home"), **changes}
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=True)
@@ -28,22 +28,23 @@ def built(cache: Path, **changes: str) -> str:
 
 @pytest.mark.skipif(library() is None, reason="needs a C compiler")
 def test_built_once_and_kept(tmp_path: Path) -> None:
-    first = built(tmp_path)
+    told, first = built(tmp_path).split()
+    assert told == "True"
     assert Path(first).parent == tmp_path / "native"
     made = Path(first).stat().st_mtime_ns
-    assert built(tmp_path) == first
+    assert built(tmp_path) == f"False {first}"
     assert Path(first).stat().st_mtime_ns == made
     assert [path.suffix for path in sorted((tmp_path / "native").iterdir())] == [".lock", ".so"]
     (tmp_path / "native").chmod(0o777)  # somebody else's code may lie there
-    assert built(tmp_path) == "None"
+    assert built(tmp_path) == "True None"
 
 
 def test_without_a_compiler(tmp_path: Path) -> None:
-    assert built(tmp_path, PATH=str(tmp_path)) == "None"
+    assert built(tmp_path, PATH=str(tmp_path)) == "False None"
 
 
 def test_switched_off(tmp_path: Path) -> None:
-    assert built(tmp_path, **{SWITCH: "0"}) == "None"
+    assert built(tmp_path, **{SWITCH: "0"}) == "False None"
     assert not (tmp_path / "native").exists()
 
 
@@ -54,9 +55,9 @@ def test_a_compiler_that_does_not_work(tmp_path: Path, script: str) -> None:
     fake.parent.mkdir()
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
-    assert built(tmp_path, PATH=str(fake.parent)) == "None"
+    assert built(tmp_path, PATH=str(fake.parent)) == "True None"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert built(tmp_path / "file") == "None"
+    assert built(tmp_path / "file") == "True None"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine
-from kvscope_telemetry.alarms.rules import DEFAULT_RULES, KINDS
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, KINDS, Rule
 from kvscope_telemetry.alarms.seconds import Second, seconds_of
 from kvscope_telemetry.alarms.words import alarm_text, bookmark_of, rule_text, title_of
 from kvscope_telemetry.summaries.course import Course
@@ -247,6 +247,9 @@ def test_words_and_bookmarks() -> None:
     assert (last.kind, last.time_ns, last.until_ns) == ("kv_usage", at(0), at(10))
     assert last.text == "up to 97.2 %"
     assert rule_text(KINDS["kv_usage"].rule) == "KV usage over 95 % for 5 s"
+    assert rule_text(KINDS["preemptions"].rule) == "Preemptions over 1/s on average over 5 s"
+    assert rule_text(KINDS["frames_lost"].rule) == "Any frame lost within 10 s"
+    assert rule_text(Rule(kind="frames_lost", threshold=3, seconds=9)) == "More frames lost than 3 within 9 s"
     assert title_of("kv_usage") == "KV usage high"
     assert title_of("of_later") == "Of later"
     assert all(rule_text(rule) and title_of(rule.kind) for rule in DEFAULT_RULES)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
@@ -31,6 +31,9 @@ class LegendEntry:
 class Legend(QWidget):
     """Painted by hand: values change ten times a second and must not move the layout."""
 
+    changed = Signal()
+    """Other values are shown."""
+
     def __init__(self, title: str, entries: Sequence[LegendEntry]) -> None:
         super().__init__()
         self._title = title
@@ -51,11 +54,17 @@ class Legend(QWidget):
         """What is shown, by curve."""
         return self._values
 
+    @property
+    def told(self) -> str:
+        """All names and values, as a sentence."""
+        return ", ".join(f"{e.label} {self._values.get(e.name, '')}".strip() for e in self._entries)
+
     def set_values(self, values: Mapping[str, str]) -> None:
         """Show `values`, by curve."""
         if values != self._values:
             self._values = dict(values)
-            told = ", ".join(f"{e.label} {values.get(e.name, '')}" for e in self._entries)
+            told = self.told
+            self.changed.emit()
             self.setAccessibleDescription(told)
             if self._tip:
                 self.setToolTip(f"{told}.\n{self._tip}")

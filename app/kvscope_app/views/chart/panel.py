@@ -13,6 +13,7 @@ import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from kvscope_app.look.announce import announce, is_listened_to
 from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.look.theme import Theme, mix
 from kvscope_app.look.zoom import scaled
@@ -243,7 +244,21 @@ class ChartPanel(QWidget):
         plot.scene().sigMouseClicked.connect(self._on_clicked)
         plot.getViewBox().sigRangeChangedManually.connect(self._on_dragged)
         plot.keyed.connect(self._on_key)
+        plot.focused.connect(self._describe)
+        self.legend.changed.connect(self._on_values)
         plot.setAccessibleName(f"{self.title}: chart")
+
+    def _on_values(self) -> None:
+        if self.plot.hasFocus() or is_listened_to():
+            self._describe()
+
+    def _describe(self) -> None:
+        """The values, for who cannot see them: now, or at the moment that is read."""
+        self.plot.setAccessibleDescription(self._sentence())
+
+    def _sentence(self) -> str:
+        when = f"{self.clock_text(float(self._cursor.value()))}: " if self._cursor.isVisible() else ""
+        return when + self.legend.told
 
     def leaveEvent(self, event: object) -> None:
         self.hovered.emit(None)
@@ -271,6 +286,7 @@ class ChartPanel(QWidget):
             if shift:
                 at = self._cursor.value() if self._cursor.isVisible() else last
                 self.hovered.emit(min(max(float(at) + by, first), last))
+                announce(self.plot, self._sentence())
             else:
                 self.range_dragged.emit(first + by, last + by)
         elif key in (Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_F):

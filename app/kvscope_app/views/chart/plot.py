@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QCoreApplication, QEvent, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QPainter, QPaintEvent, QWheelEvent
+from PySide6.QtGui import QFocusEvent, QKeyEvent, QPainter, QPaintEvent, QWheelEvent
 from PySide6.QtWidgets import QScrollArea
 
 from kvscope_app.look.own_keys import draw_focus, is_own_key
@@ -26,6 +26,7 @@ class Plot(pg.PlotWidget):  # type: ignore[misc]
 
     keyed = Signal(object, bool)
     """One of `KEYS` was pressed, and whether with Shift."""
+    focused = Signal()
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -45,6 +46,10 @@ class Plot(pg.PlotWidget):  # type: ignore[misc]
             event.accept()
         else:
             event.ignore()
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.focused.emit()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

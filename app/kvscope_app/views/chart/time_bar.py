@@ -14,6 +14,8 @@ from kvscope_app.look.widgets import Segments
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
 """`All`: the whole session, as far as it is kept."""
 DEFAULT_RANGE = "1 min"
+_FIRST_TO_GO = (0, 2)
+"""Of the ranges, where there is no room for all."""
 _TIME_WIDTH = 60
 """From how much room on the time under the mouse is told."""
 
@@ -47,18 +49,22 @@ class TimeBar(QWidget):
         layout.addWidget(self.live)
 
     def minimumSizeHint(self) -> QSize:
-        """A narrow dock stays narrow: the shortest range goes there, and the time under the mouse; no word is cut."""
-        return QSize(self._whole_width() - self.ranges.width_of(0), super().minimumSizeHint().height())
+        """A narrow dock stays narrow: two ranges go there, and the time under the mouse; no word is cut."""
+        least = self._whole_width() - sum(map(self.ranges.width_of, _FIRST_TO_GO))
+        return QSize(least, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         whole = self._whole_width()
-        self.ranges.set_shown(0, self.width() >= whole)
+        room = self.width() - whole
+        for index in _FIRST_TO_GO:
+            self.ranges.set_shown(index, room >= 0)
+            room += self.ranges.width_of(index)
         self.time.setVisible(self.width() >= whole + _TIME_WIDTH)
 
     def _whole_width(self) -> int:
         """What all buttons take."""
-        hidden = 0 if self.ranges.is_shown(0) else self.ranges.width_of(0)
+        hidden = sum(self.ranges.width_of(index) for index in _FIRST_TO_GO if not self.ranges.is_shown(index))
         return super().minimumSizeHint().width() + hidden
 
     def show_range(self, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
@@ -27,7 +28,7 @@ class Card(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self._theme: Theme = DARK
-        self.title = label(look="heading", elastic=True)
+        self.title = label(look="heading", wraps=True, elastic=True)
         self.state = label(wraps=True)
         self.state_color = "muted"
         self.memory = label(look="muted", elastic=True)
@@ -110,7 +111,8 @@ class Card(QWidget):
                 widget.deleteLater()
         self._figures = {}
         for told in figures:
-            name, value = label(told.name, "muted"), label(elastic=True)
+            name, value = label(told.name, "muted"), label(wraps=True, elastic=True)
+            name.setAlignment(Qt.AlignmentFlag.AlignTop)
             for widget in (name, value):
                 widget.setToolTip(told.meaning)
             self._figures[told.name] = name, value

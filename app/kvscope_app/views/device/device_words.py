@@ -48,7 +48,7 @@ def gpu_figures(gpu: Gpu) -> list[Told]:
         Told("Temperature", _temperatures(gpu), "Of the chip, and of its memory where the driver tells"),
         Told("Chip clock", _of(_mhz(gpu.sm_clock_mhz), _mhz(gpu.max_sm_clock_mhz)), "Now, and the highest"),
         Told("Memory clock", _of(_mhz(gpu.memory_clock_mhz), _mhz(gpu.max_memory_clock_mhz)), "Now, and the highest"),
-        Told("PCIe", _pcie(gpu), "Sent ↑ and received ↓ by the GPU a second, with its generation and lanes"),
+        Told("PCIe", _traffic(gpu.pcie_sent_bytes_s, gpu.pcie_received_bytes_s), _pcie_meaning(gpu)),
         Told(
             "NVLink",
             _traffic(gpu.nvlink_sent_bytes_s, gpu.nvlink_received_bytes_s),
@@ -122,13 +122,13 @@ def _temperatures(gpu: Gpu) -> str:
 def _traffic(sent: int | None, received: int | None) -> str:
     if sent is None and received is None:
         return UNKNOWN
-    return f"↑ {rate_text(sent)}  ↓ {rate_text(received)}"
+    return f"↑ {rate_text(sent)} ↓ {rate_text(received)}"
 
 
-def _pcie(gpu: Gpu) -> str:
-    lanes = f"{gpu.pcie_generation} × {gpu.pcie_width}" if gpu.pcie_generation and gpu.pcie_width else ""
-    traffic = _traffic(gpu.pcie_sent_bytes_s, gpu.pcie_received_bytes_s)
-    return " · ".join(filter(None, (lanes, traffic)))
+def _pcie_meaning(gpu: Gpu) -> str:
+    known = gpu.pcie_generation and gpu.pcie_width
+    link = f", over {gpu.pcie_width} lanes of generation {gpu.pcie_generation}" if known else ""
+    return f"Sent ↑ and received ↓ by the GPU a second{link}"
 
 
 def _errors(gpu: Gpu) -> str:
@@ -137,4 +137,4 @@ def _errors(gpu: Gpu) -> str:
 
     if gpu.ecc_corrected is None and gpu.ecc_uncorrected is None:
         return UNKNOWN
-    return f"{number(gpu.ecc_corrected)} corrected, {number(gpu.ecc_uncorrected)} not"
+    return f"{number(gpu.ecc_corrected)} corrected, {number(gpu.ecc_uncorrected)} uncorrected"

@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 
 from PySide6.QtCore import QEvent, QPointF, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
-    QAccessible,
-    QAccessibleAnnouncementEvent,
     QFocusEvent,
     QImage,
     QKeyEvent,
@@ -23,6 +21,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from kvscope_app.look.announce import announce
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.own_keys import draw_focus, is_own_key
 from kvscope_app.look.theme import Theme, mix
@@ -119,9 +118,7 @@ class HeatCanvas(TimeArea):
 
     def announce(self, sentence: str) -> None:
         """Tell assistive technology what the cursor is on."""
-        self.setAccessibleDescription(sentence)
-        if QAccessible.isActive():
-            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, sentence))
+        announce(self, sentence)
 
     # Qt's side
 

@@ -11,8 +11,6 @@ from typing import Final
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import (
-    QAccessible,
-    QAccessibleAnnouncementEvent,
     QContextMenuEvent,
     QFocusEvent,
     QImage,
@@ -26,6 +24,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from kvscope_app.look.announce import announce
 from kvscope_app.look.fonts import sans
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.views.page_map.drawing.headings import Heading, draw_headings
@@ -160,9 +159,7 @@ class Canvas(QWidget):
 
     def announce(self, sentence: str) -> None:
         """Tell assistive technology what the cursor is on."""
-        self.setAccessibleDescription(sentence)
-        if QAccessible.isActive():
-            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, sentence))
+        announce(self, sentence)
 
     @property
     def current_block(self) -> int:

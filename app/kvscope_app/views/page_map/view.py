@@ -79,7 +79,7 @@ class PageMapView(View):
         self._wanted_mode = self.scene.mode
         """What the person chose: drawn where the engine tells what it needs."""
         self._keys: Mapping[str, str] = {}
-        self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by")
+        self._modes = Segments([mode.capitalize() for mode in MODES], "Colour by", gives_way=True)
         self._buttons = [QToolButton() for _ in range(3)]
         self._build()
         self._connect()

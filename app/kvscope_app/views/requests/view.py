@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar
 
-from PySide6.QtCore import QItemSelection, QItemSelectionModel, Qt
+from PySide6.QtCore import QEvent, QItemSelection, QItemSelectionModel, Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QComboBox,
@@ -21,10 +21,11 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.look.asking import ask
-from kvscope_app.look.makers import empty_state, label
+from kvscope_app.look.makers import empty_state, head_row, label
 from kvscope_app.look.number_text import plural
 from kvscope_app.look.theme import Theme
 from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
 from kvscope_app.views.requests.columns import Filter, read_columns
@@ -51,6 +52,7 @@ class RequestsView(View):
     title: ClassVar[str] = "Requests"
     object_name: ClassVar[str] = "requests"
     refresh_hz: ClassVar[float] = 5.0
+    _is_built = False
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
@@ -79,6 +81,7 @@ class RequestsView(View):
         self._shown_state: tuple[int | None, ...] = ()
         self._lay_out()
         self._connect()
+        self._is_built = True
 
     def refresh(self) -> None:
         history, mirror = self.session.history, self.session.mirror
@@ -115,7 +118,16 @@ class RequestsView(View):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Details stand beside the table in a wide, low dock, below it otherwise."""
         super().resizeEvent(event)
-        is_low = self.width() >= _BESIDE_FROM_WIDTH and self.height() < _LOW
+        self._place_detail()
+
+    def changeEvent(self, event: QEvent) -> None:
+        """Larger text needs more room to have both beside each other."""
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange and self._is_built:
+            self._place_detail()
+
+    def _place_detail(self) -> None:
+        is_low = self.width() >= scaled(_BESIDE_FROM_WIDTH) and self.height() < scaled(_LOW)
         orientation = Qt.Orientation.Horizontal if is_low else Qt.Orientation.Vertical
         if self._splitter.orientation() is not orientation:
             self._splitter.setOrientation(orientation)
@@ -256,7 +268,7 @@ class RequestsView(View):
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
-        column.addLayout(bar)
+        column.addWidget(head_row(bar))
         noted = QHBoxLayout()
         noted.setContentsMargins(10, 0, 10, 0)
         noted.addWidget(self.note)

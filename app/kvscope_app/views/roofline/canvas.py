@@ -6,9 +6,10 @@ from typing import Final
 
 import numpy as np
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QAccessible, QAccessibleAnnouncementEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from kvscope_app.look.announce import announce
 from kvscope_app.look.own_keys import draw_focus, is_own_key
 from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.look.zoom import scaled
@@ -57,9 +58,7 @@ class RooflineCanvas(QWidget):
 
     def announce(self, sentence: str) -> None:
         """Tell assistive technology what is selected."""
-        self.setAccessibleDescription(sentence)
-        if QAccessible.isActive():
-            QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(self, sentence))
+        announce(self, sentence)
 
     def scales(self) -> tuple[LogScale, LogScale]:
         """Of intensity and of FLOPs a second; what is drawn has room, and the ridge is in sight where it is known."""

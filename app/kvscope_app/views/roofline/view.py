@@ -36,6 +36,10 @@ RANGES_S: Final = {"10 s": 10, "30 s": 30, "2 min": 120}
 NO_STEPS_HERE: Final = (
     "This address tells of devices alone.\nNo steps run here, so that none can be held against what the device can do."
 )
+NOT_RECORDED: Final = (
+    "The work of its steps is not in this recording.\n"
+    "An engine of this version tells it; older ones and simulations do not."
+)
 _HELP: Final = "A click on a point goes to its step"
 
 
@@ -51,7 +55,7 @@ class RooflineView(View):
         self.canvas = RooflineCanvas()
         self.legend = RooflineLegend()
         self.ranges = Segments(list(RANGES_S), "Time shown")
-        self.words = label(_HELP, "muted", wraps=True, elastic=True)
+        self.words = label("", "muted", wraps=True, elastic=True)
         self.words.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart stays as it is
         self.feed = StepFeed(session, self)
@@ -156,6 +160,8 @@ class RooflineView(View):
     def _why_nothing(self, has_run: bool) -> str:
         told = self.session.mirror.capabilities
         if has_run or not told.steps:
+            if self.session.is_file and told.steps:
+                return NOT_RECORDED
             return f"{engine_name(told)} does not tell the work of its steps.\nkvscope's own engine does."
         if self.feed.failure:
             return f"Steps cannot be read: {self.feed.failure}"

@@ -361,3 +361,4 @@ class ThroughputView(View):
         for index, panel in enumerate(panels):
             self._grid.addWidget(panel, index // columns, index % columns)
             panel.show_time_labels(index >= len(panels) - columns)
+        self._grid.activate()  # a paint may come before Qt does so: all panels would lie on each other

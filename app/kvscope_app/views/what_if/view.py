@@ -25,9 +25,12 @@ from kvscope_app.views.what_if.words import HEADING, HEADING_TIP
 from kvscope_app.views.what_if.workload import memory_of, running_rows
 from kvscope_telemetry.messages.what_if import Answer, Memory
 
-NO_ENGINE: Final = "No engine has reported yet."
+NO_ENGINE: Final = "No engine has reported yet.\nWhere other policies would put the requests that run is drawn here."
 WORKING: Final = "Working out where other policies would put what runs…"
 NOTHING: Final = "Nothing is running.\nSend a prompt or start the load, to see where other policies would put it."
+NOTHING_THEN: Final = (
+    "Nothing ran at this moment of the recording.\nAt another, this shows where other policies would have put what ran."
+)
 
 Question = tuple[int | None, Memory, Rows]
 """Epoch, memory, the requests that run."""
@@ -91,7 +94,7 @@ class WhatIfView(View):
     def _ask(self, question: Question) -> None:
         *_, rows = question
         if not rows:
-            self._say(NOTHING)
+            self._say(NOTHING_THEN if self.session.is_file else NOTHING)
         if self.process.is_busy or question == self._asked or not (rows or self.process.is_running):
             return
         if rows and self._asked is None:

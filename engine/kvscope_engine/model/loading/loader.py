@@ -41,8 +41,10 @@ from kvscope_engine.model.running.host_memory import bound_compiled_products
 from kvscope_engine.model.text.tokenizer import Tokenizer
 from kvscope_engine.model.text.tokenizer_files import load_tokenizer
 from kvscope_engine.model.tiers.host_room import free_host_bytes
+from kvscope_kernels.native.compiler import must_build
+from kvscope_kernels.native.library import library
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.messages.telemetry import ModelInfo
+from kvscope_telemetry.messages.telemetry import ModelInfo, Progress
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -103,6 +105,7 @@ def load_model(config: EngineConfig, progress: ProgressCallback, rank: Rank = AL
         check_streaming(config.cpu_offload_gb, device, free_host_bytes())
     if device.type == "cpu":
         bound_compiled_products()
+        _compile_operations(progress)
     dtype = choose_dtype(config.dtype, device)
     try:
         return _load(config, name, device, dtype, progress, rank)
@@ -111,6 +114,13 @@ def load_model(config: EngineConfig, progress: ProgressCallback, rank: Rank = AL
             f"no memory on {device} for model {name.text!r} in {dtype_name(dtype)}:"
             f" {start_remedy(on_gpu=device.type == 'cuda')}"
         ) from error
+
+
+def _compile_operations(progress: ProgressCallback) -> None:
+    """Now, where a person is told what takes so long: otherwise the first weight that is rounded would do it."""
+    if must_build():
+        progress(Progress(stage="compile"))
+        library()
 
 
 def _load(

@@ -16,7 +16,6 @@ from kvscope_telemetry.exports.report.charts import (
     TimeAxis,
     frame,
     mark_lines,
-    number_text,
     svg,
 )
 from kvscope_telemetry.exports.report.inks import DARK, LIGHT, rgb
@@ -49,7 +48,7 @@ def heatmap(course: Course, axis: TimeAxis, start_ns: int) -> str:
     )
     labels = "".join(
         f'<text class="label end" x="{LEFT - 6}" y="{y}">{text}</text>'
-        for y, text in ((TOP + 10, "block 0"), (TOP + height, number_text(max(0, num_rows - 1))))
+        for y, text in ((TOP + 10, "block 0"), (TOP + height, f"{max(0, num_rows - 1):,}"))
     )
     words = "Blocks over time, by address: held by requests, cached, free"
     return svg(HEIGHT, words, frame(axis, HEIGHT) + picture + labels + mark_lines(axis, HEIGHT))

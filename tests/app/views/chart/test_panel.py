@@ -6,6 +6,8 @@ import numpy as np
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
+from kvscope_app.look.theme import DARK
+from kvscope_app.views.chart import panel as panel_module
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
 MAX_WIDGETS = 80
@@ -42,3 +44,20 @@ def test_enter_goes_to_the_moment_that_is_read(qtbot):
     qtbot.keyClick(panel.plot, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     qtbot.keyClick(panel.plot, Qt.Key.Key_Return)
     assert chosen == [99.0]
+
+
+def test_the_values_are_told_to_who_cannot_see_them(qtbot, monkeypatch):
+    panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
+    qtbot.addWidget(panel)
+    panel.apply_theme(DARK)
+    panel.show_time(0.0, 60.0, 60.0)
+    panel.legend.set_values({"run": "5", "wait": "9"})
+    assert panel.plot.accessibleDescription() == ""  # nobody listens, and it is not looked at
+    panel.plot.focused.emit()
+    assert panel.plot.accessibleDescription() == "running 5, waiting 9"
+    monkeypatch.setattr(panel_module, "is_listened_to", lambda: True)
+    panel.legend.set_values({"run": "6", "wait": "9"})
+    assert panel.plot.accessibleDescription() == "running 6, waiting 9"
+    panel.hovered.connect(panel.show_cursor)
+    panel._on_key(Qt.Key.Key_Left, True)
+    assert panel.plot.accessibleDescription() == f"{panel.clock_text(59.4)}: running 6, waiting 9"

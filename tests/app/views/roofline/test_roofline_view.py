@@ -12,7 +12,7 @@ from PySide6.QtCore import QPointF, QSettings, Qt
 from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.session import Session
 from kvscope_app.views.inspector.view import STEP, InspectorView
-from kvscope_app.views.roofline.view import RANGES_S, RooflineView
+from kvscope_app.views.roofline.view import NOT_RECORDED, RANGES_S, RooflineView
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Snapshot, Work
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
@@ -148,11 +148,12 @@ def test_points_and_roofs_are_drawn_in_the_colours_of_the_theme(show, told, them
     assert up.high > LIMITS.flops_per_s
 
 
-def test_an_engine_that_tells_no_work_is_said_to(show, untold):
+def test_a_recording_without_the_work_of_steps_is_said_to_be_one(show, untold):
     view = show(untold)
     assert len(view.points) == 0
     assert view._nothing.isVisible()
-    assert view._nothing.text().startswith("This engine does not tell the work of its steps.")
+    assert view._nothing.text() == NOT_RECORDED
+    assert view.words.text() == ""
 
 
 def test_its_time_is_remembered(show, told, qtbot, tmp_path):

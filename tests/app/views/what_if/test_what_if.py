@@ -13,7 +13,7 @@ from kvscope_app.views.what_if import words
 from kvscope_app.views.what_if.card_grid import num_columns_of
 from kvscope_app.views.what_if.process import NOT_INSTALLED
 from kvscope_app.views.what_if.small_map import SmallMap
-from kvscope_app.views.what_if.view import NO_ENGINE, NOTHING, WhatIfView
+from kvscope_app.views.what_if.view import NO_ENGINE, NOTHING, NOTHING_THEN, WhatIfView
 from kvscope_app.views.what_if.workload import memory_of, running_rows
 from kvscope_telemetry.messages.telemetry import ModelInfo
 from kvscope_telemetry.messages.what_if import HOST_PAGE_BYTES, PAGE_BYTES, Answer, MapKind, PolicyUse
@@ -123,12 +123,15 @@ def test_memory_is_what_there_is_of_it_and_pages_are_the_devices(engine, session
     assert words.page_note(PAGE_BYTES) == "virtual: pages of 2 MiB"
 
 
-def test_nothing_is_started_while_it_is_hidden_or_nothing_runs(make_view, engine, session, poll):
+def test_nothing_is_started_while_it_is_hidden_or_nothing_runs(make_view, session, monkeypatch):
     view = make_view()
     view.refresh()
     assert not view.process.is_running
     assert view.empty.text() == NOTHING
     assert view.empty.isVisible()
+    monkeypatch.setattr(session, "is_file", True)
+    view.refresh()
+    assert view.empty.text() == NOTHING_THEN
 
 
 def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):

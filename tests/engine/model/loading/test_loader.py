@@ -78,7 +78,8 @@ def test_a_gguf_file(tiny_gguf: Callable[..., Path], own_cache: Path, heard: lis
     assert model.tokenizer is not None
     assert (model.num_layers, model.num_kv_heads, model.head_dim) == (2, 1, 32)
     assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
-    assert [progress.stage for progress in heard if progress.done == 0] == ["convert", "convert", "convert", "load"]
+    stages = [progress.stage for progress in heard if progress.done == 0 and progress.stage != "compile"]
+    assert stages == ["convert", "convert", "convert", "load"]
 
 
 def test_a_dummy(tiny_checkpoint: Callable[..., Path], tiny_tokenizer: Any) -> None:

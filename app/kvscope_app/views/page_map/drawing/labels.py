@@ -35,12 +35,23 @@ def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, rati
     painter.setPen(theme.color("muted"))
     left = max(0.0, scene.camera.x / ratio)  # beside the grid where it does not fill the window
     pitch, height = scene.camera.pitch / ratio, painter.fontMetrics().height()
-    for section in scene.grid.sections:
+    sections = scene.grid.sections
+    for above, section in zip((None, *sections), sections, strict=False):
+        is_crowded = above is not None and touches(above, section, scene.grid.columns, pitch, height)
         for row, y in _labelled_rows(scene, section, ratio, height, dirty):
+            if row == 0 and is_crowded:
+                continue
             top = min(max(0.0, y + pitch / 2 - height / 2), scene.height / ratio - height)
             box = QRectF(left, top, gutter - _PAD, height)
             number = row * scene.grid.columns
             painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, count(number))
+
+
+def touches(above: Section, section: Section, columns: int, pitch: float, height: float) -> bool:
+    """Whether the first number of `section` would lie on the last one of the section `above`, at cells of `pitch`."""
+    every = _nice_step(scaled(_LABEL_EVERY) / pitch)
+    last = (-(-above.size // columns) - 1) // every * every
+    return (section.first_row - above.first_row - last) * pitch < height
 
 
 def _labelled_rows(

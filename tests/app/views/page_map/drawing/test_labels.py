@@ -1,0 +1,14 @@
+"""Numbers beside the rows: those of two tiers never lie on each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_app.views.page_map.drawing.grid import Section
+from kvscope_app.views.page_map.drawing.labels import touches
+
+
+@pytest.mark.parametrize(("pitch", "is_crowded"), [(6.0, True), (16.0, False)])
+def test_a_tier_right_below_small_cells_has_no_first_number(themes, pitch, is_crowded):
+    memory, host = Section(0, 96, 0, 0), Section(96, 182, 3, 192)  # two rows of 64, a heading, three rows
+    assert touches(memory, host, 64, pitch, 30.0) is is_crowded
