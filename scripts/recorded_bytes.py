@@ -17,6 +17,7 @@ from kvscope_telemetry.messages.leap import Leap, decode_leap
 from kvscope_telemetry.messages.telemetry import Snapshot
 from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recordings.bundles.bundle import unpack_bundle
+from kvscope_telemetry.recordings.bundles.column_names import named
 from kvscope_telemetry.recordings.bundles.gathering import num_frames_at_end
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf
 from kvscope_telemetry.recordings.bundles.listed_keyframes import ListedKeyframe, listed_keyframe
@@ -88,8 +89,7 @@ def _parts(name: str, data: bytes, lists: HashesOf) -> Iterator[tuple[str, bytes
     if name == "bundles" and num_frames_at_end(data) is None:
         unpack_bundle(data, lists)  # it holds
         raw = msgspec.msgpack.decode(data)
-        columns: dict[str, bytes] = raw["columns"]
-        yield from ((_called(column), packed) for column, packed in columns.items())
+        yield from ((_called(column), packed) for column, packed in named(raw["columns"]).items())
         for part in raw.keys() & {"events", "new_requests"}:  # of an earlier version
             yield _called(part), msgspec.msgpack.encode(raw[part])
     elif name in _MADE and name != "bundles":

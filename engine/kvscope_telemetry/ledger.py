@@ -7,8 +7,9 @@ rows to little-endian bytes. It knows neither who writes the rows nor who draws 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -64,6 +65,8 @@ DENSE: Final = tuple(name for name in COLUMNS if name not in ("parent", *MEASURE
 """Columns that have a value a row on the wire. Parents are there for rows with a hash alone."""
 LASTING: Final = (*DENSE, "parent")
 """Columns that change when something happens to a block, and not whenever somebody measures."""
+_PARTS: Final = (*LASTING, *MEASURED)
+_parts_of: Final = attrgetter(*_PARTS)
 _WHOLE_ATTENTION: Final = 1_000_000_000
 
 Column = npt.NDArray[np.generic]
@@ -153,11 +156,11 @@ class Ledger:
 
 def unpack(rows: Sequence[BlockRows]) -> dict[str, Column]:
     """Every column of checked `rows`, joined, shape (n,): parents too have an entry a row then."""
-    columns: dict[str, Column] = {
-        name: np.frombuffer(b"".join([getattr(r, name) for r in rows]), COLUMNS[name]) for name in DENSE
-    }
-    columns["parent"] = _unpacked_parents(rows, columns["hash"])
-    return columns | {name: _unpacked_measured(rows, name) for name in MEASURED}
+    told: Iterable[tuple[bytes, ...]] = zip(*map(_parts_of, rows), strict=True) if rows else [()] * len(_PARTS)
+    parts = dict(zip(_PARTS, told, strict=True))
+    columns: dict[str, Column] = {name: np.frombuffer(b"".join(parts[name]), COLUMNS[name]) for name in DENSE}
+    columns["parent"] = _unpacked_parents(parts, columns["hash"])
+    return columns | {name: _unpacked_measured(parts, name) for name in MEASURED}
 
 
 def attention_units(shares: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
@@ -208,19 +211,19 @@ def _packed_unless_zero(column: npt.NDArray[np.uint32]) -> bytes:
     return column.tobytes() if column.any() else b""
 
 
-def _unpacked_measured(rows: Sequence[BlockRows], name: str) -> Column:
+def _unpacked_measured(parts: Mapping[str, Sequence[bytes]], name: str) -> Column:
     """An entry a row, 0 for those of messages that do not tell it."""
-    dtype = COLUMNS[name]
-    if not any(getattr(each, name) for each in rows):
-        return np.zeros(sum(len(each.state) for each in rows), dtype)  # a state is a byte
-    told = [getattr(each, name) or bytes(dtype.itemsize * len(each.state)) for each in rows]
+    dtype, states = COLUMNS[name], parts["state"]  # a state is a byte
+    if not any(parts[name]):
+        return np.zeros(sum(map(len, states)), dtype)
+    told = [part or bytes(dtype.itemsize * len(state)) for part, state in zip(parts[name], states, strict=True)]
     return np.frombuffer(b"".join(told), dtype)
 
 
-def _unpacked_parents(rows: Sequence[BlockRows], hashes: Column) -> Column:
+def _unpacked_parents(parts: Mapping[str, Sequence[bytes]], hashes: Column) -> Column:
     parents = np.zeros(len(hashes), COLUMNS["parent"])
-    told = b"".join([r.parent for r in rows])
+    told = b"".join(parts["parent"])
     if told:
-        are_told = np.repeat([bool(r.parent) for r in rows], [len(r.state) for r in rows])  # a state is a byte
+        are_told = np.repeat(list(map(bool, parts["parent"])), list(map(len, parts["state"])))
         parents[are_told & (hashes != 0)] = np.frombuffer(told, COLUMNS["parent"])
     return parents

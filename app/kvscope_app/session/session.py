@@ -22,7 +22,7 @@ from kvscope_app.session.links import Player, contents_of
 from kvscope_app.session.loop import Loop
 from kvscope_app.session.pace import FRAME_MS
 from kvscope_app.session.source_timeline import SourceTimeline
-from kvscope_app.session.state_words import not_kept_text
+from kvscope_app.session.state_words import KEPT_AGAIN, not_kept_text
 from kvscope_app.session.texts.told_contents import ToldContents
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, Submit
@@ -321,6 +321,9 @@ class Session(SourceTimeline):
         if kept.failure and not self._told_failure:
             self._told_failure = kept.failure
             notices.append(not_kept_text(kept.failure, has_some=kept.ring.num_bytes > 0))
+        elif self._told_failure and not kept.failure:
+            self._told_failure = ""
+            self.noticed.emit(KEPT_AGAIN)
         if notices:
             self.noticed.emit(". ".join(notices))
             self.kept_failed.emit(". ".join(notices))

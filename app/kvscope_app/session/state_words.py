@@ -31,6 +31,7 @@ STATE_COLORS: Final = {
     SourceState.ENDED: "bad",
     SourceState.PLAYBACK: "accent",
 }
+KEPT_AGAIN: Final = "The past is kept again, from here on"
 
 
 def not_kept_text(failure: str, *, has_some: bool) -> str:

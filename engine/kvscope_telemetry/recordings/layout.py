@@ -11,8 +11,9 @@ seconds (`leaps`), a summary a second, events in lists, what was said of bookmar
 them, texts of blocks (`texts`), these as JSON with a JSON schema. Log times are the engine's monotonic clock set by the
 wall clock of its hello, and on the first four channels never go back (`log_clock`). Every keyframe begins a chunk.
 
-Earlier versions wrote frames and events one a message, told hashes in each bundle and keyframe, and packed
-leaps otherwise (`bundles.packed_leaps`): all of it is read.
+Earlier versions wrote frames and events one a message, told hashes in each bundle and keyframe, named the columns of
+bundles (`bundles.column_names`) and foretold less of them, and packed leaps otherwise (`bundles.packed_leaps`): all of
+it is read.
 """
 
 from __future__ import annotations

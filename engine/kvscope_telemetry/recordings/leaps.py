@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_telemetry.messages.leap import Leap
-from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.messages.telemetry import Frame, RequestRows, Snapshot, TelemetryMessage
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.state.request_mirror import RequestMirror
 
@@ -31,13 +31,14 @@ class Leaps:
 
     def after(self, message: TelemetryMessage, log_time_ns: int) -> Leap | None:
         """The leap that ends with `message`, None when none is due."""
-        if isinstance(message, Snapshot):
+        if isinstance(message, Frame):
+            if not self._is_lost and not self._follower.is_lost:
+                self._frames.append(message)
+                if len(self._frames) >= LEAP_FRAMES or log_time_ns - self._since_ns >= LEAP_NS:
+                    return self._leap(message, log_time_ns)
+        elif isinstance(message, Snapshot):
             self._is_lost = False
             self._begin(message.seq, log_time_ns)
-        elif isinstance(message, Frame) and not self._is_lost and not self._follower.is_lost:
-            self._note(message)
-            if self._num_frames >= LEAP_FRAMES or log_time_ns - self._since_ns >= LEAP_NS:
-                return self._leap(message, log_time_ns)
         return None
 
     def restart(self, seq: int, log_time_ns: int) -> None:
@@ -46,17 +47,7 @@ class Leaps:
 
     def _begin(self, seq: int, log_time_ns: int) -> None:
         self._since_seq, self._since_ns = seq, log_time_ns
-        self._num_frames = 0
-        self._blocks: list[bytes] = []
-        self._rows: list[RequestRows] = []
-        self._infos: list[tuple[RequestInfo, ...]] = []
-
-    def _note(self, frame: Frame) -> None:
-        self._num_frames += 1
-        self._blocks.append(frame.blocks.ids)
-        self._infos.append(frame.new_requests)
-        if frame.requests.number:
-            self._rows.append(frame.requests)
+        self._frames: list[Frame] = []
 
     def _leap(self, last: Frame, log_time_ns: int) -> Leap | None:
         self._follower.settle()
@@ -64,7 +55,7 @@ class Leaps:
             self._is_lost = True
             return None
         mirror = self._follower.mirror
-        ids = np.unique(np.frombuffer(b"".join(self._blocks), "<u4"))
+        ids = np.unique(np.frombuffer(b"".join([frame.blocks.ids for frame in self._frames]), "<u4"))
         leap = Leap(
             epoch=last.epoch,
             seq=last.seq,
@@ -72,8 +63,8 @@ class Leaps:
             step=last.step,
             time_ns=last.time_ns,
             blocks=mirror.ledger.pack(ids),
-            new_requests=tuple(chain.from_iterable(self._infos)),
-            requests=_rows_of(mirror.requests, self._rows),
+            new_requests=tuple(chain.from_iterable([frame.new_requests for frame in self._frames])),
+            requests=_rows_of(mirror.requests, [frame.requests for frame in self._frames]),
             counters=last.counters,
         )
         self._begin(last.seq, log_time_ns)

@@ -22,6 +22,8 @@ class LogClock:
 
     def log_time_ns(self, message: TelemetryMessage) -> int:
         """When `message` was, not before any earlier one; what bears no time was just now."""
+        if isinstance(message, Frame) and self._epoch is not None:  # most of all
+            return self._frame_time_ns(message)
         hello = message if isinstance(message, Hello) else message.hello if isinstance(message, Snapshot) else None
         if hello is not None and hello.epoch != self._epoch:
             self._begin(hello)
@@ -30,9 +32,15 @@ class LogClock:
         else:
             last_ns = max(self._last_ns or 0, message.time_ns + self._offset_ns)
         if isinstance(message, Frame):
-            self._last_frame_ns = last_ns = max(last_ns, self._last_frame_ns + 1)
+            last_ns = max(last_ns, self._last_frame_ns + 1)
+            self._last_frame_ns = last_ns
         self._last_ns = last_ns
         return last_ns
+
+    def _frame_time_ns(self, frame: Frame) -> int:
+        time_ns = frame.time_ns + self._offset_ns
+        self._last_frame_ns = self._last_ns = max(time_ns, self._last_ns or 0, self._last_frame_ns + 1)
+        return self._last_ns
 
     def _begin(self, hello: Hello) -> None:
         self._epoch = hello.epoch

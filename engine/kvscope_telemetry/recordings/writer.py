@@ -179,7 +179,7 @@ class RecordingWriter:
         seekable = self._annotations.add(message, log_time_ns)
         if seekable is not None:
             self._file.add(*seekable)
-        if isinstance(message, Frame | Snapshot) and self._file.wants_state:
+        if self._file.wants_state and isinstance(message, Frame | Snapshot):
             self._begin_anew(log_time_ns)
         if self._annotations.new:  # else nothing came to be due
             self._file.add_together(self._annotations.glance())

@@ -6,6 +6,7 @@ Owns what was counted in the second in progress. The state at its end is the fol
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -53,6 +54,14 @@ _ALL_TOTALS: Final = (*_TOTALS, "prompt_tokens", "generation_tokens")
 """With those that tell of tokens where frames are no steps."""
 MAX_TIME_NS: Final = (1 << 62) - 1
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
+_MOVED: Final = ("work.weights_bytes", "work.kv_read_bytes", "work.kv_written_bytes", "work.other_bytes")
+_COUNTED: Final = (
+    *("batch.num_prefill_tokens", "batch.num_decode_tokens", "work.flops"),
+    *_MOVED,
+    *(f"timings.{name}" for name in _PHASES),
+)
+"""Of each frame, to be added up."""
+_counted_of: Final = attrgetter(*_COUNTED)
 _LATENCIES: Final = ("first_token", "inter_token", "queued")
 """Of a summary, and kinds of `Histogram`."""
 _SAMPLED: Final = ("utilization", "power_watts", "temperature_celsius", "process_bytes", "memory_used_bytes")
@@ -83,10 +92,11 @@ class Summarizer:
         second = log_time_ns // SECOND_NS
         done = self.close() if second > self._second else []
         self._second = max(second, self._second)
-        if isinstance(message, Snapshot):
+        if isinstance(message, Frame):
+            if message.epoch == self._epoch:
+                self._count(message, log_time_ns)
+        elif isinstance(message, Snapshot):
             self._restate(message, log_time_ns)
-        elif isinstance(message, Frame) and message.epoch == self._epoch:
-            self._count(message, log_time_ns)
         elif isinstance(message, DeviceSample) and message.epoch == self._epoch:
             told = {name: getattr(message, name) for name in _SAMPLED}
             self._sample.update({name: value for name, value in told.items() if value >= 0})
@@ -175,16 +185,16 @@ class Summarizer:
     def _added_up(self) -> dict[str, int]:
         """What the frames of the second come to."""
         self._settle_totals()
-        batches = [frame.batch for frame in self._frames]
-        timings = [frame.timings for frame in self._frames]
+        counted = zip(*map(_counted_of, self._frames), strict=True) if self._frames else [()] * len(_COUNTED)
+        sums = dict(zip(_COUNTED, map(sum, counted), strict=True))
         return {
             "num_steps": len(self._frames),
-            "prefill_tokens": sum([batch.num_prefill_tokens for batch in batches]),
-            "decode_tokens": sum([batch.num_decode_tokens for batch in batches]),
-            **{name: sum([getattr(timing, name) for timing in timings]) for name in _PHASES},
+            "prefill_tokens": sums["batch.num_prefill_tokens"],
+            "decode_tokens": sums["batch.num_decode_tokens"],
+            **{name: sums[f"timings.{name}"] for name in _PHASES},
             **{name: self._sums[name] for name in _TOTALS},
-            "flops": sum([frame.work.flops for frame in self._frames]),
-            "moved_bytes": sum([frame.work.num_bytes for frame in self._frames]),
+            "flops": sums["work.flops"],
+            "moved_bytes": sum(sums[name] for name in _MOVED),
         }
 
     def _summary(self, mirror: Mirror) -> Summary:

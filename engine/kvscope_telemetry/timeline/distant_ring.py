@@ -91,6 +91,11 @@ class DistantRing:
         return self._told.failure or self._ended
 
     @property
+    def pause(self) -> str:
+        """Why nothing is kept for now, for a person: it begins again by itself. Empty while all is well."""
+        return "" if self.failure else self._told.pause
+
+    @property
     def num_bytes(self) -> int:
         """On the disk, as of the last second."""
         return self._told.num_bytes

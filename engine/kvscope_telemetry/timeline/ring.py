@@ -1,7 +1,8 @@
 """The last minutes of a live session, written to disk all the time: a sink that keeps within its bounds.
 
 Owns the folder and what it says of itself. One thread writes, through a bounded queue (`RecordingWriter`); where that
-cannot go on the session does, without a ring, and `failure` says why. Knows nobody who reads: `Tape` does.
+cannot go on the session does, without a ring, and `failure` says why. While the disk takes no more `pause` says so, and
+the ring begins again with the whole state when it does. Knows nobody who reads: `Tape` does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 from kvscope_telemetry.texts.block_texts import RecordedText
 from kvscope_telemetry.timeline.ring_folder import RingFolder
-from kvscope_telemetry.timeline.segments import Bounds, Segments
+from kvscope_telemetry.timeline.segments import RETRY_S, Bounds, Segments
 
 MAX_BYTES: Final = 512 << 20
 MAX_SECONDS: Final = 600.0
@@ -42,8 +43,10 @@ class Ring:
         max_seconds: float = MAX_SECONDS,
         segment_seconds: float = SEGMENT_S,
         keyframe_interval_ns: int = INTERVAL_NS,
+        retry_seconds: float = RETRY_S,
     ) -> None:
-        self._segments = Segments(Path(folder), Bounds(max_bytes, max_seconds), segment_seconds)
+        bounds = Bounds(max_bytes, max_seconds)
+        self._segments = Segments(Path(folder), bounds, segment_seconds, retry_seconds=retry_seconds)
         self._folder: RingFolder | None = None
         self._writer: RecordingWriter | None = None
         self._refusal = ""
@@ -64,6 +67,13 @@ class Ring:
         if self._writer is not None and self._writer.failure:
             return f"ring folder {self.folder} takes no more: {self._writer.failure}"
         return self._refusal
+
+    @property
+    def pause(self) -> str:
+        """Why nothing is kept for now, for a person; empty while all is well. It is given all the same: it follows, and
+        tries again by itself."""
+        reason = self._segments.pause
+        return f"ring folder {self.folder} takes no more: {reason}; it is tried again by itself" if reason else ""
 
     @property
     def num_bytes(self) -> int:
@@ -87,8 +97,8 @@ class Ring:
 
     @property
     def num_dropped(self) -> int:
-        """Messages that are not in it: the queue was full, or it had ended."""
-        return 0 if self._writer is None else self._writer.num_dropped
+        """Messages that are not in it: the queue was full, the disk took no more, or it had ended."""
+        return 0 if self._writer is None else self._writer.num_dropped + self._segments.num_missed
 
     @property
     def bounds(self) -> Bounds:
@@ -118,7 +128,7 @@ class Ring:
 
     def flush(self, timeout_s: float = FLUSH_WAIT_S) -> bool:
         """Let readers see all that was given up to now; whether that was done in time."""
-        return self._writer is not None and self._writer.flush(timeout_s)
+        return self._writer is not None and self._writer.flush(timeout_s) and not self.pause
 
     def close(self, *, keep: bool = False) -> None:
         """Write what waits and let go of the folder; it is deleted unless `keep`. Idempotent."""

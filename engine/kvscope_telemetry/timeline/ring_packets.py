@@ -72,6 +72,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
     """The one that was reached, 0 for none."""
     is_flushed: bool = False
     """Whether all before it was written."""
+    pause: str = ""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

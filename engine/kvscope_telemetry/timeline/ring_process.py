@@ -115,6 +115,7 @@ class RingServer:
             events=[item for item in course if isinstance(item, TimedEvent)],
             mark=mark,
             is_flushed=is_flushed,
+            pause=ring.pause,
         )
         self._told_s = time.monotonic()
         if told != self._last:

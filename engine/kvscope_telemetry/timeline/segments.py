@@ -1,14 +1,16 @@
 """The files of a ring, one after another: when the next begins, and when the oldest goes.
 
-Owns the bounds and what is on the disk. Used by the thread that writes; bounds are set and sizes read by any. Knows
-neither queue nor mirror: whoever adds makes a new file begin with the whole state.
+Owns the bounds, what is on the disk, and what happens when that takes no more: the segment ends, and after a while the
+next is tried. Used by the thread that writes; bounds are set and sizes read by any. Knows neither queue nor mirror:
+whoever adds makes a new file begin with the whole state.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +24,9 @@ from kvscope_telemetry.timeline.ring_folder import segment_path
 
 PARTS: Final = 8
 """A segment is at most this part of the bounds: so much of what might be kept goes at once."""
+RETRY_S: Final = 10.0
+MAX_RETRY_S: Final = 120.0
+"""How long nothing is tried when the disk takes no more: twice as long each time, until it took some for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +55,11 @@ class _Whole:
 class Segments:
     """A `RecordingFile` that begins anew every `segment_seconds`, or sooner where the bounds are narrow.
 
-    Once more is there than `bounds` says the oldest segments go, but never the one that is written.
+    Once more is there than `bounds` says the oldest segments go, but never the one that is written. It never raises for
+    a disk that takes no more: what is added then is not kept, and `wants_state` says when to try again.
     """
 
-    def __init__(self, folder: Path, bounds: Bounds, segment_seconds: float) -> None:
+    def __init__(self, folder: Path, bounds: Bounds, segment_seconds: float, *, retry_seconds: float = RETRY_S) -> None:
         self.path = self.part = folder
         self.bounds = bounds
         """Another may be put in its place at any time."""
@@ -65,6 +71,13 @@ class Segments:
         """When what was added last was."""
         self.num_bytes = 0
         """On the disk."""
+        self.pause = ""
+        """Why nothing is kept for now; empty while all is well."""
+        self.num_missed = 0
+        """Messages that came meanwhile."""
+        self._is_resting = False
+        self._retry_s = self._first_retry_s = retry_seconds
+        self._again_s = self._rested_s = 0.0
         self._segment_ns = round(segment_seconds * 1e9)
         self._whole: deque[_Whole] = deque()
         self._number = 0
@@ -76,6 +89,8 @@ class Segments:
     def wants_state(self) -> bool:
         """Whether the segment that is written is long enough. One has at least as much besides the state that it
         begins with."""
+        if self._is_resting:
+            return time.monotonic() >= self._again_s
         if self._file is None or self.end_ns is None:
             return False
         longest_ns = min(self._segment_ns, self.bounds.max_seconds * 1e9 / PARTS)
@@ -84,11 +99,12 @@ class Segments:
         return self._file.num_bytes >= max(self.bounds.max_bytes // PARTS, 2 * self._head_bytes)
 
     def begin_anew(self) -> None:
-        """End the segment that is written."""
-        if self._file is not None:
-            self._file.finish()
-            path, self._file = self._file.path, None
-            self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
+        """End the segment that is written, or try again."""
+        if self._is_resting:
+            self._is_resting = False
+            self._rested_s = time.monotonic()
+        with self._resting():
+            self._end()
 
     @property
     def since_s(self) -> float | None:
@@ -99,34 +115,74 @@ class Segments:
         self, channel: int, log_time_ns: int, data: bytes | WholeState | Leap, read: TelemetryMessage | None = None
     ) -> None:
         """Append a message; the first begins a segment."""
-        if self._file is None:
-            self._begin(log_time_ns)
-        assert self._file is not None, "a segment was begun"
-        self._file.add(channel, log_time_ns, data, read)
-        self.end_ns = log_time_ns
-        self._num_added += 1
-        if self._num_added == 2:  # hello and state, or the engine's snapshot and a little
-            self._head_bytes = self._file.num_bytes
-            self._trim()
+        if self._is_resting:
+            self.num_missed += read is not None
+            return
+        with self._resting():
+            if self._file is None:
+                self._begin(log_time_ns)
+            assert self._file is not None, "a segment was begun"
+            self._file.add(channel, log_time_ns, data, read)
+            self.end_ns = log_time_ns
+            self._num_added += 1
+            if self._num_added == 2:  # hello and state, or the engine's snapshot and a little
+                self._head_bytes = self._file.num_bytes
+                self._trim()
 
     def add_together(self, entries: Sequence[tuple[int, int, bytes]]) -> None:
         """Append what was made of the messages in the segment."""
         if self._file is not None:
-            self._file.add_together(entries)
+            with self._resting():
+                self._file.add_together(entries)
 
     def flush(self) -> None:
         """Hand all to the system; what is over the bounds goes."""
-        if self._file is not None:
-            self._file.flush()
-        self._trim()
+        with self._resting():
+            if self._file is not None:
+                self._file.flush()
+                self._went_well()
+            self._trim()
 
     def finish(self) -> None:
         """Make the last segment whole."""
-        self.begin_anew()
+        with self._resting():
+            self._end()
 
     def end_early(self) -> bool:
         """Make the segment that is written whole as far as it goes; whether that could be done."""
         return self._file is None or self._file.end_early()
+
+    @contextlib.contextmanager
+    def _resting(self) -> Iterator[None]:
+        """Where the disk takes no more, there is a rest: what was written by then ends as a segment."""
+        try:
+            yield
+        except (OSError, BadInput) as error:
+            self._rest(getattr(error, "strerror", None) or str(error))
+
+    def _rest(self, reason: str) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            path = file.path if file.end_early() else file.part
+            with contextlib.suppress(OSError):
+                self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
+        self._is_resting, self.pause = True, reason
+        self._again_s = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+
+    def _went_well(self) -> None:
+        """Bytes reached the disk, of a segment that has its state."""
+        if self._num_added < 2:
+            return
+        self.pause = ""
+        if self._retry_s > self._first_retry_s and time.monotonic() - self._rested_s > MAX_RETRY_S:
+            self._retry_s = self._first_retry_s
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self._file.finish()
+            path, self._file = self._file.path, None
+            self._whole.append(_Whole(path, path.stat().st_size, self._began_ns))
 
     def _begin(self, log_time_ns: int) -> None:
         self._file = McapFile(segment_path(self.path, self._number + 1))

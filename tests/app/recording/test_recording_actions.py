@@ -143,6 +143,10 @@ def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch)
     with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS) as told:
         pass
     assert told.args == ["The past is not kept from here on: No space left on device"]
+    monkeypatch.setattr(KeptTimeline, "failure", "")
+    with qtbot.waitSignal(window.session.noticed, timeout=WAIT_MS) as told:
+        pass
+    assert told.args == ["The past is kept again, from here on"]
 
 
 def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, monkeypatch):

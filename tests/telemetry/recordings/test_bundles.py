@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -44,8 +45,10 @@ from kvscope_telemetry.recordings.bundles.bundle import (
     span_of_bundle,
     unpack_bundle,
 )
+from kvscope_telemetry.recordings.bundles.column_names import NAMES, named
 from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_end, with_bundles
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList, no_lists
+from kvscope_telemetry.recordings.bundles.numbers import TABLES, pack_table, unpack_table
 from kvscope_telemetry.recordings.bundles.packed_leaps import pack_leap, packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import keyframe_pieces, with_parents, without_parents
 from kvscope_telemetry.recordings.keyframes import snapshot_of
@@ -55,6 +58,8 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 
+NAMED = Path(__file__).with_name("named_columns.mcap")
+"""120 frames in bundles whose columns have names, each told by itself."""
 U2, U4, U8 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
 I8 = (1 << 63) - 1
 FEW_IDS = st.integers(0, 9) | st.integers(0, U4)
@@ -186,6 +191,70 @@ def test_a_bundle_of_before_work_was_told_opens() -> None:
     assert unpack_bundle(msgspec.msgpack.encode(bundle), lists_of(told)) == older
 
 
+def test_a_recording_whose_columns_have_names_opens() -> None:
+    recording = Recording.open(NAMED)
+    frames = list(recording.frames())
+    assert [frame.seq for frame in frames] == list(range(1, 121))
+    digest = hashlib.sha256()
+    for frame in frames:
+        blocks, requests = frame.blocks, frame.requests
+        digest.update(b"".join((blocks.ids, blocks.state, blocks.filled, blocks.owner, blocks.hash, blocks.parent)))
+        digest.update(b"".join((requests.number, requests.num_computed_tokens, requests.num_output_tokens)))
+        digest.update(b"".join((requests.table_start, requests.table_count, requests.table_blocks)))
+        numbers = (frame.time_ns, frame.timings.run_ns, frame.counters.prompt_tokens, frame.work.flops)
+        digest.update(repr((*numbers, frame.work.kv_read_bytes, frame.batch.num_prefill_tokens)).encode())
+    assert digest.hexdigest() == "f8f54b1601c1f02165a1b57d850bcac83ae5d2892c462cbf3e05e5b55d74e5a0"
+    assert recording.num_damaged == 0
+
+
+def test_columns_have_numbers_that_stay() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    digest = hashlib.sha256(" ".join(NAMES[:83]).encode()).hexdigest()
+    assert digest == "e9b5ca0eed97ee4a48ec811a2ed0a9f973d08cea434abb7708d5426242ad73ed", (
+        "a number means another column now"
+    )
+    told = HashList()
+    engine = SyntheticEngine(num_blocks=300, num_running=12, num_host_blocks=40)
+    bundle = msgspec.msgpack.decode(pack_bundle([(at_ns, engine.advance()) for at_ns in range(60)], told))
+    assert all(isinstance(number, int) for number in bundle["columns"])
+    structs = {"events": Event, "new_requests": RequestInfo}
+    assert {f"{name}.{field}" for name, kind in structs.items() for field in kind.__struct_fields__} <= set(NAMES)
+    later = bundle | {"columns": bundle["columns"] | {len(NAMES) + 5: b"\0"}}
+    with pytest.raises(ProtocolError, match=f"column {len(NAMES) + 5}: 0 to"):
+        unpack_bundle(msgspec.msgpack.encode(later), lists_of(told))
+
+
+def test_what_others_foretell_takes_next_to_nothing_and_comes_back() -> None:
+    choose = np.random.default_rng(1)
+    tokens, context = choose.integers(1, 500, 100), choose.integers(1, 1 << 40, 100)
+    tokens[choose.random(100) < 0.7] = 32  # most steps decode
+    others = {"tokens": tokens, "ran": tokens // 7, "context": context, "attended": context * 3}
+    columns = [np.zeros(100, np.int64)] * len(TABLES["work"])
+    columns[:6] = [270 * tokens + 12 * context, 12 * context, tokens * 0 + 9, 46 * context, 46 * tokens, tokens * 7 + 3]
+    wild = choose.integers(-I8, I8, 100)
+    wild[:3] = -I8 - 1, 0, -I8 - 1
+    for last in (columns[5], wild):
+        columns[5] = last
+        data = pack_table("work", columns, others)
+        told = unpack_table("work", data, 100, others)
+        assert all(np.array_equal(told[name], column) for name, column in zip(TABLES["work"], columns, strict=True))
+        assert len(data) < (250 if last is not wild else 1100)
+
+
+def test_a_table_of_an_earlier_version_has_fewer_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = TABLES["counters"]
+    columns = [np.array([place, 3 * place]) for place in range(len(names))]
+    others = {"all_prefilled": np.array([0, 1]), "all_decoded": np.array([0, 2])}
+    whole = pack_table("counters", columns, others)
+    monkeypatch.setitem(TABLES, "counters", names[:-2])
+    fewer = pack_table("counters", columns[:-2], others)
+    with pytest.raises(ProtocolError, match="columns of counters: 1 to"):
+        unpack_table("counters", whole, 2, others)
+    monkeypatch.setitem(TABLES, "counters", names)
+    told = unpack_table("counters", fewer, 2, others)
+    assert [column.tolist() for column in told.values()] == [*(each.tolist() for each in columns[:-2]), [0, 0], [0, 0]]
+
+
 @pytest.mark.parametrize("num_host_blocks", [0, 40])
 def test_an_engines_frames_take_a_fraction(num_host_blocks: int) -> None:
     engine = SyntheticEngine(num_blocks=300, num_running=12, num_host_blocks=num_host_blocks, num_disk_blocks=20)
@@ -292,11 +361,11 @@ def test_damage_is_refused_and_nothing_worse() -> None:
         with contextlib.suppress(ProtocolError):
             unpack_bundle(bytes(bad[: choose.choice((len(bad), choose.randrange(len(bad))))]), lists)
     columns = msgspec.msgpack.decode(good)
-    of_few = [name for name in columns["columns"] if name.startswith(("events.", "new_requests."))]  # absent: defaults
-    of_few.append("requests.block_size")  # absent: of an earlier version
-    assert len(of_few) > 1
-    for name in columns["columns"].keys() - _NEWER.keys() - set(of_few):
-        less = columns | {"columns": {other: data for other, data in columns["columns"].items() if other != name}}
+    by_name = named(columns["columns"])
+    of_few = [name for name in by_name if name.startswith(("events.", "new_requests."))]  # absent: defaults
+    assert of_few
+    for name in by_name.keys() - _NEWER.keys() - set(of_few):
+        less = columns | {"columns": {other: data for other, data in by_name.items() if other != name}}
         with pytest.raises(ProtocolError):
             unpack_bundle(msgspec.msgpack.encode(less), lists)
     for count in (0, -1, 1 << 40):
@@ -309,7 +378,7 @@ def test_rows_that_take_no_bytes_are_bounded() -> None:
     good = msgspec.msgpack.decode(pack_bundle([(1, Frame(epoch=1, seq=1, step=1, time_ns=1))], HashList()))
     many = b"\x05" + (1 << 37).to_bytes(5, "little")
     for name in ("rows", "requests.rows", "batch.ran_rows", "moves.saved_rows", "inter_token_ns_rows"):
-        claimed = good | {"columns": good["columns"] | {name: many}}
+        claimed = good | {"columns": named(good["columns"]) | {name: many}}
         with pytest.raises(ProtocolError, match="more rows than are accepted"):
             unpack_bundle(msgspec.msgpack.encode(claimed), no_lists)
 

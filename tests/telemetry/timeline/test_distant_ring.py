@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -171,6 +172,25 @@ def test_a_process_that_is_killed_is_told_and_what_it_wrote_is_there(tmp_path: P
     assert not ring.write(session.engine.advance(), wait=True)
     assert not ring.flush(WAIT_S)
     assert list(Tape.open(ring.folder, None).frames()) == session.frames
+    ring.close()
+    assert not ring.folder.exists()
+
+
+def test_a_disk_that_is_full_is_told_and_the_ring_is_given_on(tmp_path: Path, make_session: MakeSession) -> None:
+    ring = DistantRing(tmp_path / "ring")
+    session = make_session(ring)
+    session.go_on(50)
+    assert ring.flush(WAIT_S)
+    assert not ring.pause
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(ring.pid, resource.RLIMIT_FSIZE, (1_000, hard))
+    while not ring.pause:
+        session.go_on(50)
+        ring.flush(WAIT_S)
+    assert "takes no more: File too large" in ring.pause
+    assert not ring.failure
+    session.go_on(10)
+    assert not ring.flush(WAIT_S)
     ring.close()
     assert not ring.folder.exists()
 

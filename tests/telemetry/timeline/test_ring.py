@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.ring_folder import segments_in
+from kvscope_telemetry.timeline.tape import Tape
 
 MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]
@@ -151,32 +153,51 @@ def test_a_folder_that_will_not_do_is_told(tmp_path: Path) -> None:
 
 
 def test_on_a_folder_that_became_unwritable_the_session_goes_on(
-    make_ring: MakeRing, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
+    make_ring: MakeRing,
+    make_session: MakeSession,
+    monkeypatch: pytest.MonkeyPatch,
+    assert_same_state: Callable[..., None],
 ) -> None:
-    """Root writes to read-only folders, so that the refusal is made here."""
-    ring = make_ring()
+    """Root writes to read-only folders, so that the refusal is made here. Once it takes files the ring begins again."""
+    ring = make_ring(retry_seconds=0.02)
     session = make_session(ring)
     session.go_on(10)
     assert ring.flush(60.0)
-    opened = Path.open
+    opened, tries = Path.open, []
 
     def refuse(path: Path, mode: str = "r", *rest: Any) -> Any:
         if "x" in mode:
-            raise OSError(30, "Read-only file system")
+            tries.append(path)
+            if len(tries) < 4:
+                raise OSError(30, "Read-only file system")
         return opened(path, mode, *rest)
 
     monkeypatch.setattr(Path, "open", refuse)
-    for frame in [session.engine.advance() for _ in range(300)]:
-        ring.write(frame, wait=True)
-    assert not ring.flush(60.0)
-    assert "Read-only file system" in ring.failure
-    assert not ring.write(session.engine.advance())
-    assert ring.num_dropped > 0
+    while not ring.pause:
+        session.go_on(10)
+        ring.flush(60.0)
+    assert "Read-only file system; it is tried again" in ring.pause
+    until_s = time.monotonic() + 60.0
+    while ring.pause and time.monotonic() < until_s:
+        session.go_on(10)
+        ring.flush(60.0)
+    assert not ring.pause
+    assert len(tries) >= 4
+    assert 0 < ring.num_dropped < len(session.messages)
+    session.go_on(200)
+    assert ring.flush(60.0)
+    tape = Tape.open(ring.folder, ring.origin_ns)
+    frames = list(tape.frames())
+    assert frames == [frame for frame in session.frames if frame in frames]
+    assert len(session.frames) > len(frames) > 200
+    assert frames[-1] == session.frames[-1]
+    for at_ns in (session.times_ns[5], session.times_ns[-1], session.times_ns[-100]):
+        assert_same_state(tape.state_at((at_ns - tape.start_ns) / 1e9), session.mirror_at(at_ns))
     ring.close(keep=True)
     assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
 
 
-def test_a_segment_that_cannot_be_ended_ends_the_ring(
+def test_a_segment_that_cannot_be_ended_ends_early(
     make_ring: MakeRing, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(file: McapFile) -> None:
@@ -190,37 +211,50 @@ def test_a_segment_that_cannot_be_ended_ends_the_ring(
     for frame in [session.engine.advance() for _ in range(300)]:
         ring.write(frame, wait=True)
     assert not ring.flush(60.0)
-    assert "No space left on device" in ring.failure
+    assert "No space left on device" in ring.pause
+    assert not ring.failure
     ring.close(keep=True)
     assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
 
 
 FULL = """
-import resource, signal, sys
+import resource, sys, time
 from kvscope_telemetry.synthetic.engine import SyntheticEngine
 from kvscope_telemetry.timeline.ring import Ring
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-ring = Ring(sys.argv[1])
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
+ring = Ring(sys.argv[1], retry_seconds=0.5)
 engine = SyntheticEngine(num_blocks=300)
 ring.write(engine.snapshot())
-taken = 0
-while ring.write(engine.advance(), wait=True):
-    taken += 1
-assert not ring.flush(60.0)
-print(ring.failure)
+while not ring.pause:
+    assert ring.write(engine.advance(), wait=True)
+print(ring.pause)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+until_s = time.monotonic() + 60.0
+while ring.pause and time.monotonic() < until_s:
+    assert ring.write(engine.advance(), wait=True)
+    ring.flush(60.0)
+for _ in range(200):
+    ring.write(engine.advance(), wait=True)
+assert ring.flush(60.0), ring.pause
 ring.close(keep=True)
+print(engine.seq)
 """
 
 
-def test_on_a_full_disk_what_was_written_can_be_read(tmp_path: Path) -> None:
+def test_on_a_full_disk_what_was_written_can_be_read_and_the_ring_begins_again(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "ring")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "takes no more: File too large" in done.stdout
-    recording = Recording.open(segments_in(tmp_path / "ring")[1])
-    seqs = [frame.seq for frame in recording.frames()]
+    assert "takes no more: File too large; it is tried again" in done.stdout
+    last = int(done.stdout.split()[-1])
+    segments = [Recording.open(path) for path in segments_in(tmp_path / "ring").values()]
+    first, *_, again = segments
+    seqs = [frame.seq for frame in first.frames()]
     assert seqs == list(range(1, len(seqs) + 1))
     assert len(seqs) > 10
-    assert recording.state_at(1e9).seq == seqs[-1]
+    assert first.state_at(1e9).seq == seqs[-1]
+    assert [frame.seq for frame in again.frames()][-1] == last
+    assert Tape.open(tmp_path / "ring").state_at(1e9).seq == last
 
 
 def test_flushing_lets_everything_be_read(make_ring: MakeRing, make_session: MakeSession) -> None:

@@ -60,8 +60,8 @@ class KeptTimeline:
 
     @property
     def failure(self) -> str:
-        """Why nothing (more) is kept; empty while all is well."""
-        return self.ring.failure
+        """Why nothing (more) is kept, or nothing for now; empty while all is well."""
+        return self.ring.failure or self.ring.pause
 
     @property
     def range_ns(self) -> tuple[int, int] | None:

@@ -6,36 +6,46 @@ Owns what a row is told by: the row before of that block, and its frame's step. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
 
 from kvscope_telemetry.errors import ProtocolError
-from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows, BlockState
+from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, NO_OWNER, BlockRows, BlockState
 from kvscope_telemetry.recordings.bundles import hashes as told_hashes
 from kvscope_telemetry.recordings.bundles.groups import Groups, cut_up, joined_as, lengths_of
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
-from kvscope_telemetry.recordings.bundles.integers import Ints, starts_of
-from kvscope_telemetry.recordings.bundles.keyed import Keyed
+from kvscope_telemetry.recordings.bundles.hashes import FORETOLD
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack
+from kvscope_telemetry.recordings.bundles.keyed import Foretold, Keyed
 from kvscope_telemetry.recordings.bundles.references import Known, pack_chained, told_ids, unpack_chained
 
-_PLAIN: Final = ("state", "filled", "owner", "tier", "prefix_hits")
+_PLAIN: Final = ("state", "tier", "prefix_hits")
+_FORETOLD: Final = ("filled", "owner")
 _MASK: Final = (1 << 32) - 1
 _PARENT_BYTES: Final = COLUMNS["parent"].itemsize
+_PARTS: Final = (*DENSE, "parent", *MEASURED)
+_parts_of: Final = attrgetter(*_PARTS)
 
 
 def pack_blocks(
-    rows: Sequence[BlockRows], steps: Ints, known: Known, into: HashList, log_time_ns: int
+    rows: Sequence[BlockRows], steps: Ints, known: Known, takers: Ints, into: HashList, log_time_ns: int
 ) -> dict[str, bytes]:
-    """`rows` a frame with its step; `known` are their ids; hashes are told in `into`. Raises ValueError for columns
-    that are longer or shorter than they should be."""
+    """`rows` a frame with its step; `known` are their ids; `takers` as `Changed` has them; hashes are told in `into`.
+    Raises ValueError for columns that are longer or shorter than they should be."""
     ids, groups = known.ids, known.groups
-    columns = {name: joined_as([getattr(each, name) for each in rows], COLUMNS[name], groups.counts) for name in DENSE}
-    columns["parent"] = _joined_parents([each.parent for each in rows], columns["hash"], groups)
+    parts = dict(zip(_PARTS, zip(*map(_parts_of, rows), strict=True), strict=True))
+    columns = {name: joined_as(parts[name], COLUMNS[name], groups.counts) for name in DENSE}
+    columns["parent"] = _joined_parents(parts["parent"], columns["hash"], groups)
     packed = dict(zip(("ids", "new_ids"), pack_chained(known), strict=True))
     blocks, owners = Keyed(ids), Keyed(columns["owner"])
     packed |= {name: blocks.pack(columns[name]) for name in _PLAIN}
-    packed |= {name: blocks.pack(column) for name, column in _measured(rows, groups).items()}
+    full = int(columns["filled"].max(initial=0))
+    packed[FORETOLD] = pack(np.array([full]))
+    for name in _FORETOLD:
+        packed[name] = blocks.pack(columns[name], _foretold(name, columns, blocks, takers, full))
+    packed |= {name: blocks.pack(column) for name, column in _measured(parts, groups).items()}
     packed["age"] = blocks.pack(steps[groups.of] - columns["last_used_step"])
     packed["ref_count"] = blocks.pack(columns["ref_count"] - _expected_references(columns["state"]))
     told, hashes = told_hashes.pack_hashes(columns, blocks, into, log_time_ns)
@@ -53,11 +63,21 @@ def speaks_of(packed: Mapping[str, bytes], groups: Groups, block: int) -> bool:
 
 
 def unpack_blocks(
-    packed: Mapping[str, bytes], steps: Ints, groups: Groups, ids: Ints, has_parents: Sequence[bool], lists: HashesOf
+    packed: Mapping[str, bytes],
+    steps: Ints,
+    groups: Groups,
+    ids: Ints,
+    takers: Ints,
+    has_parents: Sequence[bool],
+    lists: HashesOf,
 ) -> list[BlockRows]:
     """The rows that `pack_blocks` was given; `has_parents`: frames that told any; `lists` have the hashes."""
     blocks = Keyed(ids)
     columns = {name: blocks.unpack(packed[name]) for name in _PLAIN}
+    for name in _FORETOLD:
+        full = int(unpack(packed[FORETOLD], 1)[0]) if FORETOLD in packed else None
+        foretold = None if full is None else _foretold(name, columns, blocks, takers, full)
+        columns[name] = blocks.unpack(packed[name], foretold)
     columns |= {name: blocks.unpack(packed[name]) for name in MEASURED if name in packed}
     columns["last_used_step"] = (steps[groups.of] - blocks.unpack(packed["age"])) & _MASK
     columns["ref_count"] = blocks.unpack(packed["ref_count"])
@@ -67,6 +87,19 @@ def unpack_blocks(
     parents = told_hashes.unpack_parents(packed, hashes, Keyed(columns["owner"]), blocks)
     columns["hash"] = hashes.of_rows
     return _rows(ids, columns, parents, groups, has_parents)
+
+
+def _foretold(name: str, columns: Mapping[str, Ints], blocks: Keyed, takers: Ints, full: int) -> Foretold:
+    """A block that is held gets a token a step, others are full or hold nothing and are nobody's; a fresh one is of the
+    request that took it."""
+    state = columns["state"]
+    is_free = state == BlockState.FREE
+    if name == "owner":
+        is_taken = (takers >= 0) & (state == BlockState.ACTIVE) & (columns["prefix_hits"] == 0)
+        return Foretold(is_free | is_taken, np.where(is_free, NO_OWNER, takers))
+    is_anew = state != BlockState.ACTIVE
+    is_anew[blocks.firsts] = True
+    return Foretold(is_anew, np.where(is_free, 0, full), np.ones(state.size, np.int64))
 
 
 def _expected_references(state: Ints) -> Ints:
@@ -81,7 +114,7 @@ def _rows(
     is_hashed = columns["hash"] != 0
     if np.any(parents[~is_hashed]):
         raise ProtocolError("a bundle with the parent of a block that has no hash")
-    num_hashed = _num_hashed(is_hashed, groups)
+    num_hashed = groups.sums(is_hashed)
     told = cut_up(parents[is_hashed], COLUMNS["parent"], Groups.counted(num_hashed))
     nothing = [b""] * len(told)
     cut = [cut_up(ids, "<u4", groups), *(cut_up(columns[name], COLUMNS[name], groups) for name in DENSE)]
@@ -90,12 +123,12 @@ def _rows(
     return [BlockRows(*each) for each in zip(*cut, strict=True)]
 
 
-def _measured(rows: Sequence[BlockRows], groups: Groups) -> dict[str, Ints]:
+def _measured(told: Mapping[str, Sequence[bytes]], groups: Groups) -> dict[str, Ints]:
     """Of the measured columns those that are told, an entry a row. Raises ValueError for a frame that tells zeros, or
     more or fewer than it has rows."""
     found = {}
     for name in MEASURED:
-        parts = [getattr(each, name) for each in rows]
+        parts = told[name]
         if not any(parts):
             continue
         if any(part and not part.strip(b"\0") for part in parts):
@@ -113,14 +146,8 @@ def _told_measured(column: Ints, form: np.dtype[np.generic], groups: Groups) -> 
 def _joined_parents(parts: Sequence[bytes], hashes: Ints, groups: Groups) -> Ints:
     """An entry a row, of parts that have one for each row with a hash, or are empty."""
     lengths, is_hashed = lengths_of(parts), hashes != 0
-    if np.any((lengths != 0) & (lengths != _PARENT_BYTES * _num_hashed(is_hashed, groups))):
+    if np.any((lengths != 0) & (lengths != _PARENT_BYTES * groups.sums(is_hashed))):
         raise ValueError("parents that are more or fewer than the rows with a hash")
     parents = np.zeros(hashes.size, np.int64)
     parents[is_hashed & (lengths != 0)[groups.of]] = np.frombuffer(b"".join(parts), "<i8")
     return parents
-
-
-def _num_hashed(is_hashed: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], groups: Groups) -> Ints:
-    """How many rows of each group have a hash."""
-    counts: Ints = np.diff(starts_of(is_hashed.astype(np.int64))[groups.starts])
-    return counts

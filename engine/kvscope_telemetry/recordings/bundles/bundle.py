@@ -1,16 +1,17 @@
 """A bundle: the frames of a second or less as one message of a recording, and back, byte for byte.
 
-Columns of all frames lie side by side, each number told by what went before it in the bundle, so that what goes on as
-it did costs next to nothing. Hashes lie in lists before it (`hash_lists`); nothing else that is before it in the file
-is needed. It is msgpack: a map of columns by name (`kvscope.Bundle`). Frames of which it could not give every byte
-back, such as those of a later version, are refused, and belong in the file as they came. Knows no files. What is read
-is checked for what unpacking needs; the frames as messages are checked where they go.
+Columns of all frames lie side by side, each number told by what went before it in the bundle or by what other columns
+of its frame foretell, so that what goes on as it did costs next to nothing. Hashes lie in lists before it
+(`hash_lists`); nothing else that is before it in the file is needed. It is msgpack: a map of columns by number, in
+earlier versions by name (`kvscope.Bundle`). Frames of which it could not give every byte back, such as those of a later
+version, are refused, and belong in the file as they came. Knows no files. What is read is checked for what unpacking
+needs; the frames as messages are checked where they go.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -22,9 +23,11 @@ from kvscope_telemetry.messages.leap import Leap
 from kvscope_telemetry.messages.telemetry import Counters, Event, Frame, RequestInfo, TelemetryMessage, Timings, Work
 from kvscope_telemetry.recordings.bundles.block_columns import pack_blocks, speaks_of, unpack_blocks
 from kvscope_telemetry.recordings.bundles.block_columns import unpack_ids as unpack_block_ids
+from kvscope_telemetry.recordings.bundles.column_names import named, numbered
 from kvscope_telemetry.recordings.bundles.groups import joined, pack_counts, unpack_counts
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
-from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack, unpack_deltas
+from kvscope_telemetry.recordings.bundles.numbers import TABLES, of_requests, pack_table, unpack_table
 from kvscope_telemetry.recordings.bundles.references import Known
 from kvscope_telemetry.recordings.bundles.request_columns import (
     moves_others,
@@ -34,6 +37,7 @@ from kvscope_telemetry.recordings.bundles.request_columns import (
     pack_times,
     unpack_batches,
     unpack_moves,
+    unpack_numbers,
     unpack_requests,
     unpack_times,
 )
@@ -46,21 +50,15 @@ MAX_BUNDLE_BYTES: Final = 16 << 20
 
 TimedFrame = tuple[int, Frame]
 """Log time in ns, and a frame."""
-_NUMBERS: Final = (
-    "seq",
-    "step",
-    "time_ns",
-    "batch.num_prefill_tokens",
-    "batch.num_decode_tokens",
-    *(f"timings.{name}" for name in Timings.__struct_fields__),
-    *(f"counters.{name}" for name in Counters.__struct_fields__),
-    *(f"work.{name}" for name in Work.__struct_fields__),
-)
+_HEAD: Final = "head"
+_LATE: Final = "late_ns"
+"""Of the log time after the frame's own."""
+_PREFILLED: Final = "batch.num_prefill_tokens"
+_DECODED: Final = "batch.num_decode_tokens"
+_SUMS: Final = (_PREFILLED, _DECODED)
+_NUMBERS: Final = tuple(name for table in TABLES.values() for name in table if name != _LATE)
 _numbers_of: Final = attrgetter(*_NUMBERS)
-_SUMS: Final = slice(3, 5)
-_TIMINGS: Final = slice(5, 5 + len(Timings.__struct_fields__))
-_COUNTERS: Final = slice(_TIMINGS.stop, _TIMINGS.stop + len(Counters.__struct_fields__))
-_WORK: Final = slice(_COUNTERS.stop, None)
+_MAKE: Final[dict[str, Callable[..., Any]]] = {"timings": Timings, "counters": Counters, "work": Work}
 _NEWER: Final = dict.fromkeys(
     (
         *("counters.draft_tokens", "counters.accepted_tokens"),
@@ -69,13 +67,15 @@ _NEWER: Final = dict.fromkeys(
     ),
     b"\0",
 )
-"""Columns that bundles of earlier versions are without: all 0."""
+"""Columns that bundles of earlier versions are without: all 0. Those of numbers lie in tables now (`numbers`)."""
+_MARKS: Final = ("blocks.full", "blocks.hash_list", "requests.block_size", "requests.ends_at_0")
+"""Columns without which a bundle would be read as one of an earlier version."""
 _OPTIONAL: Final = ("blocks", "requests", "batch", "timings", "counters", "moves")
 """Left out of a message where they are their defaults."""
-_LOG_TIME: Final = "log_time_ns"
 _TIMES: Final = ("first_token_ns", "inter_token_ns")
 _FIELDS: Final = Frame.__struct_fields__[4:]
 """Those of a frame after its head."""
+_fields_of: Final = attrgetter(*_FIELDS)
 _ABSENT: Final = dict(zip(_FIELDS, Frame.__struct_defaults__, strict=True))
 _BITS: Final = (*_OPTIONAL, "parents", "work")
 """What each bit of `is_there` is about; more come at the end."""
@@ -92,7 +92,8 @@ _TOLD: Final[dict[str, StructColumns[Any]]] = {
 class _Bundle(msgspec.Struct, frozen=True, omit_defaults=True):
     num_frames: int
     epoch: int
-    columns: dict[str, bytes]
+    columns: dict[str | int, bytes]
+    """By number; those of earlier versions by name."""
     events: tuple[tuple[Event, ...], ...] = ()
     """Those of a bundle of an earlier version, in which they are no columns; so are the next."""
     new_requests: tuple[tuple[RequestInfo, ...], ...] = ()
@@ -116,22 +117,26 @@ def pack_bundle(timed: Sequence[TimedFrame], into: HashList) -> bytes:
     """Frames of one epoch that `bundled_frame` gave, with their log times; hashes are told in `into`. Raises ValueError
     or OverflowError for some that contradict themselves."""
     frames = [frame for _, frame in timed]
-    numbers = np.array([_numbers_of(frame) for frame in frames], np.int64).T
-    blocks = Known(*joined([frame.blocks.ids for frame in frames], "<u4"))
-    changed = Known(*joined([frame.requests.number for frame in frames], "<u4"))
-    columns = {name: pack_deltas(column) for name, column in zip(_NUMBERS, numbers, strict=True)}
-    columns[_LOG_TIME] = pack_deltas(np.array([at_ns for at_ns, _ in timed], np.int64) - numbers[2])
-    columns["is_there"] = pack(_which(frames))
-    columns["rows"] = pack_counts(blocks.groups)
-    columns |= _named("blocks", pack_blocks([frame.blocks for frame in frames], numbers[1], blocks, into, timed[0][0]))
-    columns |= _named("requests", pack_requests([frame.requests for frame in frames], changed, blocks))
-    columns |= _named("batch", pack_batches([frame.batch for frame in frames], changed))
-    columns |= _named("moves", pack_moves([frame.moves for frame in frames], blocks))
+    parts = dict(zip(_FIELDS, zip(*map(_fields_of, frames), strict=True), strict=True))
+    numbers = dict(zip(_NUMBERS, np.array(list(map(_numbers_of, frames)), np.int64).T, strict=True))
+    numbers[_LATE] = np.array([at_ns for at_ns, _ in timed], np.int64) - numbers["time_ns"]
+    blocks = Known(*joined([rows.ids for rows in parts["blocks"]], "<u4"))
+    requests = Known(*joined([rows.number for rows in parts["requests"]], "<u4"))
+    columns = {"is_there": pack(_which(parts)), "rows": pack_counts(blocks.groups)}
+    batches, ran = pack_batches(parts["batch"], requests)
+    columns |= _named("batch", batches)
+    request_columns, changed = pack_requests(parts["requests"], requests, blocks, ran)
+    columns |= _named("requests", request_columns)
+    told = pack_blocks(parts["blocks"], numbers["step"], blocks, changed.takers, into, timed[0][0])
+    columns |= _named("blocks", told)
+    others = of_requests(numbers[_PREFILLED], numbers[_DECODED], ran, changed)
+    columns |= {table: pack_table(table, [numbers[name] for name in TABLES[table]], others) for table in TABLES}
+    columns |= _named("moves", pack_moves(parts["moves"], blocks))
     for name in _TIMES:
-        columns[f"{name}_rows"], columns[name] = pack_times([getattr(frame, name) for frame in frames])
-    for name, told in _TOLD.items():
-        columns |= _named(name, told.pack([getattr(frame, name) for frame in frames], numbers[2]))
-    return _ENCODER.encode(_Bundle(len(frames), frames[0].epoch, columns))
+        columns[f"{name}_rows"], columns[name] = pack_times(parts[name])
+    for name, of_structs in _TOLD.items():
+        columns |= _named(name, of_structs.pack(parts[name], numbers["time_ns"]))
+    return _ENCODER.encode(_Bundle(len(frames), frames[0].epoch, numbered(columns)))
 
 
 def unpack_bundle(data: bytes, lists: HashesOf) -> list[TimedFrame]:
@@ -144,8 +149,8 @@ def span_of_bundle(data: bytes) -> tuple[int, int]:
     """How many frames it has, and the latest log time of one. Raises ProtocolError."""
     with _readable():
         bundle = _decoded(data)
-        times, log_times = (unpack_deltas(bundle.columns[name], bundle.num_frames) for name in ("time_ns", _LOG_TIME))
-        return bundle.num_frames, int((times + log_times).max())
+        head = _head(named(bundle.columns), bundle.num_frames)
+        return bundle.num_frames, int((head["time_ns"] + head[_LATE]).max())
 
 
 def leap_past(data: bytes, block: int) -> tuple[int, Leap] | None:
@@ -153,16 +158,17 @@ def leap_past(data: bytes, block: int) -> tuple[int, Leap] | None:
     speak of it, or are not one after another. Nothing else of them is unpacked. Raises ProtocolError."""
     with _readable():
         bundle = _decoded(data)
-        columns, count = bundle.columns, bundle.num_frames
+        columns, count = named(bundle.columns), bundle.num_frames
         groups = unpack_counts(columns["rows"], count)
         if speaks_of(_unnamed("blocks", columns), groups, block):
             return None
         if moves_others(_unnamed("moves", columns), count, block):
             return None
-        seq, step, time_ns = (unpack_deltas(columns[name], count) for name in _NUMBERS[:3])
+        head = _head(columns, count)
+        seq, step, time_ns = (head[name] for name in _NUMBERS[:3])
         if np.any(np.diff(seq) != 1):
             return None
-        log_time_ns = unpack_deltas(columns[_LOG_TIME], count)[-1] + time_ns[-1]
+        log_time_ns = head[_LATE][-1] + time_ns[-1]
         last_seq, last_step, last_ns = int(seq[-1]), int(step[-1]), int(time_ns[-1])
         since_seq = int(seq[0]) - 1
         leap = Leap(epoch=bundle.epoch, seq=last_seq, since_seq=since_seq, step=last_step, time_ns=last_ns)
@@ -190,35 +196,50 @@ def _decoded(data: bytes) -> _Bundle:
 
 
 def _unpacked(bundle: _Bundle, lists: HashesOf) -> list[TimedFrame]:
-    count = bundle.num_frames
-    told = _NEWER | bundle.columns
-    numbers = np.array([unpack_deltas(told[name], count) for name in _NUMBERS])
-    log_times = unpack_deltas(bundle.columns[_LOG_TIME], count) + numbers[2]
-    heads = zip(*numbers[:3].tolist(), strict=True)
-    parts = zip(*_parts(bundle, numbers, lists), strict=True)
+    columns = _NEWER | named(bundle.columns)
+    head = _head(columns, bundle.num_frames)
+    log_times = head["time_ns"] + head[_LATE]
+    heads = zip(*(head[name].tolist() for name in _NUMBERS[:3]), strict=True)
+    parts = zip(*_parts(bundle, columns, head, lists), strict=True)
     frames = (_frame(bundle.epoch, *head, *part) for head, part in zip(heads, parts, strict=True))
     return list(zip(log_times.tolist(), frames, strict=True))
 
 
-def _parts(bundle: _Bundle, numbers: Ints, lists: HashesOf) -> list[Sequence[Any]]:
+def _head(columns: Mapping[str, bytes], count: int) -> dict[str, Ints]:
+    """Of each frame when it was, and how many tokens ran in it."""
+    if _HEAD in columns:
+        missing = next((name for name in _MARKS if name not in columns), None)
+        if missing is not None:
+            raise KeyError(missing)
+        return unpack_table(_HEAD, columns[_HEAD], count)
+    head = {name: unpack_deltas(columns[name], count) for name in TABLES[_HEAD] if name != _LATE}
+    return head | {_LATE: unpack_deltas(columns["log_time_ns"], count)}
+
+
+def _parts(
+    bundle: _Bundle, columns: Mapping[str, bytes], head: Mapping[str, Ints], lists: HashesOf
+) -> list[Sequence[Any]]:
     """What each frame has besides its head, a list a field."""
-    columns, count = _NEWER | bundle.columns, bundle.num_frames
+    count = bundle.num_frames
     there = unpack(columns["is_there"], count)
     groups = unpack_counts(columns["rows"], count)
-    of_blocks, of_requests = _unnamed("blocks", columns), _unnamed("requests", columns)
+    of_blocks, told_requests = _unnamed("blocks", columns), _unnamed("requests", columns)
     ids = unpack_block_ids(of_blocks, groups)
-    requests, changed, number_groups = unpack_requests(of_requests, count, ids, groups)
-    sums = numbers[_SUMS].tolist()
+    changed_numbers, changed_groups = unpack_numbers(told_requests, count)
+    sums = [head[name].tolist() for name in _SUMS]
+    batches, ran = unpack_batches(_unnamed("batch", columns), count, changed_numbers, changed_groups, sums)
+    requests, changed = unpack_requests(told_requests, changed_numbers, changed_groups, ids, groups, ran)
     has_parents = (there & _PARENTS).tolist()
     parts: dict[str, Sequence[Any]] = {
-        "blocks": unpack_blocks(of_blocks, numbers[1], groups, ids, has_parents, lists),
+        "blocks": unpack_blocks(of_blocks, head["step"], groups, ids, changed.takers, has_parents, lists),
         "requests": requests,
-        "batch": unpack_batches(_unnamed("batch", columns), count, changed, number_groups, sums),
-        "timings": [Timings(*each) for each in numbers[_TIMINGS].T.tolist()],
-        "counters": [Counters(*each) for each in numbers[_COUNTERS].T.tolist()],
+        "batch": batches,
         "moves": unpack_moves(_unnamed("moves", columns), count, ids, groups),
-        "work": [Work(*each) for each in numbers[_WORK].T.tolist()],
     }
+    others = of_requests(head[_PREFILLED], head[_DECODED], ran, changed)
+    for table, make in _MAKE.items():
+        numbers = _table(table, columns, count, others)
+        parts[table] = [make(*each) for each in zip(*(numbers[name].tolist() for name in TABLES[table]), strict=True)]
     for bit, name in enumerate(_BITS):
         if name not in parts:
             continue
@@ -228,23 +249,32 @@ def _parts(bundle: _Bundle, numbers: Ints, lists: HashesOf) -> list[Sequence[Any
     for name in _TIMES:
         parts[name] = unpack_times((columns[f"{name}_rows"], columns[name]), count)
     for name, told in _TOLD.items():
-        parts[name] = getattr(bundle, name) or told.unpack(_unnamed(name, columns), numbers[2])
+        parts[name] = getattr(bundle, name) or told.unpack(_unnamed(name, columns), head["time_ns"])
     return [parts[name] for name in _FIELDS]
+
+
+def _table(table: str, columns: Mapping[str, bytes], count: int, others: Mapping[str, Ints]) -> dict[str, Ints]:
+    if _HEAD in columns:
+        return unpack_table(table, columns[table], count, others)
+    return {name: unpack_deltas(columns[name], count) for name in TABLES[table]}
 
 
 def _frame(epoch: int, seq: int, step: int, time_ns: int, *parts: Any) -> Frame:
     return Frame(epoch=epoch, seq=seq, step=step, time_ns=time_ns, **dict(zip(_FIELDS, parts, strict=True)))
 
 
-def _which(frames: Sequence[Frame]) -> Ints:
-    """Of each a bit for each of `_BITS`: what may be absent and is there."""
-    there = [[_has(frame, name) for frame in frames] for name in _BITS]
-    which: Ints = (np.array(there, np.int64) << np.arange(len(there))[:, None]).sum(axis=0)
+def _which(parts: Mapping[str, Sequence[Any]]) -> Ints:
+    """Of each frame a bit for each of `_BITS`: what may be absent and is there."""
+    which = np.zeros(len(parts["blocks"]), np.int64)
+    for bit, name in enumerate(_BITS):
+        absent = _ABSENT.get(name)
+        part = (
+            [rows.parent != b"" for rows in parts["blocks"]]
+            if name == "parents"
+            else [each is not absent for each in parts[name]]
+        )
+        which |= np.array(part, np.int64) << bit
     return which
-
-
-def _has(frame: Frame, name: str) -> bool:
-    return frame.blocks.parent != b"" if name == "parents" else getattr(frame, name) is not _ABSENT[name]
 
 
 def _named(table: str, columns: Mapping[str, bytes]) -> dict[str, bytes]:

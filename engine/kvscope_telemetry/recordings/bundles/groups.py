@@ -35,6 +35,11 @@ class Groups:
         """Of all groups."""
         return int(self.starts[-1])
 
+    def sums(self, values: Ints) -> Ints:
+        """Of the `values` of each group's rows, which may be true or false."""
+        found: Ints = np.diff(starts_of(values)[self.starts])
+        return found
+
 
 def joined(parts: Sequence[bytes], form: str) -> tuple[Ints, Groups]:
     """The numbers of all parts, and how many each has. Raises ValueError for a part of a number."""
@@ -72,7 +77,11 @@ def pack_counts(groups: Groups) -> bytes:
 
 def unpack_counts(data: bytes, num_frames: int) -> Groups:
     """The groups that `pack_counts` was given."""
-    counts = unpack(data, num_frames)
+    return accepted(unpack(data, num_frames))
+
+
+def accepted(counts: Ints) -> Groups:
+    """Groups of these sizes. Raises ProtocolError for more rows than are accepted."""
     if counts.size and (counts.min() < 0 or counts.max() > MAX_ROWS or counts.sum() > MAX_ROWS):
         raise ProtocolError("a bundle with more rows than are accepted")
     return Groups.counted(counts)

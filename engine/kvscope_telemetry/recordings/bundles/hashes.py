@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.recordings.bundles.hash_lists import HashesOf, HashList
-from kvscope_telemetry.recordings.bundles.integers import Ints, pack, unpack, unpack_deltas
+from kvscope_telemetry.recordings.bundles.integers import Ints, pack, pack_deltas, unpack, unpack_deltas
 from kvscope_telemetry.recordings.bundles.keyed import Keyed
 
 _SAME, _ZERO, _TOLD, _OWNERS, _PLACED, _LISTED = range(6)
@@ -24,6 +25,10 @@ _Codes = npt.NDArray[np.uint8]
 
 _EXPECTED_PARENT = np.array([_SAME, _SAME, _OWNERS, _SAME, _SAME, _PLACED], np.uint8)
 """By the code of the hash: of a block that was filled just now its owner filled the one before."""
+_FORETOLD_PARENT = np.array([_SAME, _SAME, _OWNERS, _SAME, _SAME, _OWNERS], np.uint8)
+"""The same for blocks of a request that lets go of them: they come together."""
+FORETOLD = "full"
+"""A column that bundles of earlier versions are without, in which less is foretold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,8 @@ def pack_hashes(
     places[needed] = into.places(hashes[needed])
     back = len(into) - places[codes == _LISTED]
     where = np.array([into.name, before, len(into)])
-    columns = {"hash": _less(codes, _expected(rows, blocks)), "hash_list": pack(where), "hash_places": pack(back)}
+    expected = _expected(rows, blocks, is_listed=True)
+    columns = {"hash": _less(codes, expected), "hash_list": pack(where), "hash_places": pack_deltas(back)}
     return columns, Hashes(hashes, codes, into.hashes, blocks.held(places, codes != _SAME))
 
 
@@ -71,14 +77,17 @@ def unpack_hashes(packed: Mapping[str, bytes], rows: Mapping[str, Ints], blocks:
     num_rows = rows["state"].size
     if "hash_list" not in packed:
         return _hashes_beside(packed, blocks, num_rows)
-    codes = _with(_checked(packed["hash"], num_rows, _LISTED), _expected(rows, blocks))
+    is_foretold = FORETOLD in packed
+    expected = _expected(rows, blocks, is_listed=is_foretold)
+    codes = _with(_checked(packed["hash"], num_rows, _LISTED), expected)
     name, before, end = unpack(packed["hash_list"], 3).tolist()
     is_told, is_listed = codes == _TOLD, codes == _LISTED
     if before + int(is_told.sum()) != end:
         raise ProtocolError(f"a bundle that tells {end} hashes after {before}")
     places = np.zeros(num_rows, np.int64)
     places[is_told] = np.arange(before, end)
-    places[is_listed] = end - unpack(packed["hash_places"], int(is_listed.sum()))
+    back = (unpack_deltas if is_foretold else unpack)(packed["hash_places"], int(is_listed.sum()))
+    places[is_listed] = end - back
     listed = lists(name, end) if end else np.zeros(0, np.int64)
     known = np.zeros(num_rows, np.int64)
     is_there = is_told | is_listed
@@ -107,14 +116,15 @@ def pack_parents(parents: Ints, hashes: Hashes, told: HashList, owners: Keyed, b
     codes[left[at >= 0]] = _PLACED
     back = (hashes.places[left] - at)[at >= 0]
     in_full = parents[codes == _TOLD].astype("<i8").tobytes()
-    return {"parent": _less(codes, _EXPECTED_PARENT[hashes.codes]), "parents": in_full, "parent_places": pack(back)}
+    return {"parent": _less(codes, _FORETOLD_PARENT[hashes.codes]), "parents": in_full, "parent_places": pack(back)}
 
 
 def unpack_parents(packed: Mapping[str, bytes], hashes: Hashes, owners: Keyed, blocks: Keyed) -> Ints:
     """The parents that `pack_parents` was given."""
     is_listed = "hash_list" in packed
     codes = _checked(packed["parent"], hashes.codes.size, _LISTED if is_listed else _PLACED)
-    codes = _with(codes, _EXPECTED_PARENT[hashes.codes]) if is_listed else codes
+    expected = _FORETOLD_PARENT if FORETOLD in packed else _EXPECTED_PARENT
+    codes = _with(codes, expected[hashes.codes]) if is_listed else codes
     known = np.zeros(codes.size, np.int64)
     of_owner, is_placed = codes == _OWNERS, codes == _PLACED
     known[of_owner] = owners.before(owners.held(hashes.of_rows, hashes.are_told))[of_owner]
@@ -127,14 +137,17 @@ def unpack_parents(packed: Mapping[str, bytes], hashes: Hashes, owners: Keyed, b
     return _filled(codes, packed["parents"], known, blocks)
 
 
-def _expected(rows: Mapping[str, Ints], blocks: Keyed) -> _Codes:
+def _expected(rows: Mapping[str, Ints], blocks: Keyed, *, is_listed: bool) -> _Codes:
     """The code that a row would have of which nothing is known but the other columns: a block has a hash once it is
-    full, and as long as it is."""
+    full, and as long as it is; `is_listed`: one that is named for the first time, and is held by nobody, has been."""
     filled = rows["filled"]
     before, full = blocks.before(filled), filled.max(initial=1)
     codes = np.full(filled.size, _SAME, np.uint8)
     codes[(filled == full) & (before != full)] = _TOLD
     codes[(filled != full) & (before == full)] = _ZERO
+    if is_listed:
+        first = blocks.firsts
+        codes[first[(rows["state"][first] == BlockState.CACHED) & (filled[first] == full)]] = _LISTED
     return codes
 
 

@@ -5,9 +5,24 @@ Owns which row that is. The first of a key is told by the first of the key befor
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kvscope_telemetry.recordings.bundles.integers import Ints, differences, pack, unpack
+
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """What other columns say of one, a row each."""
+
+    at: Flags
+    """Rows that are told by `values`."""
+    values: Ints
+    more: Ints | None = None
+    """How much more another row is than the row before of its key, where it has one."""
 
 
 class Keyed:
@@ -23,17 +38,33 @@ class Keyed:
         self.firsts = np.sort(self._order[self._begins])
         """Rows that are the first of their key."""
 
-    def pack(self, values: Ints) -> bytes:
-        """What changed."""
-        changes = self.changes(values)
-        changes[self.firsts] = differences(values[self.firsts])
+    def pack(self, values: Ints, foretold: Foretold | None = None) -> bytes:
+        """What changed, or is not as foretold."""
+        changes, firsts = self.changes(values), self.firsts
+        if foretold is not None:
+            if foretold.more is not None:
+                changes -= foretold.more
+            np.subtract(values, foretold.values, out=changes, where=foretold.at)
+            firsts = firsts[~foretold.at[firsts]]
+        changes[firsts] = differences(values[firsts])
         return pack(changes)
 
-    def unpack(self, data: bytes) -> Ints:
+    def unpack(self, data: bytes, foretold: Foretold | None = None) -> Ints:
         """The values that `pack` was given."""
-        changes = unpack(data, self._order.size)
-        changes[self.firsts] = np.cumsum(changes[self.firsts])
-        return self.summed(changes)
+        changes, firsts = unpack(data, self._order.size), self.firsts
+        if foretold is None:
+            changes[firsts] = np.cumsum(changes[firsts])
+            return self.summed(changes)
+        anew = np.where(foretold.at, foretold.values + changes, 0)
+        firsts = firsts[~foretold.at[firsts]]
+        summed = np.cumsum(changes[firsts])
+        if foretold.more is not None:
+            changes += foretold.more
+        changes[firsts] = summed
+        changes[foretold.at] = 0
+        values = self.summed(changes)
+        values += self.held(anew - values, foretold.at)
+        return values
 
     def changes(self, values: Ints) -> Ints:
         """Each value less that of the row before with the same key; the first of a key as it is."""
@@ -56,7 +87,7 @@ class Keyed:
         moved[self._begins] = 0
         return self._back(moved)
 
-    def held(self, values: Ints, is_told: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
+    def held(self, values: Ints, is_told: Flags) -> Ints:
         """For each row the value of the newest that is told, with the same key and not after it; 0 where none is."""
         rows = np.where(is_told[self._order], np.arange(values.size), -1)
         newest = np.maximum.accumulate(rows) if rows.size else rows

@@ -42,20 +42,32 @@ class Known:
 
 def pack_ids(ids: Ints, groups: Groups, known: Known) -> tuple[bytes, bytes]:
     """Codes, and the ids that are told in full; each group of `ids` by the same group of `known`."""
+    return pack_found(ids, groups, known)[0]
+
+
+def pack_found(ids: Ints, groups: Groups, known: Known) -> tuple[tuple[bytes, bytes], Ints]:
+    """The same, and the row of `known` that each is told by; -1 for one that is told in full."""
     if not ids.size:
-        return pack(ids), pack(ids)
-    codes = _codes(known.find(ids, groups.of), groups)
-    return pack(codes), pack_deltas(ids[codes == 0])
+        return (pack(ids), pack(ids)), ids
+    places = known.find(ids, groups.of)
+    codes = _codes(places, groups)
+    rows = np.where(codes == 0, -1, places + known.groups.starts[groups.of])
+    return (pack(codes), pack_deltas(ids[codes == 0])), rows
 
 
 def unpack_ids(data: tuple[bytes, bytes], groups: Groups, known: Ints, known_groups: Groups) -> Ints:
     """The ids that `pack_ids` was given."""
+    return unpack_found(data, groups, known, known_groups)[0]
+
+
+def unpack_found(data: tuple[bytes, bytes], groups: Groups, known: Ints, known_groups: Groups) -> tuple[Ints, Ints]:
+    """What `pack_found` was given, and the rows."""
     if not groups.num_rows:
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     is_told, sources = _sources(data[0], groups, known_groups.starts[:-1], known_groups.counts)
     ids = np.zeros(groups.num_rows, np.int64)
     ids[~is_told] = known[sources[~is_told]]
-    return _with_told(ids, is_told, data[1])
+    return _with_told(ids, is_told, data[1]), np.where(is_told, -1, sources)
 
 
 def pack_chained(known: Known) -> tuple[bytes, bytes]:

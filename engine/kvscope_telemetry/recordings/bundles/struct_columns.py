@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ class StructColumns(Generic[_Struct]):
     def __init__(self, kind: type[_Struct], make: Callable[..., _Struct]) -> None:
         self._make = make
         self._fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        self._values_of = attrgetter(*self._fields)
         self._values = {
             name: msgspec.msgpack.Decoder(list[field.type])  # type: ignore[name-defined]
             for name, field in self._fields.items()
@@ -42,9 +44,10 @@ class StructColumns(Generic[_Struct]):
             return {}
         groups = Groups.counted(np.fromiter(map(len, parts), np.int64, len(parts)))
         packed = {_ROWS: pack_counts(groups)}
-        for name, field in self._fields.items():
-            values = [getattr(each, name) for each in structs]
-            if all(value == field.default for value in values):
+        for (name, field), values in zip(
+            self._fields.items(), zip(*map(self._values_of, structs), strict=True), strict=True
+        ):
+            if values.count(field.default) == len(values):
                 continue
             if name in self._values:
                 packed |= _pack_values(name, values)
