@@ -26,6 +26,7 @@ class Leaps:
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
+        self._last: tuple[Frame, int] | None = None
         self._begin(0, 0)
         self._is_lost = True
 
@@ -38,7 +39,14 @@ class Leaps:
             self._note(message)
             if self._num_frames >= LEAP_FRAMES or log_time_ns - self._since_ns >= LEAP_NS:
                 return self._leap(message, log_time_ns)
+            self._last = message, log_time_ns
         return None
+
+    def now(self) -> Leap | None:
+        """The leap that ends with what came last, due or not; None where nothing changed since the last, or the state
+        is not known."""
+        last = self._last
+        return None if last is None or self._is_lost or self._follower.is_lost else self._leap(*last)
 
     def restart(self, seq: int, log_time_ns: int) -> None:
         """The state after frame `seq` is in the recording: the next leap begins there."""
@@ -47,6 +55,7 @@ class Leaps:
     def _begin(self, seq: int, log_time_ns: int) -> None:
         self._since_seq, self._since_ns = seq, log_time_ns
         self._num_frames = 0
+        self._last = None
         self._blocks: list[bytes] = []
         self._rows: list[RequestRows] = []
         self._infos: list[tuple[RequestInfo, ...]] = []
