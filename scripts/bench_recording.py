@@ -133,8 +133,8 @@ def _measure_waits(recording: Recording) -> None:
         for from_s in (max(0.0, recording.info.duration_s - 120), 0.0):
             path = Path(folder) / f"{from_s:.0f}.mcap"
             _, took = timed(partial(save, recording, path, from_s))
-            minutes, num_bytes = (recording.info.duration_s - from_s) / 60, path.stat().st_size
-            print(f"saved       {minutes:.1f} minutes: {took}, {num_bytes / 1e6:.1f} MB")
+            length_s, num_bytes = recording.info.duration_s - from_s, path.stat().st_size
+            print(f"saved       {length_s / 60:.1f} minutes: {took}, {num_bytes / 1e6:.1f} MB")
 
 
 def _play(recording: Recording) -> None:
