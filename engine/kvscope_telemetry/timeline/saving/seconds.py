@@ -46,7 +46,7 @@ class Seconds:
     def take(self, stored: StoredRecords) -> list[Entry] | None:
         """What of a chunk is to be written; None: the chunk itself."""
         seconds = [raw.log_time_ns for raw in stored.messages if raw.channel == SUMMARIES]
-        is_whole = self._is_within and (not seconds or max(seconds) < self._until_ns)
+        is_whole = self._is_within and stored.chunk.end_ns < self._until_ns  # events of a second may lie before it
         self._is_within = self._is_within or any(at_ns >= self._from_ns for at_ns in seconds)
         return None if is_whole else self.rest(stored)
 
