@@ -7,8 +7,8 @@
 
 Makes them by a synthetic engine on a clock of its own (an hour takes some minutes), then measures each in a fresh
 process: size a minute and where each byte goes; opening, and the course of all seconds; jumps to random moments as the
-window makes them, which takes their past from the course; the life of a block, and saving a part; memory meanwhile.
-Times are of the wall and, for machines that others use too, of the processor.
+window makes them, which takes their past from the course, again and first on a file just opened; the life of a block,
+and saving; memory meanwhile. Times are of the wall and, for machines that others use too, of the processor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -94,8 +94,9 @@ def measure(path: Path, num_jumps: int) -> None:
     print(f"opened      {opened}")
     print(f"its course  {read}, {len(course):,} seconds")
     opened_mib = resident_mib()
-    _measure_jumps(recording, num_jumps)
+    _measure_jumps("jumps       ", (recording for _ in range(num_jumps)))
     jumped_mib = resident_mib()
+    _measure_jumps("first ones  ", (Recording.open(path) for _ in range(num_jumps // 4)))
     _measure_waits(recording)
     _play(recording)
     print(
@@ -105,18 +106,20 @@ def measure(path: Path, num_jumps: int) -> None:
     print_table(recorded_bytes(recording), minutes)
 
 
-def _measure_jumps(recording: Recording, num_jumps: int) -> None:
-    reader, moments = PlaybackReader(recording), random.Random(1)
+def _measure_jumps(name: str, recordings: Iterable[Recording]) -> None:
+    """One in each, on a handle that was used before or is new and has read nothing."""
+    moments = random.Random(1)
     walls, processors = [], []
-    for _ in range(num_jumps):
+    for recording in recordings:
+        reader = PlaybackReader(recording)
         at_ns = round(moments.uniform(0.0, recording.info.duration_s) * 1e9)
         wall_s, processor_s = time.perf_counter(), time.process_time()
         assert reader.jump(at_ns, with_past=False), "there is a state"
         walls.append(1e3 * (time.perf_counter() - wall_s))
         processors.append(1e3 * (time.process_time() - processor_s))
-    for name, times in (("wall", walls), ("processor", processors)):
+    for clock, times in (("wall", walls), ("processor", processors)):
         p50, p95, most = np.quantile(times, (0.5, 0.95, 1.0))
-        print(f"jumps       p50 {p50:.1f}, p95 {p95:.1f}, at most {most:.1f} ms ({name})")
+        print(f"{name}p50 {p50:.1f}, p95 {p95:.1f}, at most {most:.1f} ms ({clock})")
 
 
 def _measure_waits(recording: Recording) -> None:
@@ -127,9 +130,11 @@ def _measure_waits(recording: Recording) -> None:
         _, took = timed(partial(read_part, recording, cache.num_blocks // 3, from_ns, end_ns, cache.block_size))
         print(f"block's life {(end_ns - from_ns) / 60e9:.1f} minutes: {took}")
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
-        from_s = max(0.0, recording.info.duration_s - 120)
-        _, took = timed(partial(save, recording, Path(folder) / "part.mcap", from_s))
-        print(f"saved       {(recording.info.duration_s - from_s) / 60:.1f} minutes: {took}")
+        for from_s in (max(0.0, recording.info.duration_s - 120), 0.0):
+            path = Path(folder) / f"{from_s:.0f}.mcap"
+            _, took = timed(partial(save, recording, path, from_s))
+            length_s, num_bytes = recording.info.duration_s - from_s, path.stat().st_size
+            print(f"saved       {length_s / 60:.1f} minutes: {took}, {num_bytes / 1e6:.1f} MB")
 
 
 def _play(recording: Recording) -> None:

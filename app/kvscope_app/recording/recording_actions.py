@@ -124,10 +124,11 @@ def keep_last(window: WindowBody, seconds: float, path: str) -> Task | None:
     work = kept.save(_with_ending(path), seconds)
 
     def done() -> None:
-        if work.made:
+        if work.made is not None:
             window.banner.withdraw(_NOT_SAVED)
             _note(window, _with_ending(path))
-            window.statusBar().showMessage(f"Kept in {_with_ending(path)}", _NOTICE_MS)
+            told = f"; what is kept here is {work.made}" if work.made else ""
+            window.statusBar().showMessage(f"Kept in {_with_ending(path)}{told}", _NOTICE_MS)
         elif work.failure:
             window.banner.tell(_NOT_SAVED, work.failure, passes=True)
 

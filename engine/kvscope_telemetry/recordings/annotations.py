@@ -6,6 +6,7 @@ so that it lies in chunks of its own and a file's whole course is read without i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from kvscope_telemetry.messages.leap import Leap
@@ -60,10 +61,12 @@ class Annotations:
             self._leaps.restart(keyframe.seq, log_time_ns)
             return KEYFRAMES, log_time_ns, keyframe.state
         leap = self._leaps.after(message, log_time_ns)
-        if leap is None:
-            return None
-        self._keyframes.leapt(leap)
-        return LEAPS, log_time_ns, leap
+        return None if leap is None else self._leapt(leap, log_time_ns)
+
+    def last_leap(self, log_time_ns: int) -> StateEntry | None:
+        """The leap to where the state is now, before something else goes on from there; None where there is one."""
+        leap = self._leaps.now()
+        return None if leap is None else self._leapt(leap, log_time_ns)
 
     def glance(self, *, is_due: bool = False, at_end: bool = False) -> list[Entry]:
         """Summaries and events that are due, or said to be, to be written together; empty while none are."""
@@ -84,6 +87,10 @@ class Annotations:
         self._summarizer.restate()
         self._leaps.restart(keyframe.seq, log_time_ns)
         return [(STATE, log_time_ns, encode(keyframe.hello)), (KEYFRAMES, log_time_ns, keyframe.state)]
+
+    def _leapt(self, leap: Leap, log_time_ns: int) -> StateEntry:
+        self._keyframes.leapt(leap)
+        return LEAPS, log_time_ns, leap
 
     @property
     def _is_due(self) -> bool:
@@ -108,6 +115,18 @@ class Annotations:
             self._since_ns = time_ns
         self._newest_ns = time_ns
         self._num_waiting_bytes += num_bytes
+
+
+def glance_entries(told: Iterable[Summary | TimedEvent]) -> list[Entry]:
+    """Summaries and events as they are written together."""
+    summaries: list[Entry] = []
+    events: list[tuple[int, bytes]] = []
+    for item in told:
+        if isinstance(item, Summary):
+            summaries.append((SUMMARIES, max(item.time_ns, 0), encode_json(item)))
+        else:
+            events.append((max(item.time_ns, 0), encode_json(item)))
+    return sorted(summaries, key=lambda entry: entry[1]) + _together(events)
 
 
 def _together(events: list[tuple[int, bytes]]) -> list[Entry]:

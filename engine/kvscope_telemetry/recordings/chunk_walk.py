@@ -22,7 +22,8 @@ _INDEX: Final = struct.Struct("<HI")  # channel, bytes of entries
 _INDEX_ENTRY: Final = struct.Struct("<QQ")  # log time, offset in the chunk
 _MAX_CHANNEL_BYTES: Final = 4096
 _MAX_METADATA_BYTES: Final = 256
-_FRAMES: Final = re.compile(rb".{4}%b.{8}frames.{4}(\d{1,6}).{4}again.{4}\1" % FRAMES_RECORD.encode(), re.DOTALL)
+FRAMES_SAID: Final = re.compile(rb".{4}%b.{8}frames.{4}(\d{1,6}).{4}again.{4}\1" % FRAMES_RECORD.encode(), re.DOTALL)
+"""What such a metadata record says, without its head."""
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class ChunkWalk:
 
 def _note_metadata(data: bytes, chunk: Chunk) -> None:
     """The number of frames in the bundles of a chunk, where it is said twice alike. Other metadata is left alone."""
-    said = _FRAMES.fullmatch(data)
+    said = FRAMES_SAID.fullmatch(data)
     if said is not None:
         chunk.num_bundled = int(said[1])
 

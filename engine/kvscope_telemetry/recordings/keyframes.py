@@ -73,8 +73,8 @@ class Keyframes:
             return None
         self._restart(log_time_ns)
         mirror = self._follower.mirror
-        snapshot = _without_blocks(mirror)
-        return Keyframe(snapshot.hello, snapshot.seq, WholeState(snapshot, mirror.ledger))
+        state = state_of(mirror)
+        return Keyframe(state.snapshot.hello, state.snapshot.seq, state)
 
     @property
     def _is_early(self) -> bool:
@@ -86,10 +86,16 @@ class Keyframes:
 
 def snapshot_of(mirror: Mirror) -> Snapshot:
     """The state of `mirror`, which has one, as an engine would tell it: requests that ended are not in it."""
-    return msgspec.structs.replace(_without_blocks(mirror), blocks=mirror.ledger.pack_all())
+    return msgspec.structs.replace(bare_snapshot_of(mirror), blocks=mirror.ledger.pack_all())
 
 
-def _without_blocks(mirror: Mirror) -> Snapshot:
+def state_of(mirror: Mirror) -> WholeState:
+    """The same, to be written as a keyframe is."""
+    return WholeState(bare_snapshot_of(mirror), mirror.ledger)
+
+
+def bare_snapshot_of(mirror: Mirror) -> Snapshot:
+    """The same without its blocks."""
     assert mirror.hello is not None, "a mirror without a hello has no state"
     requests = mirror.requests
     rows = np.flatnonzero(requests.state != RequestState.FINISHED)

@@ -26,6 +26,7 @@ class Leaps:
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
+        self._last_ns = 0
         self._begin(0, 0)
         self._is_lost = True
 
@@ -34,12 +35,20 @@ class Leaps:
         if isinstance(message, Frame):
             if not self._is_lost and not self._follower.is_lost:
                 self._frames.append(message)
+                self._last_ns = log_time_ns
                 if len(self._frames) >= LEAP_FRAMES or log_time_ns - self._since_ns >= LEAP_NS:
                     return self._leap(message, log_time_ns)
         elif isinstance(message, Snapshot):
             self._is_lost = False
             self._begin(message.seq, log_time_ns)
         return None
+
+    def now(self) -> Leap | None:
+        """The leap that ends with what came last, due or not; None where nothing changed since the last, or the state
+        is not known."""
+        if not self._frames or self._is_lost or self._follower.is_lost:
+            return None
+        return self._leap(self._frames[-1], self._last_ns)
 
     def restart(self, seq: int, log_time_ns: int) -> None:
         """The state after frame `seq` is in the recording: the next leap begins there."""

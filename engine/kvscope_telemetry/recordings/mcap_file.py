@@ -21,6 +21,7 @@ from kvscope_telemetry.recordings.bundles.gathering import Entry, num_frames_at_
 from kvscope_telemetry.recordings.bundles.hash_lists import MAX_LISTED, HashList
 from kvscope_telemetry.recordings.bundles.listed_keyframes import WholeState, whole_pieces
 from kvscope_telemetry.recordings.bundles.listed_leaps import pack_listed_leap
+from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
 from kvscope_telemetry.recordings.early_end import EARLY_END
 from kvscope_telemetry.recordings.layout import (
     BUNDLE_SCHEMA,
@@ -188,6 +189,13 @@ class McapFile:
         self.flush()
         self._write(entries)
 
+    def copy(self, stored: StoredRecords) -> None:
+        """Append a chunk of another file as it lies there; the list of hashes that is written here is not its own."""
+        if self._gathered:
+            self.flush()
+        self._writer.add_stored(stored)
+        self._note_place()
+
     def flush(self) -> None:
         """End the chunk in progress and hand all to the system."""
         gathered, read = self._gathered, self._read
@@ -208,6 +216,10 @@ class McapFile:
         if num_bundled:
             self._writer.add_metadata(FRAMES_RECORD, {"frames": str(num_bundled), "again": str(num_bundled)})
             self._stream.flush()
+        self._note_place()
+
+    def _note_place(self) -> None:
+        """All up to here is there whole."""
         self.num_bytes = self._stream.tell()
         if self.num_bytes > (self._whole_bytes[-1] if self._whole_bytes else self._head_bytes):
             self._whole_bytes.append(self.num_bytes)

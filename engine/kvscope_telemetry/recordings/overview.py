@@ -11,12 +11,15 @@ from typing import Final, Protocol
 
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
+from kvscope_telemetry.recordings.keyframes import bare_snapshot_of
 from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.course import Course
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
 _LOOK_EVERY: Final = 256
+_RUN_IN_NS: Final = 2 * SECOND_NS
+"""What is missing is computed from so much before it on: whose prompt was computed, and whether an engine stands."""
 
 
 class Glanced(Protocol):
@@ -29,7 +32,9 @@ class Glanced(Protocol):
     def glances(self, from_ns: int = 0) -> Iterable[Summary | TimedEvent]:
         """Summaries and events in the file, in the order they were written, of chunks that reach beyond `from_ns`."""
 
-    def snapshot_before(self, seconds: float) -> float | None: ...
+    def run_up(self, seconds: float) -> Iterable[tuple[float, TelemetryMessage]]:
+        """Seconds and message of what the state at `seconds` follows from."""
+
     def messages(
         self, from_s: float = 0.0, until_s: float | None = None, *, keyframes: bool = False
     ) -> Iterable[tuple[float, TelemetryMessage]]: ...
@@ -67,18 +72,18 @@ def missing_from(recording: Glanced, written: Part) -> int | None:
     return covered_ns if recording.end_ns >= covered_ns else None
 
 
-def computed_part(recording: Glanced, from_ns: int, watch: Watch | None = None) -> Part:
-    """The course from the second at `from_ns` on, by going through all that was recorded since.
+def computed_part(recording: Glanced, from_ns: int, watch: Watch | None = None, *, until_ns: int | None = None) -> Part:
+    """The course from the second at `from_ns` until `until_ns`, or the end, by going through what was recorded then.
 
     Raises OpeningCancelled when `watch`, which is told the share that is done, says so.
     """
     from_ns -= from_ns % SECOND_NS
     part, follower = Part(), Follower()
     summarizer = Summarizer(follower)
-    start_s = max(0.0, (from_ns - recording.start_ns) / 1e9)
-    begin_s = recording.snapshot_before(start_s) or 0.0
-    length_s = max((recording.end_ns - recording.start_ns) / 1e9 - begin_s, 1e-9)
-    for count, (at_s, message) in enumerate(recording.messages(begin_s, keyframes=True)):
+    begin_s = _go_on_from(recording, from_ns - _RUN_IN_NS, follower, summarizer)
+    until_s = ((recording.end_ns if until_ns is None else until_ns) - recording.start_ns) / 1e9
+    length_s = max(until_s - begin_s, 1e-9)
+    for count, (at_s, message) in enumerate(recording.messages(begin_s, until_s, keyframes=True)):
         if watch is not None and count % _LOOK_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
             raise OpeningCancelled
         part.summaries += summarizer.add(message, recording.start_ns + round(at_s * 1e9))
@@ -88,6 +93,20 @@ def computed_part(recording: Glanced, from_ns: int, watch: Watch | None = None) 
     part.summaries = [summary for summary in part.summaries if summary.time_ns >= from_ns]
     part.events = [event for event in part.events if event.time_ns >= from_ns]
     return part
+
+
+def _go_on_from(recording: Glanced, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
+    """Bring both to the state before `at_ns`, where there is one; from when on what was recorded is told to them."""
+    newest_s = None
+    if at_ns > recording.start_ns:
+        for told_s, message in recording.run_up((at_ns - 1 - recording.start_ns) / 1e9):
+            newest_s = told_s
+            follower.feed(message)
+    follower.settle()
+    if newest_s is None or follower.is_lost:
+        return 0.0
+    summarizer.go_on_from(bare_snapshot_of(follower.mirror), recording.start_ns + round(newest_s * 1e9))
+    return max(newest_s, (at_ns - recording.start_ns) / 1e9)
 
 
 def read_course(recording: Glanced, watch: Watch | None = None) -> Course:

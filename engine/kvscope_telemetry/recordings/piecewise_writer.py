@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, Final
 
 import zstandard
 from mcap.data_stream import RecordBuilder
-from mcap.records import ChunkIndex, MessageIndex
+from mcap.records import ChunkIndex, MessageIndex, MetadataIndex
 from mcap.writer import CompressionType, Writer
 
 from kvscope_telemetry.messages.pieces import Pieces
 from kvscope_telemetry.recordings.chunks import CHUNK, MESSAGE, RECORD
+from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
+from kvscope_telemetry.recordings.layout import FRAMES_RECORD
 
 SLICE_BYTES: Final = 256 << 10
 COMPRESSION: Final = "zstd"
@@ -56,7 +58,30 @@ class PiecewiseWriter(Writer):
         )
         self._write_chunk(index, crc, stored)
         self._write_indexes(index, [MessageIndex(channel, [(log_time_ns, 0)])])
-        self._note(index, channel)
+        self._note(index, {channel: 1})
+
+    def add_stored(self, stored: StoredRecords) -> None:
+        """A chunk of another file whose channels are the same, as it lies there."""
+        chunk, begin = stored.chunk, self._stream.tell()
+        index = ChunkIndex(
+            message_start_time=chunk.start_ns,
+            message_end_time=chunk.end_ns,
+            chunk_start_offset=begin,
+            chunk_length=stored.chunk_length,
+            message_index_offsets={channel: begin + at for channel, at in stored.indexes.items()},
+            message_index_length=stored.index_length,
+            compression=chunk.compression,
+            compressed_size=chunk.stored_bytes,
+            uncompressed_size=chunk.inflated_bytes,
+        )
+        self._stream.write(stored.data)
+        self._note(index, chunk.counts)
+        if stored.metadata_at is not None:
+            own: Any = self
+            length = len(stored.data) - stored.metadata_at
+            told = MetadataIndex(offset=begin + stored.metadata_at, length=length, name=FRAMES_RECORD)
+            own._Writer__metadata_indexes.append(told)
+            own._Writer__statistics.metadata_count += 1
 
     def _Writer__finalize_chunk(self) -> None:
         """In the place of the writer's own, which knows no level."""
@@ -99,8 +124,8 @@ class PiecewiseWriter(Writer):
         index.message_index_length = builder.count
         self._stream.write(builder.end())
 
-    def _note(self, index: ChunkIndex, channel: int) -> None:
-        """As the writer itself does of a chunk and a message."""
+    def _note(self, index: ChunkIndex, counts: Mapping[int, int]) -> None:
+        """As the writer itself does of a chunk and its messages, so many a channel."""
         own: Any = self
         own._Writer__chunk_indices.append(index)
         statistics = own._Writer__statistics
@@ -108,8 +133,9 @@ class PiecewiseWriter(Writer):
         first_ns, last_ns = index.message_start_time, index.message_end_time
         statistics.message_start_time = first_ns if is_first else min(first_ns, statistics.message_start_time)
         statistics.message_end_time = max(last_ns, statistics.message_end_time)
-        statistics.channel_message_counts[channel] += 1
-        statistics.message_count += 1
+        for channel, count in counts.items():
+            statistics.channel_message_counts[channel] += count
+            statistics.message_count += count
         statistics.chunk_count += 1
 
 

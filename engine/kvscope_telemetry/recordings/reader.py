@@ -65,6 +65,11 @@ class Recording:
         return self._file.path
 
     @property
+    def chunks(self) -> StoredChunks:
+        """For who takes them as they lie."""
+        return self._chunks
+
+    @property
     def unknowns(self) -> Unknowns:
         """What a later version recorded that has no name here, each time it was met."""
         return self._chunks.unknowns

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
+
+import zstandard
 
 from kvscope_telemetry.errors import ProtocolError, UnknownMessage
 from kvscope_telemetry.messages.leap import Leap, check_leap, decode_leap
@@ -29,6 +31,7 @@ from kvscope_telemetry.recordings.bundles.listed_leaps import listed_leap
 from kvscope_telemetry.recordings.bundles.packed_leaps import packed_leap
 from kvscope_telemetry.recordings.bundles.placed_parents import Stated, encoded, stated
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
+from kvscope_telemetry.recordings.copying.stored_records import StoredRecords, read_records
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.layout import (
     BOOKMARKS,
@@ -97,6 +100,7 @@ class StoredChunks:
         """Those of texts of blocks, in the order they were written."""
         self._hash_parts: list[Chunk] = []  # in the order they were written
         self._lists = HashLists(self._parts_from)
+        self._unzip = zstandard.ZstdDecompressor()
         self._unbundled_last: tuple[int, list[_Raw]] = (0, [])  # offset of a chunk: who goes on comes back to it
         self._bad_messages: set[tuple[int, int]] = set()  # (offset of the chunk, place in it)
 
@@ -206,14 +210,36 @@ class StoredChunks:
     def stored(self, from_ns: int, until_ns: int, about: int | None = None) -> Iterator[StoredMessage]:
         """What was told in this time as it was written, keyframes too; it is not decoded. `about`: a block; a leap is
         in the place of the frames of a bundle that say nothing of it."""
+        return self.stored_in(self._from(from_ns, until_ns), from_ns, until_ns, about)
+
+    def stored_in(
+        self, chunks: Iterable[Chunk], from_ns: int, until_ns: int, about: int | None = None
+    ) -> Iterator[StoredMessage]:
+        """The same of these chunks alone."""
         kinds = {self.found.channels[kind]: kind for kind in (*TOLD, LEAPS)}
         channels = self._channels((*TOLD, LEAPS))
         with self.file.open() as file:
-            for chunk in self._from(from_ns, until_ns):
+            for chunk in chunks:
                 whole = about if from_ns <= chunk.start_ns and chunk.end_ns <= until_ns else None
                 for _, raw in self._raw(file, chunk, channels, until_ns, whole):
                     if max(from_ns, chunk.start_ns) <= raw.log_time_ns <= chunk.end_ns:
                         yield StoredMessage(kinds[raw.channel], raw.log_time_ns, self._as_it_came(raw.data))
+
+    def first_of(self, chunk: Chunk) -> TelemetryMessage | None:
+        """What a chunk tells first; None where that cannot be read."""
+        with self.file.open() as file:
+            timed = next(self._decoded(file, chunk, chunk.counts.keys(), chunk.end_ns), None)
+        return None if timed is None else timed[1]
+
+    def records(self, file: BinaryIO, chunk: Chunk) -> StoredRecords:
+        """A chunk as it lies in `file`, which is this one. Raises DamagedChunk."""
+        is_known = bool(chunk.damage)
+        try:
+            return read_records(file, chunk, self._unzip)
+        except DamagedChunk:
+            if chunk.damage and not is_known:
+                self.found.damages.append(chunk.where)
+            raise
 
     def _channels(self, kinds: Collection[int]) -> set[int]:
         """Where they lie: frames alone and in bundles."""
@@ -259,7 +285,7 @@ class StoredChunks:
         if chunk.damage or not chunk.counts.keys() & channels:
             return
         try:
-            read = read_chunk(file, chunk)
+            read = read_chunk(file, chunk, self._unzip)
         except DamagedChunk:
             self.found.damages.append(chunk.where)
             return

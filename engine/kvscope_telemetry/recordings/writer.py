@@ -196,9 +196,13 @@ class RecordingWriter:
         self._file.add_together([entry for entry in entries if len(entry[2]) <= MAX_TEXT_BYTES])
 
     def _begin_anew(self, log_time_ns: int) -> None:
-        """The next file can be read without those before it."""
+        """The next file can be read without those before it. This one ends with a leap, so that who joins them goes on
+        by leaps."""
+        leap = self._annotations.last_leap(log_time_ns)
         head = self._annotations.restate(log_time_ns)
         if head:
+            if leap is not None:
+                self._file.add(*leap)
             self._file.add_together(self._annotations.glance(is_due=True))
             self._file.begin_anew()
             for entry in head:

@@ -107,6 +107,11 @@ class Summarizer:
             self._stalled_s = self._stall.seen(message)
         return done
 
+    def go_on_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
+        """The state that `follower` has, of which all was told elsewhere; its blocks are not looked at."""
+        self._restate(snapshot, log_time_ns)
+        self._turns.take()
+
     def close(self) -> list[Summary]:
         """The second in progress as far as it is; empty when there is no state to speak of."""
         self._follower.settle()

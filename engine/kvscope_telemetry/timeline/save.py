@@ -1,7 +1,8 @@
-"""A part of what was recorded into a file of its own: the messages as they came, after the state it begins with.
+"""A part of what was recorded into a file of its own, after the state it begins with; bookmarks of its time go along.
 
-What a recording has besides (keyframes, leaps, summaries) is made anew, so that it is whole in itself; bookmarks of
-that time go with it, as they stand.
+Its chunks are taken as they lie (`saving`); where that cannot be, for damage or for what another tool wrote, the
+messages are told anew, without what is damaged, and what a recording has besides (keyframes, leaps, summaries) is made
+again. Either way it is whole in itself.
 
 Owns what becomes of the file when that ends early. Knows neither rings nor who asks.
 """
@@ -12,24 +13,21 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from kvscope_telemetry.errors import KvscopeError, ProtocolError, UnknownMessage
 from kvscope_telemetry.messages.wire import decode_telemetry
 from kvscope_telemetry.recorded import Recorded
 from kvscope_telemetry.recordings.effort import Watch
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import KEYFRAMES
+from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.summaries.bookmark import in_order, settled
-from kvscope_telemetry.texts.block_texts import RecordedText
+from kvscope_telemetry.timeline.saving.besides import bookmarks_of, texts_of
+from kvscope_telemetry.timeline.saving.chunk_copy import ChunkCopy
+from kvscope_telemetry.timeline.saving.pieces import NotAsWritten
 
 _LOOK_EVERY: Final = 256
-_TEXTS_TOGETHER: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20
 """Reading is quicker than writing: more of it would only wait, in several times these bytes of memory."""
-_TEXTS_LATE_NS: Final = 5_000_000_000
-"""A text is written so long after its block was so at most."""
 
 
 def save(
@@ -40,6 +38,35 @@ def save(
     It is called `path.part` until it is whole. False: `watch` ended it, and nothing is left of it; nor is anything when
     it fails. Raises BadInput for a path that will not do, KvscopeError for a disk that is full.
     """
+    until_s = recorded.info.duration_s if until_s is None else until_s
+    try:
+        return _take(recorded, Path(path), from_s, until_s, watch or _always)
+    except NotAsWritten:
+        recorded.grow()  # what went meanwhile is not looked for again
+        return _tell(recorded, path, from_s, until_s, watch)
+
+
+def _take(recorded: Recorded, path: Path, from_s: float, until_s: float, watch: Watch) -> bool:
+    """Chunks as they lie. Raises NotAsWritten, and nothing is left."""
+    from_ns, until_ns = _range_ns(recorded, from_s, until_s)
+    file, is_whole = McapFile(path), False
+    try:
+        is_whole = ChunkCopy(recorded, from_ns, until_ns, watch).write(file)
+        if is_whole:
+            file.finish()
+    except OSError as error:
+        is_whole = False
+        raise KvscopeError(f"recording {str(path)!r} cannot be written: {error.strerror or error}") from None
+    finally:
+        if not is_whole:
+            file.end_early()
+            for left in (file.part, file.path):
+                left.unlink(missing_ok=True)
+    return is_whole
+
+
+def _tell(recorded: Recorded, path: Path | str, from_s: float, until_s: float, watch: Watch | None) -> bool:
+    """Message by message."""
     writer = RecordingWriter(path, max_queued_bytes=_MAX_QUEUED_BYTES)
     is_whole = False
     try:
@@ -59,13 +86,16 @@ def save(
     return is_whole
 
 
-def _copy(
-    recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: float | None, watch: Watch | None
-) -> bool:
+def _range_ns(recorded: Recorded, from_s: float, until_s: float) -> tuple[int, int]:
+    """By the wall clock."""
     from_s = max(from_s, recorded.first_s)
-    until_s = recorded.info.duration_s if until_s is None else until_s
-    start_ns = recorded.start_ns
-    from_ns, until_ns = start_ns + round(from_s * 1e9), start_ns + round(until_s * 1e9)
+    return recorded.start_ns + round(from_s * 1e9), recorded.start_ns + round(until_s * 1e9)
+
+
+def _copy(recorded: Recorded, writer: RecordingWriter, from_s: float, until_s: float, watch: Watch | None) -> bool:
+    from_s = max(from_s, recorded.first_s)
+    begin_ns, until_ns = _range_ns(recorded, from_s, until_s)
+    from_ns = begin_ns
     if _write_state(recorded, writer, from_s, from_ns):
         from_ns += 1  # the state has all until then
     for count, stored in enumerate(recorded.raw_messages(from_ns, until_ns)):
@@ -77,27 +107,11 @@ def _copy(
             message = decode_telemetry(stored.data)
             if not writer.write(message, stored.data, wait=True, log_time_ns=stored.log_time_ns):
                 break
-    for bookmark in in_order(settled(recorded.bookmarks()).values()):
-        if start_ns + round(from_s * 1e9) <= max(bookmark.time_ns, bookmark.until_ns) and bookmark.time_ns <= until_ns:
-            writer.mark(bookmark)
-    _copy_texts(recorded, writer, from_ns, until_ns)
+    for bookmark in bookmarks_of(recorded, begin_ns, until_ns):
+        writer.mark(bookmark)
+    for texts in texts_of(recorded, from_ns, until_ns):
+        writer.write_texts(texts, wait=True)
     return _goes_on(watch, 1, 1)
-
-
-def _copy_texts(recorded: Recorded, writer: RecordingWriter, from_ns: int, until_ns: int) -> None:
-    """Those of this time, and of before it the newest of each block: it may still be held."""
-    if not recorded.has_texts:
-        return
-    before: dict[int, RecordedText] = {}
-    batch: list[RecordedText] = []
-    for text in recorded.texts():
-        if text.time_ns < from_ns:
-            before[text.block] = msgspec.structs.replace(text, time_ns=from_ns)
-        elif text.time_ns <= until_ns + _TEXTS_LATE_NS:
-            batch.append(msgspec.structs.replace(text, time_ns=min(text.time_ns, until_ns)))
-    for texts in (list(before.values()), batch):
-        for start in range(0, len(texts), _TEXTS_TOGETHER):
-            writer.write_texts(texts[start : start + _TEXTS_TOGETHER], wait=True)
 
 
 def _write_state(recorded: Recorded, writer: RecordingWriter, from_s: float, from_ns: int) -> bool:
@@ -115,3 +129,7 @@ def _write_state(recorded: Recorded, writer: RecordingWriter, from_s: float, fro
 
 def _goes_on(watch: Watch | None, done: int, total: int) -> bool:
     return watch is None or watch(min(1.0, done / max(1, total)))
+
+
+def _always(share: float) -> bool:
+    return True

@@ -72,6 +72,11 @@ class Tape:
         return (self._first.start_ns - self._start_ns) / 1e9
 
     @property
+    def segments(self) -> list[Recording]:
+        """Those that are left, in their order."""
+        return list(self._segments.values())
+
+    @property
     def num_segments(self) -> int:
         """Files that are left."""
         return len(self._segments)

@@ -162,9 +162,9 @@ def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_pat
     times: Counter[int] = Counter()
     inflate = chunk_files._inflated
 
-    def counted(stored: bytes, chunk: chunk_files.Chunk) -> bytes:
+    def counted(stored: bytes, chunk: chunk_files.Chunk, *rest: Any) -> bytes:
         times[chunk.offset] += 1
-        return inflate(stored, chunk)
+        return inflate(stored, chunk, *rest)
 
     monkeypatch.setattr(chunk_files, "_inflated", counted)
     recording = Recording.open(path)

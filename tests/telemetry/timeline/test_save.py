@@ -14,8 +14,10 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.timeline import save as saving
 from kvscope_telemetry.timeline.ring import Ring
 from kvscope_telemetry.timeline.save import save
+from kvscope_telemetry.timeline.saving.pieces import NotAsWritten
 from kvscope_telemetry.timeline.tape import Tape
 
 Make = Callable[..., Any]
@@ -90,20 +92,27 @@ def test_who_watches_may_end_it(written: Any, tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.mcap*")) == []
 
 
-def test_a_full_disk_is_told(written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["copy", "add"])
+def test_a_full_disk_is_told(way: str, written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, tape = written
-    add, added = McapFile.add, []
+    write, written_to = getattr(McapFile, way), []
 
-    def full(file: McapFile, channel: int, log_time_ns: int, data: bytes, *read: Any) -> None:
-        added.append(log_time_ns)
-        if len(added) > 100:
+    def full(file: McapFile, *given: Any) -> None:
+        written_to.append(file)
+        if len(written_to) > 4:
             raise OSError(28, "No space left on device")
-        add(file, channel, log_time_ns, data, *read)
+        write(file, *given)
 
-    monkeypatch.setattr(McapFile, "add", full)
+    monkeypatch.setattr(McapFile, way, full)
+    if way == "add":  # message by message
+        monkeypatch.setattr(saving, "ChunkCopy", _refuse)
     with pytest.raises(KvscopeError, match=r"part\.mcap' cannot be written: No space left on device"):
         save(tape, tmp_path / "part.mcap", 0.0)
     assert list(tmp_path.glob("*.mcap*")) == []
+
+
+def _refuse(*_: Any) -> None:
+    raise NotAsWritten("another tool wrote it")
 
 
 def test_nothing_is_overwritten(written: Any, tmp_path: Path) -> None:

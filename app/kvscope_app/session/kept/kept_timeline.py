@@ -12,7 +12,7 @@ from typing import Final
 from kvscope_app.session.background import Background
 from kvscope_app.session.kept.recorder import Recorder
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
-from kvscope_telemetry.recordings.effort import Watch
+from kvscope_telemetry.recordings.effort import OpeningCancelled, Watch
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.course import Course
@@ -100,12 +100,15 @@ class KeptTimeline:
         """What the ring has now, to be read; it grows."""
         return Background(self.read_tape, "kvscope-tape")
 
-    def save(self, path: Path, seconds: float) -> Background[bool]:
-        """Write the last `seconds` of the ring to `path`."""
+    def save(self, path: Path, seconds: float) -> Background[str]:
+        """Write the last `seconds` of the ring to `path`; made is what is wrong with the ring, in a few words, mostly
+        nothing."""
 
-        def work(watch: Watch) -> bool:
+        def work(watch: Watch) -> str:
             tape = self.read_tape(watch)
-            return save(tape, path, max(tape.first_s, tape.info.duration_s - seconds), watch=watch)
+            if not save(tape, path, max(tape.first_s, tape.info.duration_s - seconds), watch=watch):
+                raise OpeningCancelled
+            return tape.note
 
         return Background(work, "kvscope-save")
 

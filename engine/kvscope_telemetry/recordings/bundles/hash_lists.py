@@ -9,7 +9,7 @@ ProtocolError.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,8 +21,10 @@ from kvscope_telemetry.recordings.bundles.integers import Ints
 
 MAX_LISTED: Final = 1 << 20
 """Hashes of a list. Ours are much shorter."""
-MAX_LISTS: Final = 4
-"""Kept of a file that is read: who reads goes on, or comes back."""
+MAX_LISTS: Final = 512
+MAX_KEPT: Final = 2 << 20
+"""Lists, and hashes in them, that are kept of a file that is read: who reads goes on, or comes back, and a keyframe
+refers to a dozen."""
 MAX_EARLIER_LISTS: Final = 64
 MAX_EARLIER: Final = 1 << 18
 """Lists that are over, and hashes in them, which a keyframe may refer to: the newest."""
@@ -107,7 +109,7 @@ class HashList:
         first, self._num_taken = self._num_taken, self.hashes.size
         if first == self._num_taken:
             return None
-        return self._since_ns, msgspec.msgpack.encode(HashPart(self.name, first, self.hashes[first:].tobytes()))
+        return self._since_ns, encode_part(HashPart(self.name, first, self.hashes[first:].tobytes()))
 
 
 class HashLists:
@@ -116,6 +118,7 @@ class HashLists:
     def __init__(self, parts: Callable[[int], Iterable[bytes]]) -> None:
         self._parts = parts
         self._lists: OrderedDict[int, Ints] = OrderedDict()
+        self._num_kept = 0
 
     def hashes(self, name: int, count: int) -> Ints:
         """The first `count` hashes of a list; 0 for each that is not there. Raises ProtocolError for too many."""
@@ -123,28 +126,47 @@ class HashLists:
             raise ProtocolError(f"a list of {count} hashes: at most {MAX_LISTED} are accepted")
         known = self._lists.get(name, _NONE)
         if known.size < count:
+            self._num_kept -= known.size
             known = self._lists[name] = self._read(name, count)
+            self._num_kept += known.size
         if known.size:
             self._lists.move_to_end(name)
-        while len(self._lists) > MAX_LISTS:
-            self._lists.popitem(last=False)
+        while len(self._lists) > MAX_LISTS or self._num_kept > MAX_KEPT:
+            self._num_kept -= self._lists.popitem(last=False)[1].size
         return known[:count]
 
     def _read(self, name: int, count: int) -> Ints:
         """The list as far as it is there now, at least so many."""
         found: dict[int, Ints] = {}
         for data in self._parts(name):
-            part = _decoded(data)
+            part = decode_part(data)
             if part is None or part.list < name:
                 continue
             if part.list != name:
                 break
             found[part.first] = np.frombuffer(part.hashes, "<i8")
-        size = max([count, *(first + hashes.size for first, hashes in found.items())])
-        whole = np.zeros(size, np.int64)
-        for first, hashes in found.items():
-            whole[first : first + hashes.size] = hashes
-        return whole
+        return _joined(found, count)
+
+
+def joined_part(parts: Collection[HashPart]) -> HashPart | None:
+    """The parts of one list from its beginning as one; None where some between them are missing."""
+    found = {part.first: np.frombuffer(part.hashes, "<i8") for part in parts}
+    names = {part.list for part in parts}
+    whole = _joined(found, 0)
+    return HashPart(names.pop(), 0, whole.astype("<i8").tobytes()) if len(names) == 1 and whole.all() else None
+
+
+def encode_part(part: HashPart) -> bytes:
+    """As it lies in a recording."""
+    return msgspec.msgpack.encode(part)
+
+
+def _joined(found: Mapping[int, Ints], count: int) -> Ints:
+    """Pieces of a list by their places, at least so many; 0 for each that is not there."""
+    whole = np.zeros(max([count, *(first + hashes.size for first, hashes in found.items())]), np.int64)
+    for first, hashes in found.items():
+        whole[first : first + hashes.size] = hashes
+    return whole
 
 
 def places_among(told: Ints, order: Ints, hashes: Ints) -> Ints:
@@ -168,7 +190,7 @@ def _newest(lists: Sequence[ToldList]) -> list[ToldList]:
     return kept
 
 
-def _decoded(data: bytes) -> HashPart | None:
+def decode_part(data: bytes) -> HashPart | None:
     """None for what cannot be read: what needs it will say so."""
     try:
         part = _PARTS.decode(data)

@@ -100,11 +100,18 @@ def listed_keyframe(data: bytes, lists: HashesOf) -> Snapshot | None:
 def hello_of(data: bytes) -> Hello | None:
     """Of a keyframe that lies so, without its blocks and not checked; None for what lies otherwise. Raises
     ProtocolError."""
+    bare = bare_keyframe(data)
+    return None if bare is None else bare[0].hello
+
+
+def bare_keyframe(data: bytes) -> tuple[Snapshot, tuple[int, ...]] | None:
+    """A keyframe that lies so without its blocks, not checked, and the lists it refers to, by name; None for what lies
+    otherwise. Raises ProtocolError."""
     lies = _decoded(data)
     if lies is None:
         return None
     try:
-        return _SNAPSHOTS.decode(lies.message).hello
+        return _SNAPSHOTS.decode(lies.message), tuple(name for name, _ in lies.lists)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"a keyframe that cannot be read: {str(error).splitlines()[0]}") from None
 

@@ -104,6 +104,16 @@ def listed_leap(data: bytes, lists: HashesOf) -> Leap | None:
         raise ProtocolError(f"a leap without its column {error}") from None
 
 
+def bare_leap(data: bytes) -> Leap | None:
+    """A leap that lies so without its blocks and requests, not checked; None for what is none. Raises ProtocolError."""
+    if not data.startswith(_BEGIN):
+        return None
+    try:
+        return _LEAPS.decode(_LISTED.decode(data).message)
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"a leap that cannot be read: {str(error).splitlines()[0]}") from None
+
+
 def _unpacked(lies: ListedLeap, bare: Leap, listed: Ints) -> Leap:
     packed, count = lies.columns, lies.num_rows
     table = unpack_table(packed["rows"], _NUM_COLUMNS, count)

@@ -1,0 +1,71 @@
+"""By which keyframes and leaps a saved part is gone about in: which of those it was made of are taken.
+
+Owns where the leaps in the new file have got to, and which lists of hashes are in it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.recordings.bundles.hash_lists import HashPart
+from kvscope_telemetry.recordings.bundles.listed_keyframes import bare_keyframe
+from kvscope_telemetry.recordings.bundles.listed_leaps import bare_leap
+from kvscope_telemetry.recordings.copying.stored_records import StoredRecords
+from kvscope_telemetry.recordings.keyframes import BLOCK_ROW_BYTES, INTERVAL_NS, LEAP_ROW_BYTES, SMALL_BYTES
+
+_Place = tuple[int, int]
+"""Epoch and number of a frame."""
+_NOWHERE: Final[_Place] = (-1, -1)
+
+
+class Keyframe(Enum):
+    """What becomes of one."""
+
+    TAKEN = auto()
+    LEFT_OUT = auto()
+    TOLD_ANEW = auto()
+    """It refers to hashes that are not in the file."""
+
+
+class Chain:
+    """Tell it everything in order."""
+
+    def __init__(self, at: _Place, at_ns: int) -> None:
+        self._at, self._since_ns = at, at_ns
+        self._num_bytes = 0  # of leaps since then
+        self._lists: set[int] = set()
+
+    def has(self, part: HashPart) -> None:
+        """A part of a list is in the file, and so is all of it before."""
+        if part.first == 0:
+            self._lists.add(part.list)
+
+    def leapt(self, stored: StoredRecords) -> None:
+        """A leap was taken."""
+        self._num_bytes += stored.chunk.inflated_bytes
+        try:
+            leap = bare_leap(stored.messages[0].data)
+        except ProtocolError:
+            leap = None
+        self._at = _NOWHERE if leap is None else (leap.epoch, leap.seq)
+
+    def about(self, stored: StoredRecords, *, begins_file: bool) -> Keyframe:
+        """What becomes of a keyframe. One that a file of a ring begins with is there for itself alone."""
+        try:
+            told = bare_keyframe(stored.messages[0].data)
+        except ProtocolError:
+            told = None
+        at_ns, place = stored.chunk.end_ns, _NOWHERE if told is None else (told[0].hello.epoch, told[0].seq)
+        if begins_file and place == self._at != _NOWHERE and not self._is_due(stored):
+            return Keyframe.LEFT_OUT
+        self._at, self._since_ns, self._num_bytes = place, at_ns, 0
+        is_told = told is None or self._lists.issuperset(told[1])
+        return Keyframe.TAKEN if is_told else Keyframe.TOLD_ANEW
+
+    def _is_due(self, stored: StoredRecords) -> bool:
+        """By the rule of `Keyframes`, with what rows lie in."""
+        if stored.chunk.end_ns - self._since_ns < INTERVAL_NS:
+            return False
+        return LEAP_ROW_BYTES * self._num_bytes >= BLOCK_ROW_BYTES * (stored.chunk.inflated_bytes - SMALL_BYTES)
