@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import STORMS
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
@@ -17,7 +16,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 pytestmark = pytest.mark.timeout(1_500)
 """Of one that stands still: without vector instructions, beside busy neighbours, these take minutes."""
 
-NUM_SHORT, NUM_LONG = (40, 20) if STORMS else (30, 10)
+NUM_SHORT, NUM_LONG = 30, 10
 """Tokens to generate after a short and after a long prompt."""
 SHORT = (
     "What is the capital of France?",
@@ -50,7 +49,7 @@ def short(storm: Callable[[int, int], int]) -> list[str]:
 def long(storm: Callable[[int, int], int]) -> list[str]:
     """Of over 250 tokens each, cut from a real text."""
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
-    return [f"Summarise this in one sentence:\n{text[i * 900 : i * 900 + 1500]}" for i in range(storm(2, 10))]
+    return [f"Summarise this in one sentence:\n{text[i * 900 : i * 900 + 1500]}" for i in range(storm(2, 4))]
 
 
 @pytest.fixture(scope="module")
