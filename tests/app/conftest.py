@@ -349,13 +349,13 @@ def themes(qapp, settings):
 
 @pytest.fixture
 def make_window(qtbot, themes, settings):
-    """Main windows, shown; docked views are loaded when `with_views`."""
+    """Main windows, shown. Docked views take a second to load: all are `with_views=True`, some `with_views=NAMES`."""
     from kvscope_app.window.main_window import MainWindow
 
     def make(session, with_views=False, keeper=None, attach=None, size=(1200, 800)):
         window = MainWindow(session, themes, settings, keeper, attach)
-        if not with_views:
-            window._unloaded.clear()
+        if with_views is not True:
+            window._unloaded = [spec for spec in window._unloaded if spec.name in (with_views or ())]
         window.resize(*size)
         if with_views:
             with qtbot.waitSignal(window.views_loaded, timeout=120_000):

@@ -84,23 +84,29 @@ def _one_window(app, desktop, folder, problems):
             except Exception:
                 problems.append(f"{name}: {traceback.format_exc()}")
         triggered.append(name)
-        _close_what_was_opened(app, window)
+        _close_what_was_opened(app, desktop, window)
     window.layouts.forget("of a test")
     desktop._themes.settings.change(zoom_percent=100, palette="usual")
     ratio = window.devicePixelRatioF()
     for name in LEAVES[:1]:
         actions[name].trigger()
         triggered.append(name)
-    for other in [each for each in desktop.windows if each is not window]:  # on the sample recording
-        other.close()
+    _close_others(desktop, window)
     _wait(app, lambda: not desktop.windows and not desktop.sessions)
     return {"triggered": triggered, "ratio": ratio}
 
 
-def _close_what_was_opened(app, window):
-    """Sheets, questions and popups: as Escape does."""
+def _close_others(desktop, window):
+    """On the sample recording, say."""
+    for other in [each for each in desktop.windows if each is not window]:
+        other.close()
+
+
+def _close_what_was_opened(app, desktop, window):
+    """Sheets, questions and popups: as Escape does; and other windows."""
     from PySide6.QtWidgets import QDialog
 
+    _close_others(desktop, window)
     for widget in app.topLevelWidgets():
         is_dialog = isinstance(widget, QDialog) or widget.metaObject().className() == "CommandPalette"
         if widget.metaObject().className() == "FleetWindow" and widget.isVisible():

@@ -39,7 +39,7 @@ def test_blocks_in_an_unknown_state_or_tier_are_drawn_so(engine, session, poll, 
 def test_a_request_in_an_unknown_state_is_in_the_table(engine, session, poll, make_window):
     engine.request(1, [1, 2], state=RequestState.UNKNOWN)
     poll(session)
-    window = make_window(session, with_views=True)
+    window = make_window(session, with_views=("requests",))
     window.views["requests"].refresh()
     model = window.views["requests"].model
     cells = [model.data(model.index(0, column)) for column in range(model.columnCount())]

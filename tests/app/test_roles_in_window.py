@@ -28,7 +28,7 @@ def be(engine, session, state=SourceState.LIVE, reason="", role=""):
 
 
 def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, session, make_window):
-    window = make_window(session, with_views=True)
+    window = make_window(session, with_views=("console",))
     be(engine, session, role="viewer")
     assert window._status._labels["role"].text() == "viewer"
     assert window._status._labels["role"].isVisible()

@@ -99,7 +99,8 @@ def wait_until_gone(gone, qtbot):
     qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=120_000)
 
 
-def leaves_nothing(desktop, open_one, times, qtbot):
+def left_behind(desktop, open_one, times, qtbot):
+    """What there is more of after `times` windows than after the first."""
     gone = open_and_close(desktop, open_one, qtbot)  # the first brings what stays: imports, fonts, caches
     wait_until_gone(gone, qtbot)
     qtbot.waitUntil(lambda: not desktop._forgetting.isActive())
@@ -109,18 +110,23 @@ def leaves_nothing(desktop, open_one, times, qtbot):
     wait_until_gone(gone, qtbot)
     assert not desktop.windows
     assert not desktop.sessions
+    return left_at_last(before, qtbot)
+
+
+def left_at_last(before, qtbot):
+    """What is on its way comes to its end first."""
     deadline = time.monotonic() + WAIT_S
-    while left := left_since(before):  # what is on its way comes to its end
-        assert time.monotonic() < deadline, left
+    while (left := left_since(before)) and time.monotonic() < deadline:
         qtbot.wait(50)
+    return left
 
 
 def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
-    leaves_nothing(desktop, lambda: desktop.attach(endpoint), amount(1, 100), qtbot)
+    assert not left_behind(desktop, lambda: desktop.attach(endpoint), amount(1, 100), qtbot)
 
 
 def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
-    leaves_nothing(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(1, 100), qtbot)
+    assert not left_behind(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(1, 100), qtbot)
 
 
 def open_and_close_fleet(desktop, qtbot):
@@ -145,10 +151,7 @@ def test_windows_of_fleets_leave_nothing(desktop, endpoint, amount, qtbot):
     for _ in range(amount(1, 100)):
         gone += open_and_close_fleet(desktop, qtbot)
     wait_until_gone(gone, qtbot)
-    deadline = time.monotonic() + WAIT_S
-    while left := left_since(before):
-        assert time.monotonic() < deadline, left
-        qtbot.wait(50)
+    assert not left_at_last(before, qtbot)
     watched.close()
 
 

@@ -205,10 +205,16 @@ def test_prompt_files(
 # Endpoints
 
 
-def test_an_endpoint_that_is_in_use(refused: Refused, tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
-    talk = talk_to(tiny_engine)
-    line = refused(FAILURE, "serve", "--endpoint", tiny_engine.endpoint)
-    assert f"in use by another engine (pid {tiny_engine.process.pid})" in line
+def test_an_endpoint_that_is_in_use(
+    refused: Refused,
+    start_engine: Callable[..., Any],
+    talk_to: Callable[..., Any],
+    tiny_model: Callable[..., str],
+) -> None:
+    engine = start_engine("--model", tiny_model(), "--num-gpu-blocks-override", "64")
+    talk = talk_to(engine)
+    line = refused(FAILURE, "serve", "--endpoint", engine.endpoint)
+    assert f"in use by another engine (pid {engine.process.pid})" in line
     talk.submit_ids("still here", (5, 6, 7), max_tokens=5)
     talk.wait_for(lambda: "still here" in talk.finished())
 

@@ -26,19 +26,10 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def check_kills(kills: ModuleType, times: int) -> None:
-    left, banner = kills.kill_often(times, seed=5, longest_s=1.0)
-    assert len(left) == times  # each was opened and made whole; how much was lost is for a quiet machine to say
-    assert "ended unexpectedly" in banner
-
-
 def test_a_killed_desktop_leaves_recordings_that_open(kills: ModuleType) -> None:
-    check_kills(kills, 2)
-
-
-@pytest.mark.storm
-def test_twenty_kills(kills: ModuleType) -> None:
-    check_kills(kills, 20)
+    left, banner = kills.kill_often(2, seed=5, longest_s=1.0)
+    assert len(left) == 2  # each was opened and made whole; how much was lost is for a quiet machine to say
+    assert "ended unexpectedly" in banner
 
 
 def fill(*parts: str) -> str:
@@ -55,4 +46,4 @@ def test_a_full_disk_ends_a_recording_of_the_window_whole() -> None:
 
 @pytest.mark.storm
 def test_every_recording_on_a_full_disk() -> None:
-    fill("past", "record", "serve")
+    assert "No space left on device" in fill("past", "record", "serve")

@@ -79,10 +79,10 @@ def save_model(path: Path, architecture: str, **sizes: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def judge(device: str, folder: str) -> Callable[..., None]:
+def check(device: str, folder: str) -> Callable[..., None]:
     """Asserts that completions are what transformers says, by the rule above."""
 
-    def check(
+    def compare(
         found: list[Completion],
         dtype: str,
         near: float | None = None,
@@ -103,7 +103,7 @@ def judge(device: str, folder: str) -> Callable[..., None]:
         assert max(distances) <= (NEAR[dtype] if near is None else near)
         assert share >= (EXACT[dtype] if exact is None else exact)
 
-    return check
+    return compare
 
 
 def transformers_model(folder: str, dtype: str, device: str) -> Any:
@@ -137,9 +137,9 @@ def serve(
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_of_transformers(device: str, folder: str, judge: Any, dtype: str, enforce_eager: bool) -> None:
+def test_tokens_of_transformers(device: str, folder: str, check: Any, dtype: str, enforce_eager: bool) -> None:
     found, _ = serve(folder, device, dtype=dtype, enforce_eager=enforce_eager)
-    judge(found, dtype)
+    check(found, dtype)
 
 
 @pytest.mark.parametrize(
@@ -154,28 +154,28 @@ def test_tokens_of_transformers(device: str, folder: str, judge: Any, dtype: str
     ],
 )
 def test_tokens_of_transformers_of_other_kinds(
-    device: str, judge: Any, tmp_path: Path, architecture: str, sizes: dict[str, Any], num_joined: int
+    device: str, check: Any, tmp_path: Path, architecture: str, sizes: dict[str, Any], num_joined: int
 ) -> None:
     """Whatever of their layers is joined, and whatever stays as it came."""
     folder = save_model(tmp_path / architecture, architecture, **sizes)
     with Engine(EngineConfig(model=folder, device=device, dtype="float32", kv_memory_bytes=32 << 20)) as engine:
         assert engine._parts.runner.fused.layers == num_joined
         submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
-        judge(list(engine.generate(submits)), "float32", of=folder)
+        check(list(engine.generate(submits)), "float32", of=folder)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
-def test_tokens_of_transformers_through_swaps(device: str, folder: str, judge: Any, enforce_eager: bool) -> None:
+def test_tokens_of_transformers_through_swaps(device: str, folder: str, check: Any, enforce_eager: bool) -> None:
     found, engine = serve(folder, device, enforce_eager=enforce_eager, **SWAPPING)
     stats = engine.tier_stats
     assert stats is not None
     assert stats.saved_bytes > 0, "something was swapped out"
     assert stats.loaded_bytes > 0, "and came back"
-    judge(found, "float32")
+    check(found, "float32")
 
 
 def test_tokens_of_transformers_through_a_file(
-    device: str, folder: str, judge: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, folder: str, check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host tier so small that blocks go on to disk."""
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
@@ -185,40 +185,40 @@ def test_tokens_of_transformers_through_a_file(
     stats = engine.tier_stats
     assert stats is not None
     assert stats.sunk_bytes > 0
-    judge(found, "float32")
+    check(found, "float32")
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
-def test_eight_bits_change_little(device: str, folder: str, judge: Any, kv_cache_dtype: str) -> None:
+def test_eight_bits_change_little(device: str, folder: str, check: Any, kv_cache_dtype: str) -> None:
     found, _ = serve(folder, device, kv_cache_dtype=kv_cache_dtype)
-    judge(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
+    check(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_weights_of_four_bits_change_something_not_all(
-    device: str, folder: str, judge: Any, enforce_eager: bool
+    device: str, folder: str, check: Any, enforce_eager: bool
 ) -> None:
     found, engine = serve(folder, device, quantization="int4", enforce_eager=enforce_eager)
     assert engine.hello.model.quantization == "int4"
-    judge(found, "float32", FOUR_BITS_NEAR, FOUR_BITS_EXACT)
+    check(found, "float32", FOUR_BITS_NEAR, FOUR_BITS_EXACT)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
-def test_guessing_ahead_says_the_same(device: str, folder: str, judge: Any, enforce_eager: bool) -> None:
+def test_guessing_ahead_says_the_same(device: str, folder: str, check: Any, enforce_eager: bool) -> None:
     guesses = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
     found, _ = serve(folder, device, speculative_config=guesses, enforce_eager=enforce_eager)
-    judge(found, "float32")
+    check(found, "float32")
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_all_blocks_chosen_is_attending_to_all(
-    device: str, judge: Any, enforce_eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, check: Any, enforce_eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bounds are written, blocks scored and their table made; with half of them it runs to its end as well."""
     monkeypatch.setattr(page_choice, "MIN_TOKENS", 4)
     deep = save_model(tmp_path / "deep", "llama", num_hidden_layers=4)  # the first two attend in full
     found, _ = serve(deep, device, sparse_decode=1.0, enforce_eager=enforce_eager)
-    judge(found, "float32", of=deep)
+    check(found, "float32", of=deep)
     found, _ = serve(deep, device, sparse_decode=0.5, enforce_eager=enforce_eager)
     assert all(len(completion.token_ids) == NUM_TOKENS for completion in found)
 

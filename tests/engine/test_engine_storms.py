@@ -128,7 +128,7 @@ class Storm:
 )
 def test_abort_storm(make_engine: Make, seed: int, prefix_caching: bool, storm: Callable[[int, int], int]) -> None:
     """Random submits and aborts by the hundred, with a pool that is often too small."""
-    num_actions = storm(300, 2000)
+    num_actions = storm(300, 700)
     jobs = jobs_of(24, prompts=(1, 30), outputs=(1, 16), shared=13)
     alone = make_engine(max_num_seqs=1)
     expected = [run_all(alone, [job])[0] for job in jobs]

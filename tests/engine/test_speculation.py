@@ -110,7 +110,7 @@ def test_nothing_is_lost_whatever_happens_in_between(
     make_engine: Make, jobs: list[Submit], expected: Said, seed: int, storm: Callable[[int, int], int]
 ) -> None:
     run = Storm(lambda **options: knowing(make_engine, jobs, expected, **options), jobs, seed)
-    run.run(storm(120, 1500))
+    run.run(storm(120, 500))
     completions = iter(expected)
     wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]
     for (name, index), reason in run.reasons.items():

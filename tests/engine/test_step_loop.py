@@ -174,7 +174,7 @@ def test_nothing_is_lost_whatever_happens_in_between(
     make_engine: Make, jobs: list[Submit], expected: list[Any], seed: int, storm: Callable[[int, int], int]
 ) -> None:
     run = Storm(make_engine, jobs, seed)
-    run.run(storm(150, 1500))
+    run.run(storm(150, 500))
     completions = iter(expected)
     wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]
     for (name, index), reason in run.reasons.items():

@@ -30,7 +30,7 @@ def test_unknown_device_is_named() -> None:
 
 
 def test_works_without_triton() -> None:
-    in_fresh_python(
+    check_in_fresh_python(
         """
         import sys
         sys.modules["triton"] = None  # as where it is not installed
@@ -53,7 +53,7 @@ def test_works_without_triton() -> None:
 
 
 def test_import_leaves_cuda_alone() -> None:
-    in_fresh_python(
+    check_in_fresh_python(
         """
         import torch
         from kvscope_kernels import ops_for
@@ -63,6 +63,6 @@ def test_import_leaves_cuda_alone() -> None:
     )
 
 
-def in_fresh_python(program: str) -> None:
+def check_in_fresh_python(program: str) -> None:
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

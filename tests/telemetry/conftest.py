@@ -286,14 +286,19 @@ def record(tmp_path: Path) -> Callable[..., Recorded]:
     """`record(num_frames or messages)`: a whole recording with a keyframe a second."""
 
     def make(what: int | list[TelemetryMessage] = 300, name: str = "session.mcap", **options: int) -> Recorded:
-        messages = synthetic_messages(what) if isinstance(what, int) else what
-        with RecordingWriter(tmp_path / name, **{"keyframe_interval_ns": 1_000_000_000, **options}) as writer:
-            for message in messages:
-                writer.write(message, wait=True)
-        assert writer.num_dropped == 0
-        return Recorded(writer.path, messages)
+        return record_in(tmp_path, what, name, **options)
 
     return make
+
+
+def record_in(folder: Path, what: int | list[TelemetryMessage], name: str, **options: int) -> Recorded:
+    """As `record`, in a folder that others may read too."""
+    messages = synthetic_messages(what) if isinstance(what, int) else what
+    with RecordingWriter(folder / name, **{"keyframe_interval_ns": 1_000_000_000, **options}) as writer:
+        for message in messages:
+            writer.write(message, wait=True)
+    assert writer.num_dropped == 0
+    return Recorded(writer.path, messages)
 
 
 @pytest.fixture

@@ -38,6 +38,8 @@ _TICK_NS: Final = 100_000_000
 _OF_NO_WINDOW: Final = "This plugin does not support"
 _SETTLE_S: Final = 0.35
 """For what views work out in turns of the event loop, after what another process worked out for them."""
+_TURN_S: Final = 0.05
+"""What a turn counts for at most: while the machine was elsewhere the view had no time."""
 
 
 def offscreen_application(scale: int = 1) -> QApplication:
@@ -92,13 +94,15 @@ class Stage:
         self._source.seek(seconds, with_past=False)
         self._wait(lambda: not self._source.is_seeking)
         self._session.poll()
-        begun_s = open_s = time.monotonic()
-        while (now_s := time.monotonic()) - open_s < _SETTLE_S:
-            if not self.view.is_settled and now_s - begun_s < PATIENCE_S:
-                open_s = now_s
+        begun_s = looked_s = time.monotonic()
+        settled_s = 0.0
+        while settled_s < _SETTLE_S:
             self.view.draw_all()
             self._app.processEvents()
             time.sleep(0.005)
+            looked_s, before_s = time.monotonic(), looked_s
+            is_waited_for = not self.view.is_settled and looked_s - begun_s < PATIENCE_S
+            settled_s = 0.0 if is_waited_for else settled_s + min(looked_s - before_s, _TURN_S)
 
     def play_to(self, seconds: float) -> None:
         """Go on to there, through all that happens on the way."""

@@ -25,7 +25,8 @@ from kvscope_telemetry.timeline.segments import RETRY_S, Bounds, Segments
 MAX_BYTES: Final = 512 << 20
 MAX_SECONDS: Final = 600.0
 SEGMENT_S: Final = 30.0
-FLUSH_WAIT_S: Final = 2.0
+FLUSH_WAIT_S: Final = 10.0
+"""Who goes back waits so long for what is not written yet: sooner, the past ends before where they want to be."""
 
 
 class Ring:

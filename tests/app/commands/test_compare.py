@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import record
+from tests.telemetry.conftest import record_in
 
 from kvscope_app.command_line import Options, parse
 from kvscope_app.main import COMMANDS, main
 
-__all__ = ["record"]
-
 HEAVY = ("PySide6", "pyqtgraph", "torch", "triton", "transformers", "kvscope_engine")
 
 
-@pytest.fixture
-def pair(record: Callable) -> tuple[str, str]:  # type: ignore[type-arg]
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Two recordings; A is longer."""
-    return str(record(1500, name="a.mcap").path), str(record(600, name="b.mcap").path)
+    folder = tmp_path_factory.mktemp("pair")
+    return str(record_in(folder, 1500, "a.mcap").path), str(record_in(folder, 600, "b.mcap").path)
 
 
 def test_the_table_needs_no_display_and_no_qt(pair: tuple[str, str]) -> None:

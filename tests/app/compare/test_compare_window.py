@@ -254,6 +254,7 @@ def test_it_leaves_nothing(make_compared):
 
 def test_a_window_on_a_file_compares_it_with_another(desktop, paths, qtbot):
     window = desktop.open_recording(Recording.open(paths[0]))
+    window._unloaded.clear()
     qtbot.waitUntil(lambda: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
     compare_with(window, str(paths[1]))
     qtbot.waitUntil(lambda: bool(desktop.comparisons), timeout=WAIT_MS)
@@ -267,8 +268,7 @@ def test_a_window_on_a_file_compares_it_with_another(desktop, paths, qtbot):
 def test_a_live_session_is_compared_as_it_grows_and_ends_with_its_window(desktop, endpoint, paths, qtbot):
     desktop.attach(endpoint)
     window = desktop.windows[-1]
-    with qtbot.waitSignal(window.views_loaded, timeout=WAIT_MS):
-        pass
+    window._unloaded.clear()
     qtbot.waitUntil(lambda: window.session.timeline_range_ns is not None, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: len(window.session.course) > 0, timeout=WAIT_MS)
     compare_with(window, str(paths[1]))
@@ -287,6 +287,7 @@ def test_what_is_no_recording_is_said_in_one_line(desktop, paths, qtbot, tmp_pat
     broken = tmp_path / "broken.mcap"
     broken.write_bytes(b"nothing of the kind")
     window = desktop.open_recording(Recording.open(paths[0]))
+    window._unloaded.clear()
     compare_with(window, str(broken))
     qtbot.waitUntil(lambda: bool(window.banner.text), timeout=WAIT_MS)
     assert window.banner.text == "That file cannot be opened"

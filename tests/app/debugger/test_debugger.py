@@ -253,7 +253,7 @@ def test_the_map_s_menu_is_about_the_block_under_the_pointer(engine, session, wi
 
 
 def test_the_request_table_s_menu_goes_on_with_ours(session, make_window):
-    window = make_window(session, with_views=True)
+    window = make_window(session, with_views=("requests",))
     assert window.actions_by_name["preempt_swap"] in window.views["requests"].table.actions()
 
 

@@ -26,7 +26,7 @@ def window(make_window, settings, tmp_path, qtbot):
         source = LiveSource(endpoint)
         session = Session(source)
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
-        made = make_window(session, with_views=True)
+        made = make_window(session, with_views=("timeline", "bookmarks"))
         session.start()
         qtbot.waitUntil(lambda: len(session.course) >= 2 and session.timeline_range_ns is not None, timeout=WAIT_MS)
         yield made

@@ -178,7 +178,7 @@ def test_live_alarms_are_kept_in_the_ring(window, qtbot):
     window.alarms.set_rules(all_off(replace(KINDS["kv_usage"].rule, threshold=1.0, seconds=1.0)))
     qtbot.waitUntil(lambda: window.alarm_strip.isVisible(), timeout=WAIT_MS)
     assert [mark.kind for mark in session.bookmarks.shown] == ["kv_usage"]
-    session.kept.ring.flush(10.0)
+    assert session.kept.ring.flush(60.0)
     tape = Tape.open(session.kept.ring.folder, session.kept.ring.origin_ns)
     assert list(settled(tape.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()

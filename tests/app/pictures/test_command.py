@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,6 +17,7 @@ from PIL import Image
 from tests.telemetry.conftest import record
 
 from kvscope_app.main import main
+from kvscope_app.pictures import stage
 from kvscope_app.pictures.command import moments
 from kvscope_telemetry.exports.span import Span
 
@@ -104,6 +108,13 @@ def test_nothing_is_left_of_what_failed(qapp, path, tmp_path, capsys):
     assert "one frame" in capsys.readouterr().err
     assert main(["export", path, "--out", str(tmp_path / "x.png"), "--at", "900"]) == 2
     assert os.listdir(tmp_path) == ["session.mcap"]
+
+
+def test_a_machine_that_is_elsewhere_meanwhile_changes_no_picture(qapp, path, tmp_path, monkeypatch):
+    usual = pixels(export(path, tmp_path / "a.png", "--at", "3"))
+    looks = itertools.count()
+    monkeypatch.setattr(stage, "time", SimpleNamespace(monotonic=lambda: float(next(looks)), sleep=time.sleep))
+    assert np.array_equal(pixels(export(path, tmp_path / "b.png", "--at", "3")), usual)
 
 
 def test_moments_of_a_video():

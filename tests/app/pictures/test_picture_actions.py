@@ -43,7 +43,7 @@ def dialog_of(window, kind):
 
 
 def test_a_picture_of_the_view_that_has_the_keyboard_or_is_pointed_at(session, make_window):
-    window = make_window(session, with_views=True)
+    window = make_window(session, with_views=("memory", "throughput"))
     memory, throughput = window.views["memory"], window.views["throughput"]
     window.focus_view("memory")
     assert view_in_focus(window) is memory

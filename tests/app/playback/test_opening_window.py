@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.effort import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
 
-WAIT_MS = 10_000
+WAIT_MS = 120_000
 
 
 class Slow:

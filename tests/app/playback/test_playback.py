@@ -138,7 +138,7 @@ def test_a_request_that_ends_later_has_not_ended_after_a_seek_back(session):
 
 
 def test_the_window_says_what_it_plays(session, make_window):
-    window = make_window(session, with_views=True)
+    window = make_window(session, with_views=("console",))
     settle(session)
     assert "day.mcap" in window.windowTitle()
     assert window._corner._state.text() == "PLAYBACK"
@@ -276,7 +276,7 @@ def test_actions_jump_and_change_the_speed(session, make_window):
 
 
 def test_every_panel_is_drawn_where_it_stands_still(session, make_window):
-    window = make_window(session, with_views=True, size=(1500, 1000))
+    window = make_window(session, with_views=("throughput",), size=(1500, 1000))
     session.poll()
     view = window.views["throughput"]
     view._drawn.clear()
@@ -327,7 +327,7 @@ def test_times_are_cut_off_never_rounded_up():
 
 def test_the_date_of_another_day_leaves_the_slider_its_room(session, make_window, monkeypatch):
     monkeypatch.setattr("kvscope_app.playback.playback_bar.wall_text", lambda _: "2001-02-03 04:05:06.789")
-    bar = make_window(session, with_views=True).playback
+    bar = make_window(session).playback
     bar.resize(640, bar.height())
     assert bar.wall.isHidden()
     bar.resize(900, bar.height())

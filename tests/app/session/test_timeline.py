@@ -46,6 +46,7 @@ def live(qapp, qtbot, settings, tmp_path):
         session.keep(KeptTimeline(make_ring(settings), source.set_sink))
         session.start()
         qtbot.waitUntil(lambda: len(session.course) >= 3, timeout=WAIT_MS)
+        assert session.kept.ring.flush(60.0)  # what is gone to can be read, however late the ring is
         yield session
         session.close()
         session.deleteLater()
@@ -138,6 +139,7 @@ def test_frame_by_frame(live, qtbot):
 
 
 def test_a_frame_back_from_the_end_pauses_there(live, qtbot):
+    assert live.kept.ring.flush(60.0)  # a machine that is busy lets it be late
     live.step_frames(-1)
     live.step_frames(-1)
     frozen = live._cursor.frozen.seq
@@ -182,6 +184,7 @@ def test_beyond_the_end_it_is_live(live, qtbot):
 
 def test_a_jump_to_an_event_shows_it(live, qtbot):
     qtbot.waitUntil(lambda: len(live.course.events) > 3, timeout=WAIT_MS)
+    assert live.kept.ring.flush(60.0)
     assert live.go_to_event(None, forward=False)
     event = live.course.events[len(live.course.events.find(None, live.cursor_ns)) - 1]
     arrive(live, qtbot)

@@ -13,7 +13,7 @@ def window(engine, session, make_window, poll, qtbot):
     for step in range(6):
         engine.hold([step])
         poll(session)
-    made = make_window(session, with_views=True, size=(1500, 900))
+    made = make_window(session, with_views=("throughput", "timeline", "heatmap"), size=(1500, 900))
     made.activateWindow()
     qtbot.waitUntil(made.isActiveWindow)
     return made

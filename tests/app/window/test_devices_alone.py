@@ -43,7 +43,7 @@ def test_the_roofline_says_that_there_are_no_steps(make_engine, make_session, po
 
 def test_nothing_is_said_or_proposed_as_if_there_were_an_engine(make_engine, make_session, make_window, poll):
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
-    window = make_window(session, with_views=True)
+    window = make_window(session, with_views=("console", "prefixes"))
     poll(session)
     prefixes, page = window.views["prefixes"], window.views["console"].page
     prefixes.refresh()

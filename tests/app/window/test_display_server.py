@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvscope_app.window import display_server
 from kvscope_app.window.display_server import missing_library, require_display, require_qt, require_sound_qt
 from kvscope_telemetry.errors import KvscopeError
 
@@ -26,8 +27,13 @@ def test_xcb_asked_for_without_display():
 
 
 @pytest.mark.parametrize("environment", [{"QT_QPA_PLATFORM": "offscreen"}, {"WAYLAND_DISPLAY": "wayland-0"}])
-def test_other_platforms_are_trusted(environment):
+def test_other_platforms_are_trusted(environment, monkeypatch):
+    asked = []
+    monkeypatch.setattr(display_server, "_require_x_server", asked.append)
     require_display(environment)
+    assert asked == []
+    require_display({"DISPLAY": ":0"})
+    assert asked == [":0"]
 
 
 def test_a_missing_library_is_named_with_its_package():
@@ -38,8 +44,8 @@ def test_a_missing_library_is_named_with_its_package():
 
 
 def test_qt_here_is_usable():
-    require_qt()
-    require_sound_qt()
+    assert require_qt() is None, "nothing was raised"
+    assert require_sound_qt() is None
 
 
 def test_the_pyside_that_corrupts_memory_is_refused(monkeypatch):

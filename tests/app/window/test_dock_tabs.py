@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QTabBar
 
 
 def test_names_of_tabs_stay_whole_in_a_small_window(session, make_window, qtbot):
-    window = make_window(session, with_views=True)
+    window = make_window(session)
     window.resize(900, 600)
     docks = list(window.docks.values())
     for dock in docks[1:]:

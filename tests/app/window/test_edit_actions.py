@@ -19,7 +19,7 @@ def window(engine, session, make_window, poll, qtbot):
         engine.request(number, blocks=[number])
         engine.hold([number], owner=number)
     poll(session)
-    made = make_window(session, with_views=True, size=(1500, 900))
+    made = make_window(session, with_views=("console", "requests"), size=(1500, 900))
     made.activateWindow()
     qtbot.waitUntil(made.isActiveWindow)
     return made

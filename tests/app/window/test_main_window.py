@@ -388,7 +388,7 @@ def test_a_small_window_stays_small_while_its_views_are_loaded(engine, session, 
 
 def test_a_closed_window_hears_no_more_of_its_session(engine, session, make_window, poll):
     poll(session)
-    window = make_window(session, with_views=True)
+    window = make_window(session, with_views=("what_if",))
     window.close()
     what_if = window.views["what_if"]
     window.refresher.touch_all()

@@ -8,7 +8,7 @@ from kvscope_app.views.page_map.color_modes import ColorMode
 
 
 def test_choices_of_the_views_are_kept(session, make_window, qtbot):
-    first = make_window(session, with_views=True, size=(1500, 900))
+    first = make_window(session, with_views=("requests", "throughput", "events"), size=(1500, 900))
     first.actions_by_name["color_age"].trigger()
     first.actions_by_name["flash"].trigger()
     requests, throughput, events = (first.views[name] for name in ("requests", "throughput", "events"))
@@ -19,7 +19,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
     for kind in ("preempted", "refused"):
         events.kind_actions[kind].trigger()
     first.close()
-    second = make_window(session, with_views=True, size=(1500, 900))
+    second = make_window(session, with_views=("requests", "throughput", "events"), size=(1500, 900))
     requests, throughput, events = (second.views[name] for name in ("requests", "throughput", "events"))
     assert second.page_map.mode is ColorMode.AGE
     assert second.actions_by_name["color_age"].isChecked()
@@ -37,7 +37,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
 
 def test_a_value_of_a_later_version_is_left_alone(session, make_window, themes):
     themes.settings.change(request_filter="Sleeping", event_kinds=("teleported",), chart_range_s=7.5)
-    window = make_window(session, with_views=True)
+    window = make_window(session, with_views=("requests", "throughput", "events"))
     assert window.views["requests"].filter.currentText() == "All"
     assert window.views["events"].kinds.text().startswith("All kinds")
     window.close()

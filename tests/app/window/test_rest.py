@@ -30,7 +30,7 @@ def counted(view, monkeypatch):
 def test_views_behind_another_tab_do_nothing_until_they_are_raised(
     engine, session, make_window, poll, qtbot, monkeypatch
 ):
-    window = make_window(session, with_views=True, size=(1500, 900))
+    window = make_window(session, with_views=("requests", *BEHIND), size=(1500, 900))
     window.docks["requests"].raise_()
     qtbot.waitUntil(lambda: not any(in_sight(window.views[name]) for name in BEHIND), timeout=30_000)
     assert all(window.views[name].isVisible() for name in BEHIND), "Qt calls them visible"

@@ -13,8 +13,8 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
+from hypothesis.stateful import run_state_machine_as_test as check_machine
 
 from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, pack_tokens
@@ -187,7 +187,7 @@ class PoolMachine(RuleBasedStateMachine):
 def test_every_pool_keeps_its_books(storm: Callable[[int, int], int]) -> None:
     """The rules above over long histories."""
     few = settings(
-        max_examples=storm(100, 500),
+        max_examples=storm(100, 200),
         stateful_step_count=40,
     )
-    run_state_machine_as_test(PoolMachine, settings=few)
+    check_machine(PoolMachine, settings=few)

@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
+from hypothesis.stateful import run_state_machine_as_test as check_machine
 
 from kvscope_engine.policy.prefixes.prefix_index import published_hash
 from kvscope_engine.policy.request import Request
@@ -158,10 +158,10 @@ def _node(digest: bytes, before: int, rows: dict[bytes, list[int]], after: dict[
 
 
 def test_the_tree_of_a_mirror_is_the_engines_cache(drive: Make, storm: Callable[[int, int], int]) -> None:
-    run_state_machine_as_test(
+    check_machine(
         lambda: PrefixTreeMachine(drive),
         settings=settings(
-            max_examples=storm(40, 300),
+            max_examples=storm(40, 100),
             stateful_step_count=25,
         ),
     )

@@ -222,17 +222,17 @@ class SchedulerMachine(RuleBasedStateMachine):
 def test_requests_and_blocks_agree(
     drive: Make, expected_completion: Make, allocator: str, knows_lengths: bool, storm: Callable[[int, int], int]
 ) -> None:
-    _run(lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths), storm(30, 120))
+    _check_machine(lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths), storm(30, 60))
 
 
 def test_requests_and_blocks_agree_over_all_tiers(
     drive: Make, expected_completion: Make, storm: Callable[[int, int], int]
 ) -> None:
     """Swapped, sunk, demoted, loaded, lost: every request reads its own past, and every place is accounted for."""
-    _run(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), storm(60, 300))
+    _check_machine(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), storm(60, 150))
 
 
-def _run(machine: Callable[[], SchedulerMachine], max_examples: int) -> None:
+def _check_machine(machine: Callable[[], SchedulerMachine], max_examples: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(

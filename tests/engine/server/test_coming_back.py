@@ -433,13 +433,17 @@ def test_the_library_comes_back_by_itself_over_a_cut_line(start: Callable[..., S
     port = int(site.service.telemetry_endpoint.rpartition(":")[2])
     cuts = _neighbours(port)
     try:
-        _stream_over(cuts)
+        ids, finish_reason = _stream_over(cuts)
     finally:
         for cut in cuts:
             cut.close()
+    assert len(ids) == 400
+    assert ids == list(range(ids[0], ids[0] + 400)), "no token is lost, doubled or out of order"
+    assert finish_reason == "length"
 
 
-def _stream_over(cuts: tuple[Cut, Cut]) -> None:
+def _stream_over(cuts: tuple[Cut, Cut]) -> tuple[list[int], str]:
+    """The ids of 400 tokens and how the request finished, over lines that are cut three times meanwhile."""
     replies: list[Reply] = []
     with LiveSource(f"tcp://127.0.0.1:{cuts[0].port}") as source:
 
@@ -454,10 +458,8 @@ def _stream_over(cuts: tuple[Cut, Cut]) -> None:
                 cut.cut()
         assert source.wait(lambda: has(Finished, 1), WAIT_S)
     ids = [i for reply in replies if isinstance(reply, Tokens) for i in reply.token_ids]
-    assert len(ids) == 400
-    assert ids == list(range(ids[0], ids[0] + 400)), "no token is lost, doubled or out of order"
     last = next(reply for reply in replies if isinstance(reply, Finished))
-    assert last.finish_reason == "length"
+    return ids, last.finish_reason
 
 
 def _neighbours(port: int) -> tuple[Cut, Cut]:

@@ -18,7 +18,7 @@ def test_what_is_left_of_a_ring_is_exported(tmp_path: Path) -> None:
     with closing(ring):
         session = Session(ring)
         session.go_on(900)
-        ring.flush(10.0)
+        assert ring.flush(60.0)
         tape = Tape(tmp_path / "ring", ring.origin_ns)
         assert tape.first_s > 0
         for name in ("requests.csv", "metrics.csv", "report.html", "trace.perfetto-trace"):

@@ -230,7 +230,7 @@ def test_what_is_no_batch_is_refused(payload: bytes) -> None:
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_batch_or_refused(data: bytes) -> None:
-    _refused_or_sound(data)
+    _check_refused_or_sound(data)
 
 
 @given(st.sampled_from(sorted(CAPTURED.values())), st.data())
@@ -238,8 +238,8 @@ def test_captured_bytes_that_were_changed_are_a_batch_or_refused(captured: str, 
     payload = bytearray.fromhex(captured)
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    _refused_or_sound(bytes(payload))
-    _refused_or_sound(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
+    _check_refused_or_sound(bytes(payload))
+    _check_refused_or_sound(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
 
 
 VALUES = st.recursive(
@@ -265,7 +265,7 @@ def test_events_of_any_content_are_read_left_out_or_counted(events: list[object]
     _check_types(batch)
 
 
-def _refused_or_sound(data: bytes) -> None:
+def _check_refused_or_sound(data: bytes) -> None:
     try:
         batch = decode_batch(data)
     except ProtocolError:

@@ -143,6 +143,7 @@ def test_our_stream_follows_our_publisher_live_and_late(
         each.until(lambda each=each: each.stream.status.seq == 599)
         each.until(lambda each=each: each.stream.status.state is StreamState.LIVE)
         each.until(lambda each=each: each.follower.cached == {*range(1, 100), *range(400, 601)})
+    assert early.follower.cached == late.follower.cached
 
 
 def test_a_full_queue_drops_with_a_hole_and_holds_up_nobody(
@@ -181,6 +182,8 @@ def test_a_consumer_sees_that_batches_were_dropped(
     watched.until(lambda: watched.stream.status.seq == 9)
     watched.until(lambda: watched.stream.status.state is StreamState.UNCERTAIN)
     watched.until(lambda: any(isinstance(item, Gap) for item in watched.follower.items))
+    gap = next(item for item in watched.follower.items if isinstance(item, Gap))
+    assert (gap.first, gap.last) == (5, 8)
 
 
 def test_a_batch_that_cannot_be_written_is_a_hole(

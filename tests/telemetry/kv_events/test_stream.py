@@ -69,6 +69,7 @@ def test_what_was_missed_last_is_found_when_it_is_quiet(fake: Fake, watch: Watch
     publisher.buffer.append((1, batch(stored(2))))
     watched.until(lambda: watched.stream.status.seq == 1, publisher)
     watched.until(lambda: watched.follower.cached == {1, 2}, publisher)
+    assert [type(item) for item in watched.follower.items] == [Received] * 2
 
 
 @pytest.mark.parametrize("missed", [0, 1, 3])

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcap.reader import make_reader
 from mcap.writer import CompressionType, Writer
-from tests.conftest import STORMS
 
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import BlockRows, Ledger
@@ -169,7 +168,7 @@ def is_sound(frame: Frame) -> bool:
     return True
 
 
-@settings(max_examples=120 if STORMS else 50, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(frames=st.lists(FRAMES_OF.filter(is_sound), min_size=1, max_size=6), late=st.lists(st.integers(0, 9)))
 def test_every_byte_comes_back(frames: list[Frame], late: list[int]) -> None:
     data = [encode(frame) for frame in frames]

@@ -44,4 +44,5 @@ def test_signals_and_the_end_may_come_together() -> None:
         thread.start()
         for _ in range(20):
             wakeup.signal()
-        thread.join()
+        thread.join(60.0)
+        assert not thread.is_alive(), "nobody waits for the other for ever"

@@ -26,7 +26,7 @@ def _session() -> tuple[SyntheticEngine, Mirror, list[Frame]]:
     return engine, mirror, [engine.advance() for _ in range(NUM_FRAMES)]
 
 
-def _same(left: Update, right: Update) -> None:
+def _assert_same(left: Update, right: Update) -> None:
     np.testing.assert_array_equal(left.block_ids, right.block_ids)
     for name in COLUMNS:
         np.testing.assert_array_equal(left.block_columns[name], right.block_columns[name])
@@ -45,7 +45,7 @@ def test_any_cut_into_batches_gives_the_same_update(cuts: set[int]) -> None:
     _, _, frames = _session()
     borders = [0, *sorted(cuts), NUM_FRAMES]
     parts = [coalesce(frames[a:b]) for a, b in pairwise(borders)]
-    _same(merge(parts), coalesce(frames))
+    _assert_same(merge(parts), coalesce(frames))
 
 
 @settings(max_examples=15, deadline=None)

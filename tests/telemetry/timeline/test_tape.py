@@ -27,7 +27,7 @@ from kvscope_telemetry.timeline.tape import Tape
 MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]
 SameState = Callable[[Mirror, Mirror], None]
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def test_it_is_one_recording(make_ring: MakeRing, make_session: MakeSession) -> None:

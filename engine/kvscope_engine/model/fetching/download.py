@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -73,10 +74,10 @@ def _reason(log: str) -> str:
 
 
 def _largest_file(folder: Path) -> int:
+    """pip takes files and folders away meanwhile: what is gone counts for nothing."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except OSError:  # pip took it away meanwhile
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                sizes.append(os.stat(os.path.join(parent, name)).st_size)
     return max(sizes)

@@ -177,8 +177,13 @@ def test_both_themes_and_every_width(view, tell):
 def test_what_is_as_before_is_not_shown_again(view, tell, monkeypatch):
     tell()
     view.refresh()
-    monkeypatch.setattr(view, "_show", lambda devices: pytest.fail("it was shown already"))
+    shown = []
+    monkeypatch.setattr(view, "_show", shown.append)
     view.refresh()
+    assert shown == [], "it was shown already"
+    tell()
+    view.refresh()
+    assert len(shown) == 1
 
 
 def test_processes_are_listed_sorted_and_copied(view, tell, nvml):

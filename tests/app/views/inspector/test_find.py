@@ -82,7 +82,7 @@ def test_what_is_over_leads_to_when_it_was(busy):
 
 
 def test_enter_selects_in_every_view(busy, make_window, qtbot):
-    window = make_window(busy, with_views=True, size=(1500, 900))
+    window = make_window(busy, with_views=("requests", "inspector"), size=(1500, 900))
     sheet = open_find(window)
     qtbot.keyClicks(sheet.line, "7")
     assert shown(sheet)[0].block == 7
@@ -165,7 +165,7 @@ def test_an_engine_that_does_not_answer_is_not_waited_for(engine, busy, make_win
 
 
 def test_a_double_click_on_a_block_opens_the_inspector(busy, make_window, qtbot):
-    window = make_window(busy, with_views=True, size=(1500, 900))
+    window = make_window(busy, with_views=("inspector",), size=(1500, 900))
     assert not window.docks["inspector"].isVisible()
     canvas = window.page_map.canvas
     at = canvas.cell_rect(8).center()

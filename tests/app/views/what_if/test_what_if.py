@@ -264,7 +264,7 @@ def test_shutting_down_ends_the_child_even_one_that_does_not_listen(make_view, b
 
 
 def test_the_window_asks_only_while_the_panel_is_seen_and_ends_it_when_it_closes(session, busy, make_window, qtbot):
-    window = make_window(session, with_views=True, size=(1500, 900))
+    window = make_window(session, with_views=("what_if",), size=(1500, 900))
     view = window.views["what_if"]
     view.refresh()
     assert not view.process.is_running

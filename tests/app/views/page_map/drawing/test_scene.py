@@ -229,6 +229,8 @@ def test_tiny_windows_and_pools_draw():
             scene.change(hold(ledger, [0]), 2, S)
             scene.zoom(3.0, 0, 0)
             scene.fit_all()
+            assert scene.pixels.shape == size[::-1]
+            assert scene.pixels.any(), (num_blocks, size)
 
 
 def test_union_of_spans():

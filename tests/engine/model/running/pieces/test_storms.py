@@ -68,7 +68,7 @@ def test_nothing_is_lost_whatever_happens_in_between(
 ) -> None:
     """Aborts, preemptions and steps ahead of others at random."""
     run = Storm(make_engine, jobs, 0)
-    run.run(storm(80, 1000))
+    run.run(storm(80, 300))
     completions = iter(expected)
     wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]
     for (name, index), reason in run.reasons.items():
