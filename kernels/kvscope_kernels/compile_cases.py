@@ -110,11 +110,19 @@ def blocks_case(heads: Heads, options: Options, dtype: str = "bf16", form: int =
     return _launch("block_attention", variant, _block_attention_kernel, constants, dtype)
 
 
+def bounds_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
+    """Bounds of keys."""
+    constants = {"NUM_KV_HEADS": heads.num_kv_heads, **bounds_constants(heads.head_dim, _BLOCK_SIZE)}
+    constants |= _format_constants(form)
+    constants.pop("v_scale", None)
+    variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}"
+    return _launch("block_bounds", variant, _block_bounds_kernel, constants, dtype)
+
+
 def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     """What sparse decode adds: bounds of keys, and scores of blocks by them."""
+    yield bounds_case(heads, dtype)
     variant, kv_heads = f"{heads} {dtype}", {"NUM_KV_HEADS": heads.num_kv_heads}
-    bounds = {**kv_heads, **bounds_constants(heads.head_dim, _BLOCK_SIZE)}
-    yield _launch("block_bounds", variant, _block_bounds_kernel, bounds, dtype)
     scores = {**kv_heads, **score_constants(heads.group, heads.head_dim), "UPCAST_DOT": False}
     yield _launch("block_scores", variant, _block_scores_kernel, scores, dtype)
 
@@ -216,6 +224,7 @@ def quantized_cases(heads: Heads, capability: int, dtype: str = "bf16", options:
         yield prefill_case(heads, options, capability, dtype, form)
         yield prefill_case(heads, options, capability, dtype, form, max_query_len=1)
         yield write_case(heads, dtype, form)
+        yield bounds_case(heads, dtype, form)
         yield rotate_case(heads, dtype, form, has_norm=True)
 
 
@@ -252,6 +261,7 @@ def core_cases(capability: int) -> Iterator[Launch]:
         yield case(SMOLLM2_135M, PLAIN, form=fp8_format(capability))
     for form in (INT8, fp8_format(capability)):
         yield write_case(SMOLLM2_135M, form=form)
+        yield bounds_case(SMOLLM2_135M, form=form)
 
 
 def _attention_constants(heads: Heads, tiles: DotTiles, options: Options, form: int) -> dict[str, object]:

@@ -120,7 +120,9 @@ class BlockAttention(Protocol):
 class BlockBounds(Protocol):
     """See `relevance.block_bounds.block_bounds`."""
 
-    def __call__(self, k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor) -> None: ...
+    def __call__(
+        self, k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None
+    ) -> None: ...
 
 
 class BlockScores(Protocol):

@@ -8,7 +8,7 @@ import torch
 
 from kvscope_kernels import ops_for
 
-EDGES = [0, 1, 15, 16, 17, 40]
+EDGES, FP8 = [0, 1, 15, 16, 17, 40], torch.float8_e4m3fn
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"seq_lens": EDGES},
     "bf16": {"seq_lens": EDGES, "dtype": torch.bfloat16},
@@ -16,6 +16,8 @@ CASES: dict[str, dict[str, Any]] = {
     "odd block, odd dims": {"seq_lens": [0, 6, 7, 8, 30], "block_size": 7, "head_dim": 80, "layout": "NHD"},
     "slots of one": {"seq_lens": [0, 1, 2, 20], "block_size": 1},
     "blocks of more than a tile": {"seq_lens": [150, 3], "block_size": 96, "head_dim": 128},
+    "int8": {"seq_lens": EDGES, "kv_dtype": torch.int8},
+    "e4m3, odd block, heads last": {"seq_lens": [0, 6, 30], "block_size": 7, "kv_dtype": FP8, "layout": "NHD"},
 }
 
 
@@ -40,8 +42,9 @@ def written(batch: Any, ops: Any) -> torch.Tensor:
     bounds, lengths = empty_bounds(batch), [len(keys) for keys in batch.keys]
     cuts = [max(0, length - 3) for length in lengths]
     first = slots_of(batch, [0] * len(cuts), cuts)
-    ops.block_bounds(batch.k_cache, bounds, torch.cat((first, first.new_full((2,), -1))))
-    ops.block_bounds(batch.k_cache, bounds, slots_of(batch, cuts, lengths))
+    scale = batch.options.get("k_scale")
+    ops.block_bounds(batch.k_cache, bounds, torch.cat((first, first.new_full((2,), -1))), scale)
+    ops.block_bounds(batch.k_cache, bounds, slots_of(batch, cuts, lengths), scale)
     return bounds
 
 
@@ -58,8 +61,9 @@ def expected_bounds(batch: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_are_those_of_the_slots_written(name: str, runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
-    found = written(batch, runner.ops).cpu().double()
-    assert torch.equal(found.nan_to_num(7.0), expected_bounds(batch).nan_to_num(7.0)), "NaN where nothing was written"
+    found = written(batch, runner.ops).cpu()
+    expected = expected_bounds(batch).to(found.dtype)
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0)), "NaN where nothing was written"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -101,6 +105,8 @@ def test_wrong_tensors_are_refused(shape: Any, build: Any) -> None:
         ops.block_bounds(batch.k_cache, bounds.double(), slots[:0])
     with pytest.raises(ValueError, match="slot_mapping"):
         ops.block_bounds(batch.k_cache, bounds, slots.int())
+    with pytest.raises(ValueError, match="k_scale is None"):
+        ops.block_bounds(batch.k_cache.to(torch.int8), bounds, slots)
     with pytest.raises(ValueError, match="query"):
         ops.block_scores(batch.query[..., :8], bounds, batch.block_tables, batch.seq_lens, block_size=16)
     with pytest.raises(ValueError, match="seq_lens"):

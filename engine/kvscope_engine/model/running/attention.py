@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerKV
-from kvscope_engine.model.sparse.page_choice import PageChoice, by_head
+from kvscope_engine.model.sparse.page_choice import PageChoice, heads_apart
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import Ops
 from kvscope_kernels.decode.plan import DecodePlans
@@ -151,7 +151,7 @@ class PagedContext(AttentionContext):
 
     def _update_bounds(self, kv: LayerKV) -> None:
         if kv.bounds is not None:
-            self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping)
+            self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping, kv.k_scale)
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
         """(T, Hq, D) over keys and values that are stored, those of the step among them -> (T, Hq, D)."""
@@ -211,9 +211,9 @@ class PagedContext(AttentionContext):
             tables, lengths = batch.block_tables, batch.seq_lens
             return self.ops.decode(query, kv.k, kv.v, tables, lengths, plans=self.plans, **given)
         rows = query.reshape(len(chosen.seq_lens), -1, query.shape[-1])
+        kv = heads_apart(kv)
         given = _given(kv, options, chosen.max_seq_len, None if out is None else out.view(rows.shape))
-        k, v = by_head(kv.k), by_head(kv.v)
-        return self.ops.decode(rows, k, v, chosen.block_tables, chosen.seq_lens, **given).view(query.shape)
+        return self.ops.decode(rows, kv.k, kv.v, chosen.block_tables, chosen.seq_lens, **given).view(query.shape)
 
     def _prefill(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor | None

@@ -23,13 +23,15 @@ OPS = {"torch": torch_ops, "compiled": lambda: ops_for("cpu")}
 class Decodes:
     """A layer's blocks, poisoned where nothing was written, and a decode of each length."""
 
-    def __init__(self, lengths: list[int], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, lengths: list[int], dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None
+    ) -> None:
         draw = torch.Generator().manual_seed(7)
         cuts = [-(-length // BLOCK_SIZE) for length in lengths]
-        shape = LayerShape(KV_HEADS, DIM, has_bounds=True)
-        self.storage = KVStorage(sum(cuts) + 2, BLOCK_SIZE, [shape], dtype, torch.device("cpu"))
+        shape = LayerShape(KV_HEADS, DIM, bounds_dtype=dtype)
+        self.storage = KVStorage(sum(cuts) + 2, BLOCK_SIZE, [shape], kv_dtype or dtype, torch.device("cpu"))
         for tensor in self.storage.block_tensors:
-            tensor.fill_(math.nan)
+            tensor.fill_(math.nan if tensor.is_floating_point() else 127)
         self.kv = self.storage.layer(0)
         self.tables = torch.full((len(lengths), max(cuts) + 1), -5, dtype=torch.int32)
         free = torch.randperm(self.storage.num_blocks, generator=draw).tolist()
@@ -40,9 +42,9 @@ class Decodes:
             slots += [int(self.tables[row, at // BLOCK_SIZE]) * BLOCK_SIZE + at % BLOCK_SIZE for at in range(length)]
         self.slots = torch.tensor(slots, dtype=torch.int64)
         new = torch.randn(2, len(slots), KV_HEADS, DIM, generator=draw).to(dtype)
-        torch_ops().kv_write(*new, self.kv.k, self.kv.v, self.slots)
+        torch_ops().kv_write(*new, self.kv.k, self.kv.v, self.slots, self.kv.k_scale, self.kv.v_scale)
         assert self.kv.bounds is not None
-        torch_ops().block_bounds(self.kv.k, self.kv.bounds, self.slots)
+        torch_ops().block_bounds(self.kv.k, self.kv.bounds, self.slots, self.kv.k_scale)
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32)
         self.query = torch.randn(len(lengths), HEADS, DIM, generator=draw).to(dtype)
         self.lengths = lengths
@@ -103,10 +105,14 @@ def test_each_head_attends_to_its_best_blocks_and_no_other(name: str, fraction: 
 
 
 @pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_every_block_chosen_it_is_full_attention(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [(torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.float8_e4m3fn)]
+)
+def test_with_every_block_chosen_it_is_full_attention(
+    name: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
     """By way of the compact tables, which then are the whole ones; and without them, to the bit."""
-    ops, decodes = OPS[name](), Decodes(LENGTHS, dtype)
+    ops, decodes = OPS[name](), Decodes(LENGTHS, dtype, kv_dtype)
     full = decodes.attend(None, ops)
     assert torch.equal(decodes.attend(choice_of(1.0, ops), ops), full)
     nearly = choice_of(1.0, ops)
@@ -167,3 +173,6 @@ def test_what_is_read_is_the_blocks_chosen_and_the_bounds_of_all() -> None:
     assert choice.num_tokens_read(12) == 12
     assert choice.num_tokens_read(41) == 2 * BLOCK_SIZE + 1 + 11
     assert choice.num_tokens_read(400) == 25 * BLOCK_SIZE + 100
+    storage = Decodes([9], torch.bfloat16, torch.int8).storage
+    eight_bits = PageChoice(0.25, BLOCK_SIZE, torch_ops(), storage.bounds_tokens)
+    assert eight_bits.num_tokens_read(41 * 64) == 656 // 4 * BLOCK_SIZE + math.ceil(656 * 2 * DIM / (DIM + 4))
