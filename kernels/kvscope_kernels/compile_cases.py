@@ -20,7 +20,7 @@ from kvscope_kernels.paged_decode_attention import _paged_decode_attention_kerne
 from kvscope_kernels.paged_prefill_attention import _paged_prefill_attention_kernel
 from kvscope_kernels.relevance.block_attention import _block_attention_kernel
 from kvscope_kernels.relevance.block_bounds import _block_bounds_kernel, bounds_constants
-from kvscope_kernels.relevance.block_scores import _block_scores_kernel, score_constants
+from kvscope_kernels.relevance.block_scores import NEAR, _block_scores_kernel, score_constants
 from kvscope_kernels.rms_norm import _rms_norm_kernel, norm_constants
 from kvscope_kernels.rotate_write import _rotate_write_kernel, rotate_constants
 from kvscope_kernels.triton_language import Kernel
@@ -123,7 +123,7 @@ def choice_cases(heads: Heads, dtype: str = "bf16") -> Iterator[Launch]:
     """What sparse decode adds: bounds of keys, and scores of blocks by them."""
     yield bounds_case(heads, dtype)
     variant, kv_heads = f"{heads} {dtype}", {"NUM_KV_HEADS": heads.num_kv_heads}
-    scores = {**kv_heads, **score_constants(heads.group, heads.head_dim), "UPCAST_DOT": False}
+    scores = {**kv_heads, **score_constants(heads.group, heads.head_dim), "NEAR": NEAR, "UPCAST_DOT": False}
     yield _launch("block_scores", variant, _block_scores_kernel, scores, dtype)
 
 

@@ -136,6 +136,8 @@ class BlockScores(Protocol):
         seq_lens: Tensor,
         *,
         block_size: int,
+        scale: float,
+        softcap: float | None = None,
         max_seq_len: int | None = None,
     ) -> Tensor: ...
 

@@ -171,10 +171,11 @@ def _add_cache_options(group: argparse._ArgumentGroup) -> None:
         "--sparse-decode",
         type=number,
         metavar="FRACTION",
-        help="each new token attends to this fraction of its request's blocks, above 0 and at most 1: those whose keys"
-        " could score highest, by layer and KV head (Quest); prompts, the first two layers, layers with a sliding"
-        " window and requests of up to 256 tokens are attended to in full; answers change a little, and the bounds of"
-        " the keys take a sixteenth of the KV's memory beside it in blocks of 16 (without it: all blocks)",
+        help="each new token attends to this fraction of its request's blocks, above 0 and at most 1: those on which,"
+        " as far as bounds of their keys tell, most of its attention falls, by layer and KV head (after Quest);"
+        " prompts, the first two layers, layers with a sliding window and requests of up to 256 tokens are attended to"
+        " in full; answers change a little, and the bounds of the keys take a sixteenth of the KV's memory beside it in"
+        " blocks of 16, an eighth with an 8-bit KV cache (without it: all blocks)",
     )
     group.add_argument(
         "--allocator",

@@ -1,4 +1,5 @@
-"""Which blocks a decode attends to: those whose keys could score highest (Quest, arXiv 2406.10774).
+"""Which blocks a decode attends to: those on which most of its attention falls, as far as bounds of their keys tell
+(Quest, arXiv 2406.10774, with another ranking: see `kvscope_kernels.relevance.block_scores`).
 
 Owns how many are taken and the compact tables of those that are. Every KV head of every request chooses for itself;
 for decode attention each is a request of one KV head, over the same bytes seen as blocks of one head. All shapes
@@ -59,7 +60,15 @@ class PageChoice:
         return num_tokens - skipped + math.ceil(num_blocks * self._bounds_tokens)
 
     def choose(
-        self, query: torch.Tensor, kv: LayerKV, block_tables: torch.Tensor, seq_lens: torch.Tensor, max_seq_len: int
+        self,
+        query: torch.Tensor,
+        kv: LayerKV,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        max_seq_len: int,
+        *,
+        scale: float,
+        softcap: float | None = None,
     ) -> Chosen | None:
         """For queries (batch, Hq, D) of a layer that has bounds; None where all blocks are to be attended to."""
         width = min(block_tables.shape[1], -(-max_seq_len // self._block_size))
@@ -67,7 +76,11 @@ class PageChoice:
         if kv.bounds is None or most >= width:
             return None
         scores = self._ops.block_scores(
-            query, kv.bounds, block_tables, seq_lens, block_size=self._block_size, max_seq_len=max_seq_len
+            *(query, kv.bounds, block_tables, seq_lens),
+            block_size=self._block_size,
+            scale=scale,
+            softcap=softcap,
+            max_seq_len=max_seq_len,
         )
         num_blocks = (seq_lens + (self._block_size - 1)) // self._block_size
         columns, num_chosen = self._best(scores, num_blocks[:, None, None], most)

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from kvscope_engine.model.running.attention import AttentionOptions, DecodeBatch, PagedContext
+from kvscope_engine.model.running.block_shares import BlockShares
 from kvscope_engine.model.running.kv_storage import KVStorage, LayerShape
 from kvscope_engine.model.sparse.page_choice import PageChoice, by_head
 from kvscope_engine.model.sparse.skips import BlockSkips
 from kvscope_kernels import ops_for
 from kvscope_kernels.dispatch import torch_ops
+from kvscope_kernels.relevance.block_scores import NEAR
 
 BLOCK_SIZE, HEADS, KV_HEADS, DIM = 4, 6, 2, 16
 LENGTHS = [0, 1, 37, 40, 41, 90]
@@ -49,24 +51,25 @@ class Decodes:
         self.query = torch.randn(len(lengths), HEADS, DIM, generator=draw).to(dtype)
         self.lengths = lengths
 
-    def attend(self, choice: PageChoice | None, ops: Any, skips: BlockSkips | None = None) -> torch.Tensor:
+    def attend(
+        self, choice: PageChoice | None, ops: Any, skips: BlockSkips | None = None, shares: BlockShares | None = None
+    ) -> torch.Tensor:
         """Decode attention as a step does it."""
         batch = DecodeBatch(self.tables, self.seq_lens, max(self.lengths))
         context = PagedContext(
-            self.storage, ops, self.slots[:0], len(self.lengths), batch, None, choice=choice, skips=skips
+            self.storage, ops, self.slots[:0], len(self.lengths), batch, None, choice=choice, skips=skips, shares=shares
         )
         return context.attend_written(self.query, self.kv, AttentionOptions(DIM**-0.5))
 
     def best(self, choice: PageChoice, row: int, head: int) -> list[int]:
-        """Columns, by the letter: the first, the last, and those with the highest bounds."""
+        """Columns, by the letter: the first, the last, and those with most of the attention by their bounds."""
         count = -(-self.lengths[row] // BLOCK_SIZE)
         queries = self.query[row].view(KV_HEADS, -1, DIM)[head]
         bounds = self.kv.bounds
         assert bounds is not None
-        scores = []
-        for column in range(count):
-            low, high = bounds[self.tables[row, column], :, head]
-            scores.append(max(float(torch.maximum(one * low, one * high).sum()) for one in queries))
+        low, high = bounds[self.tables[row, :count].long(), :, head, None].unbind(1)
+        near, far = torch.maximum(queries * low, queries * high), torch.minimum(queries * low, queries * high)
+        scores = ((NEAR * near + (1 - NEAR) * far).sum(-1) * DIM**-0.5).softmax(0).sum(1).tolist()
         ranked = sorted(range(count), key=lambda column: (column not in (0, count - 1), -scores[column]))
         return sorted(ranked[: choice.num_attended(count)])
 
@@ -83,7 +86,7 @@ def test_each_head_attends_to_its_best_blocks_and_no_other(name: str, fraction: 
     """The result is what full attention over those blocks alone gives."""
     ops, decodes = OPS[name](), Decodes(lengths)
     choice = choice_of(fraction, ops)
-    chosen = choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, max(lengths))
+    chosen = choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, max(lengths), scale=DIM**-0.5)
     assert chosen is not None
     found = decodes.attend(choice, ops)
     keys, values = decodes.kv.k, decodes.kv.v
@@ -130,7 +133,7 @@ def test_what_is_short_is_attended_to_in_full() -> None:
     assert PageChoice(0.1, 16, ops).min_blocks == 16, "256 tokens"
     assert PageChoice(0.1, 1024, ops).min_blocks == 3, "the first, the last and one to choose"
     decodes, choice = Decodes([5, 12]), choice_of(0.1, ops, 3)
-    assert choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, 12) is None
+    assert choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, 12, scale=1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -176,3 +179,20 @@ def test_what_is_read_is_the_blocks_chosen_and_the_bounds_of_all() -> None:
     storage = Decodes([9], torch.bfloat16, torch.int8).storage
     eight_bits = PageChoice(0.25, BLOCK_SIZE, torch_ops(), storage.bounds_tokens)
     assert eight_bits.num_tokens_read(41 * 64) == 656 // 4 * BLOCK_SIZE + math.ceil(656 * 2 * DIM / (DIM + 4))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_no_attention_falls_on_what_all_heads_passed_over(name: str) -> None:
+    ops, decodes = OPS[name](), Decodes(LENGTHS)
+    skips, shares, full = BlockSkips(), BlockShares(ops), BlockShares(ops)
+    decodes.attend(choice_of(0.3, ops), ops, skips, shares)
+    decodes.attend(None, ops, None, full)
+    told, passed_over, before = shares.rows(), skips.rows(), full.rows()
+    assert told is not None
+    assert passed_over is not None
+    assert before is not None
+    assert told.sum(1) == pytest.approx([0.0, *[1.0] * (len(LENGTHS) - 1)], abs=1e-5)
+    by_all = (passed_over == 1.0) & (before > 0.0)
+    assert by_all.any()
+    assert not told[by_all].any()
+    assert ((told > 0.0) == (passed_over < 1.0))[before > 0.0].all()
