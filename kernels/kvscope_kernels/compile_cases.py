@@ -112,8 +112,11 @@ def blocks_case(heads: Heads, options: Options, dtype: str = "bf16", form: int =
 
 def bounds_case(heads: Heads, dtype: str = "bf16", form: int = AS_IS) -> Launch:
     """Bounds of keys."""
-    constants = {"NUM_KV_HEADS": heads.num_kv_heads, **bounds_constants(heads.head_dim, _BLOCK_SIZE)}
-    constants |= _format_constants(form)
+    constants: dict[str, object] = {
+        "NUM_KV_HEADS": heads.num_kv_heads,
+        **bounds_constants(heads.head_dim, _BLOCK_SIZE),
+        **_format_constants(form),
+    }
     constants.pop("v_scale", None)
     variant = f"{heads} {dtype}{_FORMAT_NAMES[form]}"
     return _launch("block_bounds", variant, _block_bounds_kernel, constants, dtype)

@@ -67,7 +67,8 @@ def _log_shares(estimates: Tensor, num_kv_heads: int, scale: float, softcap: flo
         outside = estimates.isneginf()
         estimates = estimates.div_(softcap).tanh_().mul_(softcap).masked_fill_(outside, -math.inf)
     shares = estimates.log_softmax(-1).nan_to_num_(nan=-math.inf, neginf=-math.inf)
-    return shares.unflatten(1, (num_kv_heads, -1)).logsumexp(2)
+    batch, num_heads, width = shares.shape
+    return shares.view(batch, num_kv_heads, num_heads // num_kv_heads, width).logsumexp(2)
 
 
 def _estimates(

@@ -109,7 +109,8 @@ def _shares(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """(B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n): `block_scores`, and not their logarithm."""
     up, down, far = rows.clamp(min=0), rows.clamp(max=0), 1.0 - NEAR
     estimates = (NEAR * up + far * down) @ high.mT + (far * up + NEAR * down) @ low.mT
-    return (estimates.float() * rows.shape[-1] ** -0.5).softmax(-1).sum(2)
+    shares: Tensor = (estimates.float() * rows.shape[-1] ** -0.5).softmax(-1).sum(2)
+    return shares
 
 
 def _picked(blocks: Tensor, chosen: Tensor) -> Tensor:
