@@ -27,6 +27,7 @@ class Oracle(Sparse):
     def _choose(self, rows: Tensor) -> Tensor:
         keys = self._blocks[0].flatten(2, 3)[:, :, : self._length]  # (B, Hkv, T, D)
         weights = (rows @ keys.mT).float().mul_(rows.shape[-1] ** -0.5).softmax(-1).sum(2)
-        shares = pad(weights, (0, -self._length % BLOCK_SIZE)).unflatten(-1, (-1, BLOCK_SIZE)).sum(-1)
+        whole = pad(weights, (0, -self._length % BLOCK_SIZE))
+        shares: Tensor = whole.view(*whole.shape[:2], -1, BLOCK_SIZE).sum(-1)
         shares[..., 0] = shares[..., -1] = math.inf
         return shares.topk(self._num_wanted, -1).indices
